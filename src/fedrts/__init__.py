@@ -1,0 +1,28 @@
+"""fedrts: federated learning of sparse models."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedrts.api import Result as Result
+    from fedrts.api import load as load
+    from fedrts.api import resume as resume
+    from fedrts.api import run as run
+    from fedrts.api import train as train
+
+__version__ = "0.1.0"
+
+__all__ = ["InputError", "Result", "data", "load", "methods", "models", "resume", "run", "train"]
+
+_HOMES = dict.fromkeys(("Result", "load", "resume", "run", "train"), "fedrts.api") | {"InputError": "fedrts.errors"}
+
+
+def __getattr__(name: str) -> Any:
+    """Everything is imported on first use, so that `import fedrts` and `fedrts --help` are fast."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in __all__:
+        return importlib.import_module(f"fedrts.{name}")
+    raise AttributeError(f"module 'fedrts' has no attribute {name!r}")

@@ -1,0 +1,208 @@
+"""The Python interface: `run`, `resume`, `train`, `load`."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from fedrts import checkpoint, config
+from fedrts import rounds as loop
+from fedrts.assemble import Assembled, assemble, layout_of, put_together
+from fedrts.checkpoint import Pace, Saved
+from fedrts.config import Experiment
+from fedrts.data.own import federate
+from fedrts.errors import InputError
+from fedrts.folder import RunFolder, check_versions
+from fedrts.methods import methods
+from fedrts.methods.base import Method
+from fedrts.methods.contract import State
+from fedrts.observe import Observer, Silent
+from fedrts.rounds import Played
+from fedrts.sparse.layout import Prunable
+from fedrts.summary import describe_clients, summarise
+from fedrts.tasks import Classification, Loss, Task
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    model: nn.Module
+    masks: dict[str, Tensor]
+    """bool tensors by parameter name, prunable parameters only."""
+    history: list[dict[str, Any]]
+    summary: dict[str, Any]
+    state: State
+    """The server's state: flat weights, mask, and the method's own memory."""
+
+
+def run(experiment: str | Path | None = None, *, observer: Observer | None = None, **keywords: Any) -> Result:
+    """Run an experiment: a TOML file, keywords, or both (keywords win). See the reference for every key.
+
+    `fedrts.run(data="digits", method="fedrts", density=0.1, rounds=50, lr=0.2, topology={"interval": 5}, out="runs/a")`
+    """
+    layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
+    return start(config.resolve(*layers), observer or Silent())
+
+
+def start(resolved: Experiment, observer: Observer) -> Result:
+    """Run a resolved experiment in a new folder."""
+    resolved = resolved.model_copy(update={"out": resolved.out or _default_folder(resolved)})
+    folder = RunFolder(str(resolved.out))
+    folder.create(resolved)
+    return _go_on(resolved, folder, observer)
+
+
+def resume(path: str | Path, *, observer: Observer | None = None) -> Result:
+    """Continue an interrupted run to exactly the result it would have had. A finished one is only loaded."""
+    folder = RunFolder(path)
+    file = folder.experiment_file()
+    resolved = config.resolve(config.from_file(file), {"out": str(path)})
+    check_versions(tomllib.loads(file.read_text("utf-8")).get("versions", {}))
+    return _go_on(resolved, folder, observer or Silent())
+
+
+def _go_on(resolved: Experiment, folder: RunFolder, observer: Observer) -> Result:
+    if resolved.model == "custom":
+        raise InputError(f"the run in {folder.path} trains a model given in Python: call fedrts.train(…, out=…, resume=True) again")
+    assembled = assemble(resolved)
+    return _play(assembled, folder, observer)
+
+
+def train(
+    *,
+    model: nn.Module,
+    clients: Sequence[Dataset[Any]],
+    test: Dataset[Any],
+    method: Method | str | None = None,
+    rounds: int,
+    loss: Loss | None = None,
+    correct: Callable[[Tensor, Tensor], Tensor] | None = None,
+    task: Task | None = None,
+    prunable: Prunable | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    observer: Observer | None = None,
+    **keywords: Any,
+) -> Result:
+    """Train your own model on your own clients' data.
+
+    `clients` and `test` are map-style datasets of (input, target); `loss(output, target)` is a batch's mean loss (default
+    cross-entropy) and `correct(output, target)` the number of right answers in it; `task` replaces both. `prunable(name,
+    parameter)` replaces the rule of what may be pruned. Other keywords are those of `run` (`lr`, `epochs`, `topology={…}`).
+    With `out` a run folder is written; `resume=True` continues it after an interruption.
+    """
+    chosen, options = _as_settings(method)
+    given = config.from_keywords({**keywords, "rounds": rounds, **chosen})
+    federation = {"total": len(clients), "per_round": min(10, len(clients)), "min_size": 1}
+    base = {"data": "custom", "model": "custom", "clients": federation, "out": str(out) if out else None}
+    resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
+    held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
+    assembled = put_together(resolved, model, held, rows, prunable)
+    folder = RunFolder(out) if out else None
+    if folder is not None and not (resume and (folder.path / "experiment.toml").exists()):
+        folder.create(resolved)
+    return _play(assembled, folder, observer or Silent())
+
+
+def load(path: str | Path, model: nn.Module | None = None) -> nn.Module:
+    """The model of a run folder: of a finished run its result, of an interrupted one its newest checkpoint.
+
+    A model that was given in Python must be given again.
+    """
+    folder = RunFolder(path)
+    if model is None:
+        resolved = config.resolve(config.from_file(folder.experiment_file()))
+        if resolved.model == "custom":
+            raise InputError(f"the run in {folder.path} trained a model given in Python: pass it as fedrts.load(path, model=…)")
+        model = assemble(resolved).module
+    model.load_state_dict(state_dict(folder, model), strict=True)
+    return model.eval()
+
+
+def state_dict(folder: RunFolder, module: nn.Module) -> dict[str, Tensor]:
+    """The named tensors of a run: model.safetensors, or the newest checkpoint's."""
+    if (folder.path / "model.safetensors").exists():
+        return folder.read_tensors("model.safetensors")
+    saved = checkpoint.load(folder.path / "checkpoint")
+    if saved is None:
+        raise InputError(f"{folder.path} has neither a model nor a checkpoint yet: run `fedrts resume {folder.path}` first")
+    resolved = config.resolve(config.from_file(folder.experiment_file()))
+    return layout_of(resolved, module).state_dict(saved.state.weights)
+
+
+def _play(run: Assembled, folder: RunFolder | None, observer: Observer) -> Result:
+    if folder is None:
+        return _play_rounds(run, None, None, observer)
+    with folder.writing():
+        saved = folder.load(run.experiment, run.experiment.device)
+        folder.rewind(saved)
+        return _play_rounds(run, folder, saved, observer)
+
+
+def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer) -> Result:
+    plan, experiment = run.plan, run.experiment
+    state = saved.state if saved else plan.method.begin(run.setup)
+    first = saved.next_round if saved else -1
+    history = [] if folder is None else folder.history()
+    pace = Pace(experiment.checkpoint.every)
+    if folder is not None:
+        folder.write_json("clients.json", describe_clients(run))
+    facts = {
+        "parameters": run.layout.parameters,
+        "active": state.mask.number + run.layout.parameters - run.layout.links,
+        "density": loop.density(run.layout, state.mask),
+    }
+    observer.started(experiment, facts, max(first, 0))
+    try:
+        for played in loop.play(plan, state, first):
+            state = played.state
+            history.append(played.record.as_dict())
+            if folder is not None:
+                _write_round(folder, played, experiment, pace)
+            observer.played(played.record)
+        summary = summarise(run, state, history)
+        masks = run.layout.by_name(state.mask.bits)
+        run.layout.bind(run.module, state.weights.clone())
+        if folder is not None:
+            folder.write_tensors("model.safetensors", run.layout.state_dict(state.weights))
+            folder.write_tensors("masks.safetensors", masks)
+            folder.write_json("summary.json", summary)
+        observer.finished(summary)
+    finally:
+        observer.stopped()
+    return Result(run.module.eval(), masks, history, summary, state)
+
+
+def _write_round(folder: RunFolder, played: Played, experiment: Experiment, pace: Pace) -> None:
+    folder.append("history.jsonl", played.record.as_dict())
+    if played.topology is not None:
+        folder.append("topology.jsonl", played.topology)
+    done = played.record.round + 1
+    if pace.is_due(done) or done == experiment.rounds:
+        pace.timed(lambda: folder.save(played.state, done, experiment))
+
+
+def _default_folder(experiment: Experiment) -> str:
+    """runs/<time>-<data>-<method>-<seed> under the current folder; a number follows where that is taken."""
+    names = (name.rpartition(":")[2] for name in (experiment.data, experiment.method))
+    stem = "-".join([time.strftime("%Y%m%d-%H%M%S"), *names, str(experiment.seed)])
+    taken = (Path("runs", stem if n == 1 else f"{stem}-{n}") for n in range(1, 1000))
+    return str(next(path for path in taken if not path.exists()))
+
+
+def _as_settings(method: Method | str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings that make `method` again."""
+    if not isinstance(method, Method):
+        return {"method": method}, {}
+    kind = type(method)
+    name = next((name for name in methods.names() if methods.get(name) is kind), f"{kind.__module__}:{kind.__qualname__}")
+    own = method.model_dump()
+    return {"method": name}, {"density": own.pop("density"), "method_options": own}

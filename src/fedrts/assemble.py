@@ -1,0 +1,86 @@
+"""From an experiment to everything it names: data, clients, model, method, engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedrts import config, data, models
+from fedrts.client import LocalTraining, Workbench
+from fedrts.config import Experiment
+from fedrts.data.contract import Data
+from fedrts.data.partition import divide
+from fedrts.engines.serial import SerialEngine
+from fedrts.methods.base import Method
+from fedrts.methods.contract import Setup
+from fedrts.registry import import_path
+from fedrts.rounds import Plan
+from fedrts.sparse import random
+from fedrts.sparse.cost import Macs
+from fedrts.sparse.layout import Layout, Prunable
+from fedrts.sparse.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """An experiment with everything that it names."""
+
+    experiment: Experiment
+    method: Method
+    module: nn.Module
+    layout: Layout
+    setup: Setup
+    plan: Plan
+    data: Data
+    rows: Sequence[Tensor]
+    training: LocalTraining
+
+
+def assemble(experiment: Experiment) -> Assembled:
+    """Load the data, divide it, and build the model of a resolved experiment."""
+    held = data.get(experiment.data)(**experiment.data_options)
+    c = experiment.clients
+    rows = divide(c.partition, held.y, c.total, c.alpha, c.min_size, random.key(experiment.seed, "partition"))
+    options = {key: value for key, value in experiment.model_options.items() if key != "prune_output"}
+    with torch.random.fork_rng([]):
+        torch.manual_seed(random.seed(random.key(experiment.seed, "model")))
+        module = models.get(experiment.model)(held.input_shape, held.classes, **options)
+    return put_together(experiment, module, held, rows)
+
+
+def put_together(
+    experiment: Experiment, module: nn.Module, held: Data, rows: Sequence[Tensor], prunable: Prunable | None = None
+) -> Assembled:
+    """The run of `module` on clients that hold `rows` of `held`."""
+    device = torch.device(experiment.device)
+    method = config.make_method(experiment)
+    module = method.prepare(module).to(device)
+    held = held.to(device)
+    layout = layout_of(experiment, module, prunable)
+    weights = layout.flatten(module.state_dict())
+    t, e = experiment.train, experiment
+    setup = Setup(
+        layout,
+        weights,
+        held.input_shape,
+        rng=lambda purpose: random.key(e.seed, "server", -1, purpose),
+        budget=e.topology.budget,
+        layer_density=e.topology.layer_density,
+        init_mask=e.topology.init_mask,
+    )
+    training = LocalTraining(t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay)
+    bench = Workbench(module, layout, held, training, e.seed, Macs.of(module, layout, held.x[:1]))
+    engine = SerialEngine(bench, [part.to(device) for part in rows], e.eval.batch_size)
+    schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer)
+    plan = Plan(method, engine, layout, schedule, e.rounds, len(rows), e.clients.per_round, e.seed, e.eval.every)
+    return Assembled(experiment, method, module, layout, setup, plan, held, rows, training)
+
+
+def layout_of(experiment: Experiment, module: nn.Module, prunable: Prunable | None = None) -> Layout:
+    """The layout of an experiment's module, by its rule of what may be pruned."""
+    if prunable is None and experiment.topology.prunable is not None:
+        prunable = import_path(experiment.topology.prunable, "rule topology.prunable")  # type: ignore[assignment]
+    return Layout.of(module, prunable, prune_output=bool(experiment.model_options.get("prune_output", False)))

@@ -1,0 +1,132 @@
+"""Durable state: atomic, checksummed, never pickled; the last two are kept.
+
+A checkpoint is one safetensors file whose name carries its round and the checksum of its bytes. There is no RNG state:
+every random number is a function of the seed and the round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from fedrts.errors import InputError, note
+from fedrts.methods.contract import State
+from fedrts.sparse.mask import Mask
+
+KEPT = 2
+_SHARE_OF_TIME = 0.05
+_NAME = re.compile(r"(\d{8})-([0-9a-f]{32})\.safetensors")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A state with what else a run needs to go on from it."""
+
+    state: State
+    next_round: int
+    facts: dict[str, Any]
+    """The experiment it belongs to and the lengths of the logs at that moment."""
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """`data` under `path`, whole or not at all: temporary file, fsync, rename, fsync of the folder."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise InputError(f"cannot write {path}: {error.strerror}; free the space or change the permissions, then resume") from error
+
+
+def save(folder: Path, saved: Saved) -> None:
+    """Write a checkpoint and remove all but the last two."""
+    state = saved.state
+    tensors = {"weights": state.weights, "mask": state.mask.bits, **{f"memory.{k}": v for k, v in state.memory.items()}}
+    facts = {**saved.facts, "next_round": saved.next_round, "sizes": list(state.mask.sizes)}
+    host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    data = safetensors.torch.save(host, metadata={"fedrts": json.dumps(facts)})
+    folder.mkdir(exist_ok=True)
+    write_atomically(folder / f"{saved.next_round:08d}-{_digest(data)}.safetensors", data)
+    for old in _files(folder)[KEPT:]:
+        old.unlink(missing_ok=True)
+
+
+def load(folder: Path, device: torch.device | str = "cpu") -> Saved | None:
+    """The newest undamaged checkpoint; None if there never was one. A damaged pair is an error, one damaged file a note."""
+    files = _files(folder)
+    for file in files:
+        data = file.read_bytes()
+        match = _NAME.fullmatch(file.name)
+        if match is None or _digest(data) != match[2]:
+            note(f"checkpoint {file.name} is damaged (wrong checksum); trying the one before")
+            continue
+        return _parsed(data, device)
+    if files:
+        raise InputError(f"all checkpoints in {folder} are damaged: restore one from a backup, or delete the folder to start at round 0")
+    return None
+
+
+def _parsed(data: bytes, device: torch.device | str) -> Saved:
+    tensors = safetensors.torch.load(data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    facts = json.loads(header["__metadata__"]["fedrts"])
+    memory = {name.removeprefix("memory."): tensor for name, tensor in tensors.items() if name.startswith("memory.")}
+    state = State(tensors["weights"], Mask(tensors["mask"], facts.pop("sizes")), memory).to(device)
+    return Saved(state, facts.pop("next_round"), facts)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Checkpoint files, newest first."""
+    return sorted((file for file in folder.glob("*.safetensors") if _NAME.fullmatch(file.name)), reverse=True)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@dataclass
+class Pace:
+    """When the next checkpoint is due: every N rounds, every N seconds, or as often as 5 % of the time allows."""
+
+    every: int | str
+    clock: Callable[[], float] = time.monotonic
+    _last: float = field(default=float("-inf"), init=False)
+    _took: float = field(default=0.0, init=False)
+
+    def is_due(self, rounds_done: int) -> bool:
+        if isinstance(self.every, int):
+            return rounds_done % self.every == 0
+        pause = self._took * (1 / _SHARE_OF_TIME - 1) if self.every == "auto" else float(self.every.removesuffix("s"))
+        return self.clock() - self._last >= pause
+
+    def timed(self, write: Callable[[], None]) -> None:
+        started = self.clock()
+        write()
+        self._last = self.clock()
+        self._took = self._last - started

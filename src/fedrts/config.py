@@ -1,0 +1,317 @@
+"""The experiment: one typed tree that files, flags and keywords all build.
+
+Defaults are the paper's setting; a data set's recipe overrides them; then come the experiment file and, last, flags or keywords.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedrts import data, methods, models
+from fedrts.errors import InputError, nearest, note
+
+Settings = Mapping[str, Any]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Clients(Table):
+    """The federation: who takes part and how the data is divided."""
+
+    total: int = Field(100, ge=1, description="clients in the federation")
+    per_round: int = Field(10, ge=1, description="clients that take part in each round")
+    partition: Literal["dirichlet", "iid"] = Field("dirichlet", description="how training samples are divided")
+    alpha: Number = Field(0.5, gt=0, description="Dirichlet concentration: lower is more heterogeneous")
+    min_size: int = Field(10, ge=1, description="least number of samples of a client")
+
+    @model_validator(mode="after")
+    def _enough(self) -> Clients:
+        if self.per_round > self.total:
+            raise ValueError(f"clients.per_round = {self.per_round} must not exceed clients.total = {self.total}")
+        return self
+
+
+class Train(Table):
+    """What a client does with its data in a round."""
+
+    epochs: int = Field(5, ge=1, description="passes over the local data in a round")
+    batch_size: int = Field(64, ge=1, description="samples per step")
+    lr: Number = Field(0.01, gt=0, description="learning rate")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, new for every client and round")
+    momentum: Number = Field(0.0, ge=0, lt=1, description="of sgd")
+    weight_decay: Number = Field(0.0, ge=0, description="L2 penalty of the optimiser")
+
+
+class Topology(Table):
+    """When and how far the topology may change, and how the density is spread over layers."""
+
+    interval: int = Field(10, ge=1, description="ΔT: rounds between two outer rounds")
+    end: int | None = Field(None, ge=1, description="T_end: from this round on the topology is fixed; default 0.6 · rounds")
+    adjust: Number = Field(0.4, ge=0, le=1, description="α_adj: share of a layer's active links up for exchange at round 0")
+    first_outer: int = Field(0, ge=0, description="first outer round: 0 or the interval")
+    budget: Literal["all", "prunable"] = Field("all", description="does the density count over all parameters or the prunable ones?")
+    layer_density: Literal["erk", "er", "uniform"] = Field("erk", description="how the density is spread over layers")
+    init_mask: Literal["random", "magnitude"] = Field("random", description="the first topology")
+    prunable: str | None = Field(None, description="import path of one's own rule (name, parameter) → bool")
+
+    @model_validator(mode="after")
+    def _first(self) -> Topology:
+        if self.first_outer not in (0, self.interval):
+            raise ValueError(f"topology.first_outer must be 0 or topology.interval = {self.interval} (got {self.first_outer})")
+        return self
+
+
+class Eval(Table):
+    """When the server's model is tested."""
+
+    every: int = Field(5, ge=1, description="rounds between two evaluations; the last ten rounds always are")
+    batch_size: int = Field(512, ge=1, description="samples per forward pass; does not change results beyond rounding")
+
+
+class Engine(Table):
+    """Who runs the clients; `engine = "serial"` is short for `engine.name`."""
+
+    name: Literal["auto", "serial"] = Field("auto", description="serial: one client after the other")
+
+
+class Checkpoint(Table):
+    """How often the state is made durable."""
+
+    every: int | str = Field("auto", description="rounds, '30s' for seconds, or 'auto': every round, at most 5 % of the time")
+
+    @field_validator("every")
+    @classmethod
+    def _known(cls, every: int | str) -> int | str:
+        known = every >= 1 if isinstance(every, int) else re.fullmatch(r"auto|\d+s", every)
+        if not known:
+            raise ValueError("checkpoint.every must be a number of rounds ≥ 1, seconds such as '30s', or 'auto'")
+        return every
+
+
+class Experiment(Table):
+    """Everything that determines a run."""
+
+    method: str = Field(methods.DEFAULT, description="a name from `fedrts methods`")
+    model: str = Field("auto", description="a name from `fedrts models`, an import path, or auto: what suits the data")
+    data: str = Field(data.DEFAULT, description="a name from `fedrts data`, or an import path")
+    density: Number = Field(0.2, gt=0, le=1, description="share of the parameters that stay active (d')")
+    rounds: int = Field(500, ge=1, description="rounds of training (T_max)")
+    seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
+    out: str | None = Field(None, description="run folder; default runs/<time>-<data>-<method>-<seed>")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    method_options: dict[str, Any] = Field(default_factory=dict, description="the method's own, see `fedrts methods`")
+    model_options: dict[str, Any] = Field(default_factory=dict, description="the model's own, and prune_output")
+    data_options: dict[str, Any] = Field(default_factory=dict, description="the data set's own")
+    engine: Engine = Engine()
+    clients: Clients = Clients()
+    train: Train = Train()
+    topology: Topology = Topology()
+    eval: Eval = Eval()
+    checkpoint: Checkpoint = Checkpoint()
+
+    @model_validator(mode="after")
+    def _ends_in_time(self) -> Experiment:
+        if self.topology.end is not None and self.topology.end > self.rounds:
+            raise ValueError(f"topology.end = {self.topology.end} must not exceed rounds = {self.rounds}")
+        return self
+
+    @property
+    def end(self) -> int:
+        """T_end."""
+        return self.topology.end if self.topology.end is not None else max(1, math.floor(0.6 * self.rounds))
+
+
+SHORT = {
+    "clients": ("clients", "total"),
+    "per_round": ("clients", "per_round"),
+    "epochs": ("train", "epochs"),
+    "batch_size": ("train", "batch_size"),
+    "lr": ("train", "lr"),
+    "engine": ("engine", "name"),
+}
+"""Flags and keywords that stand for a key inside a table."""
+
+
+def from_keywords(keywords: Settings) -> dict[str, Any]:
+    """Settings of flat keywords (`lr=0.1`, `clients=20`) and whole tables (`train={"lr": 0.1}`); None means not given."""
+    settings: dict[str, Any] = {}
+    for name, value in keywords.items():
+        if value is None:
+            continue
+        if name in SHORT and not isinstance(value, Mapping):
+            table, entry = SHORT[name]
+            settings = merged(settings, {table: {entry: value}})
+        else:
+            settings = merged(settings, {name: value})
+    return settings
+
+
+def from_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """Settings of `table.key=value` texts; values as in TOML, bare words as strings."""
+    settings: dict[str, Any] = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path.strip():
+            raise InputError(f"--set takes table.key=value, not '{assignment}'")
+        try:
+            value: Any = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        for part in reversed(path.strip().split(".")):
+            value = {part: value}
+        settings = merged(settings, value)
+    return settings
+
+
+def from_file(path: str | Path) -> dict[str, Any]:
+    """Settings of an experiment file."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the experiment file '{path}': {getattr(error, 'strerror', None) or error}") from error
+    try:
+        settings = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"'{path}' is no valid TOML: {error}") from error
+    settings.pop("versions", None)  # a resolved file says what made it
+    return settings
+
+
+def resolve(*layers: Settings) -> Experiment:
+    """The complete experiment: later layers override earlier ones, recipes fill in, `auto` is decided, every name is checked."""
+    given: dict[str, Any] = {}
+    for layer in layers:
+        given = merged(given, _expanded(layer))
+    name = given.get("data", data.DEFAULT)
+    recipe = data.recipe(name) if isinstance(name, str) else data.recipe(data.DEFAULT)
+    settings = merged(recipe.settings, given)
+    _fit_per_round(settings, given)
+    experiment = validated(Experiment, settings)
+    if methods.get(experiment.method).dense and given.get("density", 1.0) != 1.0:
+        note(f"{experiment.method} is a dense method: density {given['density']} is ignored")
+    if experiment.model == "auto":
+        experiment = experiment.model_copy(update={"model": recipe.model})
+    return complete(experiment)
+
+
+def complete(experiment: Experiment) -> Experiment:
+    """`experiment` with `auto` decided and names and options checked; a pure function of it and of this machine's devices."""
+    method = make_method(experiment)
+    if ":" not in experiment.model and experiment.model != "custom":
+        check_options("model_options", experiment.model_options, models.get(experiment.model), ("input_shape", "classes"), {"prune_output"})
+    if experiment.data != "custom":
+        check_options("data_options", experiment.data_options, data.get(experiment.data), ("folder",), set())
+    options = {key: value for key, value in method.model_dump().items() if key != "density"}
+    return experiment.model_copy(
+        update={
+            "method_options": {key: value for key, value in options.items() if value is not None},
+            "density": 1.0 if method.dense else experiment.density,
+            "device": _device(experiment.device),
+            "engine": experiment.engine.model_copy(update={"name": "serial"}) if experiment.engine.name == "auto" else experiment.engine,
+            "topology": experiment.topology.model_copy(update={"end": experiment.end}),
+        }
+    )
+
+
+def make_method(experiment: Experiment) -> methods.base.Method:
+    """The method object of an experiment."""
+    kind = methods.get(experiment.method)
+    if "density" in experiment.method_options:
+        raise InputError("method_options.density is not a key: density stands at the top level")
+    return validated(kind, {**experiment.method_options, "density": experiment.density}, prefix="method_options.")
+
+
+def check_options(table: str, options: Settings, function: Any, own: Iterable[str], extra: set[str]) -> None:
+    """Are `options` keyword arguments of `function` (less `own`, which we pass) or among `extra`?"""
+    parameters = inspect.signature(function).parameters
+    known = (set(parameters) - set(own)) | extra
+    for key in options:
+        if key not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            raise InputError(f"unknown key '{table}.{key}'{nearest(key, known)}")
+    if not isinstance(options.get("prune_output", False), bool):
+        raise InputError(f"{table}.prune_output must be true or false (got {options['prune_output']!r})")
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(kind: type[Model], settings: Settings, prefix: str = "") -> Model:
+    """`kind` of `settings`; the first mistake is an InputError that names the key and what is allowed."""
+    try:
+        return kind.model_validate(settings)
+    except ValidationError as error:
+        raise InputError(_explained(error, kind, prefix)) from error
+
+
+def flat(settings: Settings, prefix: str = "") -> dict[str, Any]:
+    """`{"train.lr": 0.1, …}` of nested tables."""
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        result |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return result
+
+
+def merged(base: Settings, over: Settings) -> dict[str, Any]:
+    """`base` with the entries of `over`, tables merged key by key."""
+    result = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else dict(value) if isinstance(value, Mapping) else value
+    return result
+
+
+def _expanded(layer: Settings) -> dict[str, Any]:
+    """A layer with `engine = "serial"` written as a table, so that it merges with one."""
+    return {**layer, "engine": {"name": layer["engine"]}} if isinstance(layer.get("engine"), str) else dict(layer)
+
+
+def _fit_per_round(settings: dict[str, Any], given: Settings) -> None:
+    """A default number of clients per round shrinks to the number of clients that the user asked for."""
+    clients = settings.get("clients")
+    asked = given.get("clients")
+    if isinstance(clients, dict) and isinstance(clients.get("total"), int) and isinstance(asked, Mapping) and "per_round" not in asked:
+        default = clients.get("per_round", Clients.model_fields["per_round"].default)
+        clients["per_round"] = max(1, min(default, clients["total"]))
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
+        raise InputError(f"device '{name}' is not there: this machine has {torch.cuda.device_count()} CUDA devices; use --device cpu")
+    return name
+
+
+def _explained(error: ValidationError, kind: type[BaseModel], prefix: str) -> str:
+    """One line for the first mistake of a validation."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    key = prefix + ".".join(path)
+    if first["type"] == "extra_forbidden":
+        return f"unknown key '{key}'{nearest(path[-1], _keys(kind, path[:-1]))}"
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"{key} must be {message} (got {first['input']!r})"
+
+
+def _keys(kind: type[BaseModel], path: list[str]) -> list[str]:
+    for part in path:
+        inner = kind.model_fields[part].annotation if part in kind.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        kind = inner
+    return list(kind.model_fields)

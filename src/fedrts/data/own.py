@@ -1,0 +1,40 @@
+"""The user's own data: any map-style datasets, made resident once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from fedrts.data.contract import Data
+from fedrts.errors import InputError
+from fedrts.tasks import Task
+
+
+def federate(clients: Sequence[Dataset[Any]], test: Dataset[Any], task: Task) -> tuple[Data, list[Tensor]]:
+    """One `Data` with the rows of all clients one after the other, and every client's row numbers."""
+    if not clients:
+        raise InputError("clients is empty: give one dataset per client")
+    pairs = [_arrays(dataset, f"clients[{index}]") for index, dataset in enumerate(clients)]
+    test_x, test_y = _arrays(test, "test")
+    x, y = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
+    rows = list(torch.arange(len(y)).split([len(pair[1]) for pair in pairs]))
+    integer = not y.is_floating_point()
+    classes = int(max(y.max(), test_y.max())) + 1 if integer and y.numel() else 0
+    return Data(x, y, test_x, test_y, classes=classes, task=task), rows
+
+
+def _arrays(dataset: Dataset[Any], where: str) -> tuple[Tensor, Tensor]:
+    length = len(dataset)  # type: ignore[arg-type]
+    if length == 0:
+        raise InputError(f"{where} is empty: every dataset needs at least one sample")
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return dataset.tensors[0], dataset.tensors[1]
+    try:
+        x, y = default_collate([dataset[index] for index in range(length)])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{where} must give (input, target) pairs of equal shapes: {error}") from error
+    return x, y

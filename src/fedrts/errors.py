@@ -1,0 +1,27 @@
+"""What a user is told: errors that can be mended, each one line long (what, where, remedy), and notes."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Bad input (a flag, a file, a key): the command line prints it and exits with code 2."""
+
+
+class Note(UserWarning):
+    """Something the user should know that stops nothing; the command line prints it as one line."""
+
+
+def note(message: str) -> None:
+    """Tell the user without stopping."""
+    warnings.warn(message, Note, stacklevel=3)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for a near miss, otherwise the list of what there is."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(sorted(names)) or 'none'}"

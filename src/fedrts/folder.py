@@ -1,0 +1,182 @@
+"""The run folder: everything that a run writes, in the files that the documentation names."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import safetensors.torch
+import tomli_w
+import torch
+from torch import Tensor
+
+import fedrts
+from fedrts import checkpoint
+from fedrts.checkpoint import Saved, write_atomically
+from fedrts.config import Experiment, flat
+from fedrts.errors import InputError, note
+from fedrts.methods.contract import State
+
+_NOT_COMPARED = {"out"}
+_LOGS = ("history.jsonl", "topology.jsonl")
+
+
+class RunFolder:
+    """A folder that belongs to one run; only one process writes to it at a time."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._logs: dict[str, IO[bytes]] = {}
+
+    # -- starting -------------------------------------------------------------------------------------------------
+
+    def create(self, experiment: Experiment) -> None:
+        """Make the folder and write experiment.toml, before anything else happens."""
+        if (self.path / "experiment.toml").exists():
+            raise InputError(f"{self.path} holds a run already: continue it with `fedrts resume {self.path}`, or choose another --out")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            occupied = [entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")]
+        except OSError as error:
+            raise InputError(f"cannot write the run folder {self.path}: {error.strerror}; choose another --out") from error
+        if occupied:
+            raise InputError(f"{self.path} is not empty (it holds '{occupied[0]}'): choose another --out")
+        versions = {"fedrts": fedrts.__version__, "torch": torch.__version__, "device": device_name(experiment.device)}
+        settings = _without_none(experiment.model_dump())
+        write_atomically(self.path / "experiment.toml", tomli_w.dumps({**settings, "versions": versions}).encode())
+
+    def experiment_file(self) -> Path:
+        file = self.path / "experiment.toml"
+        if not file.exists():
+            raise InputError(f"{self.path} is no run folder: it has no experiment.toml")
+        return file
+
+    # -- while running --------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the logs open for appending, and keep every other process out."""
+        with contextlib.ExitStack() as stack:
+            for name in _LOGS:
+                self._logs[name] = stack.enter_context(open(self.path / name, "ab"))
+            _lock(self._logs[_LOGS[0]], self.path)
+            stack.callback(self._logs.clear)
+            yield
+
+    def rewind(self, saved: Saved | None) -> None:
+        """Cut the logs back to what they were when `saved` was written (to nothing without it)."""
+        for name, log in self._logs.items():
+            length = saved.facts["logs"][name] if saved else 0
+            if (there := log.seek(0, os.SEEK_END)) < length:
+                raise InputError(f"{self.path / name} is shorter ({there} bytes) than its checkpoint says ({length}): restore it")
+            log.truncate(length)
+            log.seek(0, os.SEEK_END)
+
+    def append(self, log: str, line: Mapping[str, Any]) -> None:
+        try:
+            self._logs[log].write(json.dumps(_finite(line), allow_nan=False).encode() + b"\n")
+            self._logs[log].flush()
+        except OSError as error:
+            raise InputError(f"cannot write {self.path / log}: {error.strerror}; free the space, then resume") from error
+
+    def save(self, state: State, next_round: int, experiment: Experiment) -> None:
+        """A checkpoint; the logs are on disk before it is."""
+        for log in self._logs.values():
+            os.fsync(log.fileno())
+        facts = {"experiment": _comparable(experiment), "logs": {name: log.tell() for name, log in self._logs.items()}}
+        checkpoint.save(self.path / "checkpoint", Saved(state, next_round, facts))
+
+    def load(self, experiment: Experiment, device: torch.device | str) -> Saved | None:
+        """The newest checkpoint, if it belongs to this experiment."""
+        saved = checkpoint.load(self.path / "checkpoint", device)
+        if saved is None:
+            return None
+        now, then = _comparable(experiment), saved.facts["experiment"]
+        changed = sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key))
+        if changed:
+            what = ", ".join(f"{key} (was {then.get(key)!r}, is {now.get(key)!r})" for key in changed)
+            raise InputError(f"the experiment in {self.path} was changed after its checkpoint: {what}; undo that, or start a new run")
+        return saved
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    def write_json(self, name: str, content: object) -> None:
+        write_atomically(self.path / name, json.dumps(_finite(content), indent=2, allow_nan=False).encode() + b"\n")
+
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        write_atomically(self.path / name, safetensors.torch.save(dict(tensors)))
+
+    def read_tensors(self, name: str) -> dict[str, Tensor]:
+        try:
+            return safetensors.torch.load((self.path / name).read_bytes())
+        except (OSError, safetensors.SafetensorError) as error:
+            raise InputError(f"cannot read {self.path / name}: {error}") from error
+
+    def history(self) -> list[dict[str, Any]]:
+        return self._read_log("history.jsonl")
+
+    def topology(self) -> list[dict[str, Any]]:
+        return self._read_log("topology.jsonl")
+
+    def summary(self) -> dict[str, Any] | None:
+        """What the run came to; None while it is unfinished."""
+        file = self.path / "summary.json"
+        return json.loads(file.read_text("utf-8")) if file.exists() else None
+
+    def _read_log(self, name: str) -> list[dict[str, Any]]:
+        """The lines of a log; a torn last one (the run was killed while writing it) does not count."""
+        file = self.path / name
+        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        return [json.loads(line) for line in lines]
+
+
+def _finite(content: Any) -> Any:
+    """`content` with null for what JSON cannot say (an infinite perplexity)."""
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def device_name(device: str) -> str:
+    """What a device is called, for the record."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(torch.device(device))
+    return f"cpu, {torch.get_num_threads()} threads"
+
+
+def check_versions(file: Mapping[str, Any]) -> None:
+    """Say so where a run goes on with other versions than it began with: its bits may then differ."""
+    now = {"fedrts": fedrts.__version__, "torch": torch.__version__}
+    for name, version in now.items():
+        if name in file and file[name] != version:
+            note(f"the run began with {name} {file[name]}, this is {version}: results may differ in the last bits")
+
+
+def _comparable(experiment: Experiment) -> dict[str, Any]:
+    settings = _without_none(experiment.model_dump(mode="json"))
+    return {key: value for key, value in flat(settings).items() if key not in _NOT_COMPARED}
+
+
+def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has no null: a key without a value is left out."""
+    return {k: _without_none(v) if isinstance(v, Mapping) else v for k, v in settings.items() if v is not None}
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # not on Windows: two processes in one folder are then the user's care
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise InputError(f"another process is writing to {path}: wait for it, or stop it") from error

@@ -1,0 +1,26 @@
+"""The methods, one short file each. A class registered with `@register("name")` is all that a new one needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedrts.registry import Registry
+
+if TYPE_CHECKING:
+    from fedrts.methods.base import Method
+
+DEFAULT = "fedrts"
+
+methods: Registry[type[Method]] = Registry("method", __name__)
+register = methods.register
+names = methods.names
+get = methods.get
+
+
+def __getattr__(name: str) -> Any:
+    """`fedrts.methods.FedRTS`: a registered class by its own name."""
+    if not name.startswith("_"):
+        for registered in names():
+            if get(registered).__name__ == name:
+                return get(registered)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

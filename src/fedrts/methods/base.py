@@ -1,0 +1,69 @@
+"""What every method shares: dense federated averaging, and the same on a sparse mask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from fedrts.methods.contract import Exchange, Rng, Round, Setup, State, Train
+from fedrts.sparse import random
+from fedrts.sparse.mask import Mask
+from fedrts.wire.fields import Message, Values
+
+
+class Method(BaseModel):
+    """Federated averaging of all weights. A method overrides what it does differently; its options are its fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dense: ClassVar[bool] = True
+    """True: every link stays active and `density` is ignored."""
+
+    density: Annotated[float, Field(gt=0, le=1, description="share of all parameters that stay active")] = 0.2
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        """Replace parts of the model before anything else happens."""
+        return module
+
+    def begin(self, setup: Setup) -> State:
+        """The server's state before round 0."""
+        mask = self.initial_mask(setup)
+        return State(weights=mask.apply(setup.weights), mask=mask)
+
+    def initial_mask(self, setup: Setup) -> Mask:
+        return Mask.full(setup.layout.sizes, setup.weights.device)
+
+    def exchanges(self, round: Round) -> tuple[Exchange, ...]:
+        """What happens between server and clients in this round; the set-up round (-1) has none by default."""
+        if round.index < 0:
+            return ()
+        return (Exchange(down={"weights": Values()}, steps=(Train(),), up={"weights": Values()}),)
+
+    def contribution(self, message: Message, state: State, round: Round) -> Message:
+        """What one client adds to the sums, made of its message; tensors may have leading axes for several clients."""
+        return message
+
+    def update(self, state: State, mean: Mapping[str, Tensor], round: Round, rng: Rng) -> State:
+        """The next state, from the means over clients weighted by p_k = n_k / Σ n_j."""
+        return state.with_weights(mean["weights"])
+
+    def belief(self, state: State) -> Tensor | None:
+        """How good the method thinks each link is, `[P]` in [0, 1], where it keeps an opinion."""
+        return None
+
+
+class Sparse(Method):
+    """Federated averaging on a mask of the target density, drawn at random with exactly K^l links per layer."""
+
+    dense: ClassVar[bool] = False
+
+    def initial_mask(self, setup: Setup) -> Mask:
+        layout, device = setup.layout, setup.weights.device
+        if setup.init_mask == "magnitude":
+            scores = setup.weights[: layout.links].abs()
+        else:
+            scores = random.uniform(setup.rng("initial mask"), layout.links, device)
+        return Mask.top(scores, setup.counts(self.density), layout.sizes)

@@ -1,0 +1,136 @@
+"""The contract between methods and everything that runs them: exchanges are data.
+
+A round is a list of exchanges (usually one). An exchange says what travels down, what a client does, what travels up.
+Programs never travel: a client builds its exchange from the experiment, the round and the mask it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedrts.sparse import budget
+from fedrts.sparse.layout import Layout
+from fedrts.sparse.mask import Mask
+from fedrts.sparse.schedule import Schedule
+from fedrts.wire.fields import Field
+
+Rng = Callable[[str], int]
+"""The key (see `sparse.random`) of a named purpose in this round."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What is known of a round before it starts, on the server and on every client alike."""
+
+    index: int
+    """t, counted from 0; -1 is the set-up before round 0, held with round 0's clients."""
+    outer: bool
+    """May the topology change?"""
+    frozen: bool
+    """t ≥ T_end: the topology never changes again."""
+    counts: tuple[int, ...]
+    """K^l: active links in each layer, counted in the mask."""
+    quota: tuple[int, ...]
+    """Q^l_t: links of each layer up for exchange."""
+    exchange: int = 0
+    """Which of the round's exchanges this is."""
+
+    @staticmethod
+    def of(index: int, schedule: Schedule, mask: Mask, exchange: int = 0) -> Round:
+        return Round(
+            index=index,
+            outer=schedule.is_outer(index),
+            frozen=index >= schedule.end,
+            counts=mask.counts,
+            quota=schedule.quota(index, mask.counts, mask.sizes),
+            exchange=exchange,
+        )
+
+    @property
+    def core(self) -> tuple[int, ...]:
+        """κ^l = K^l − Q^l_t: links of each layer that count as important."""
+        return tuple(active - quota for active, quota in zip(self.counts, self.quota, strict=True))
+
+
+@dataclass(frozen=True)
+class Train:
+    """Masked local training over all epochs of the experiment; changes the client's `weights`."""
+
+
+@dataclass(frozen=True)
+class ProbeGradient:
+    """The unmasked gradient `[P]` on one batch after training, into the client's tensor `into`.
+
+    Changes nothing else: no step, no BatchNorm statistics, no data order.
+    """
+
+    into: str = "gradient"
+
+
+Step = Train | ProbeGradient
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One message down, a client's steps, one message up."""
+
+    down: Mapping[str, Field]
+    steps: tuple[Step, ...]
+    up: Mapping[str, Field]
+
+    def then(self, *steps: Step, **up: Field) -> Exchange:
+        """This exchange with further steps and further fields in the upload."""
+        return Exchange(self.down, self.steps + steps, {**self.up, **up})
+
+
+@dataclass(frozen=True)
+class State:
+    """All that the server keeps between rounds; all that a checkpoint holds."""
+
+    weights: Tensor
+    """`[n]`, exactly zero outside the mask."""
+    mask: Mask
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    """The method's own tensors by name."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.memory[name]
+
+    def remember(self, **tensors: Tensor) -> State:
+        return replace(self, memory={**self.memory, **tensors})
+
+    def with_weights(self, compact: Tensor) -> State:
+        """New weights, given on the current mask: `[A + n - P]`."""
+        return replace(self, weights=self.mask.expand(compact))
+
+    def with_mask(self, mask: Mask) -> State:
+        """A new topology: W ← W ⊙ m. A link that becomes active starts at 0."""
+        return replace(self, weights=mask.apply(self.weights), mask=mask)
+
+    def to(self, device: torch.device | str) -> State:
+        memory = {name: tensor.to(device) for name, tensor in self.memory.items()}
+        return State(self.weights.to(device), self.mask.to(device), memory)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a method starts from."""
+
+    layout: Layout
+    weights: Tensor
+    """W_0 `[n]`, dense."""
+    input_shape: tuple[int, ...]
+    rng: Rng
+    budget: str = "all"
+    """Does the target density count over `all` parameters or over the `prunable` ones?"""
+    layer_density: str = "erk"
+    init_mask: str = "random"
+
+    def counts(self, density: float) -> list[int]:
+        """K^l: the links that each layer may keep at this density."""
+        kept = budget.links_to_keep(self.layout, density, self.budget)
+        return budget.BUDGETS[self.layer_density]([entry.shape for entry in self.layout.layers], kept)

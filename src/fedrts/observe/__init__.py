@@ -1,0 +1,41 @@
+"""Watching a run: observers are told what happened; they change nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from fedrts.config import Experiment
+    from fedrts.rounds import Record
+
+
+class Observer(Protocol):
+    """Told of every step of a run."""
+
+    def started(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None:
+        """The run is about to play `first_round`; `facts` describe model and federation."""
+        ...
+
+    def played(self, record: Record) -> None:
+        """A round is over."""
+        ...
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        """The run is complete."""
+        ...
+
+    def stopped(self) -> None:
+        """The run ends here, complete or not."""
+        ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def started(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None: ...
+
+    def played(self, record: Record) -> None: ...
+
+    def finished(self, summary: dict[str, Any]) -> None: ...
+
+    def stopped(self) -> None: ...

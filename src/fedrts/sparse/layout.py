@@ -1,0 +1,194 @@
+"""A model as one flat vector: prunable weights first, then the dense parameters, then the buffers.
+
+`P` is the number of prunable weights, `n` the length of the vector. Tied tensors occur once. Buffers that are not
+floating point (BatchNorm's `num_batches_tracked`) are no part of the vector: they are constants that every client starts from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+from fedrts.errors import InputError
+
+Prunable = Callable[[str, Tensor], bool]
+"""A user's own rule: does the parameter of this name take part in pruning?"""
+
+_NORMALISATION = (
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.LocalResponseNorm,
+)
+_WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the model inside the flat vector."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @cached_property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of a module's tensors in the flat vector."""
+
+    layers: tuple[Entry, ...]
+    """Prunable tensors; entry `l` has `n^l` weights."""
+    dense: tuple[Entry, ...]
+    buffers: tuple[Entry, ...]
+    constants: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    @staticmethod
+    def of(module: nn.Module, prunable: Prunable | None = None, prune_output: bool = False) -> Layout:
+        """The layout of `module`; `prunable` replaces the default rule (see `default_rule`)."""
+        rule = prunable or default_rule(module, prune_output)
+        layers: list[Entry] = []
+        dense: list[Entry] = []
+        for names, parameter in _grouped(module.named_parameters(remove_duplicate=False)):
+            if not parameter.is_floating_point():
+                raise InputError(f"parameter '{names[0]}' is {parameter.dtype}: only floating-point parameters can be trained")
+            (layers if rule(names[0], parameter) else dense).append(Entry(names, tuple(parameter.shape)))
+        persistent = module.state_dict(keep_vars=True)
+        buffers = [
+            (names, buffer)
+            for names, buffer in _grouped((n, b) for n, b in module.named_buffers(remove_duplicate=False) if n in persistent)
+        ]
+        return Layout(
+            layers=tuple(layers),
+            dense=tuple(dense),
+            buffers=tuple(Entry(names, tuple(b.shape)) for names, b in buffers if b.is_floating_point()),
+            constants={name: b.detach().clone() for names, b in buffers if not b.is_floating_point() for name in names},
+        )
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        return self.layers + self.dense + self.buffers
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """`n^l`: weights in each prunable layer."""
+        return tuple(entry.size for entry in self.layers)
+
+    @cached_property
+    def links(self) -> int:
+        """`P`: all prunable weights."""
+        return sum(self.sizes)
+
+    @cached_property
+    def parameters(self) -> int:
+        """`N_all`: prunable and dense parameters, tied ones counted once."""
+        return self.links + sum(entry.size for entry in self.dense)
+
+    @cached_property
+    def length(self) -> int:
+        """`n`: the length of the vector, parameters and buffers."""
+        return self.parameters + sum(entry.size for entry in self.buffers)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for two layouts exactly when their vectors mean the same."""
+        text = repr([(kind, e.names, e.shape) for kind in ("layers", "dense", "buffers") for e in getattr(self, kind)])
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Every tensor of the model by (first) name, as views of `vector [n]`; made by one `split`, which vmap and autograd take well."""
+        parts = vector.split([entry.size for entry in self.entries])
+        return {entry.name: part.view(entry.shape) for entry, part in zip(self.entries, parts, strict=True)}
+
+    def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
+        """A state dict that `load_state_dict(strict=True)` accepts: own copies, tied names and constants included."""
+        views = self.views(vector.detach().cpu())
+        tensors = {name: views[entry.name].clone() for entry in self.entries for name in entry.names}
+        return tensors | {name: value.clone() for name, value in self.constants.items()}
+
+    def by_name(self, links: Tensor) -> dict[str, Tensor]:
+        """A vector over the prunable weights `[P]` (a mask, a posterior) as tensors by parameter name."""
+        parts = links.detach().cpu().split(list(self.sizes))
+        return {entry.name: part.reshape(entry.shape).clone() for entry, part in zip(self.layers, parts, strict=True)}
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The vector `[n]` of a state dict; inverse of `views`."""
+        for entry in self.entries:
+            if entry.name not in tensors:
+                raise InputError(f"tensor '{entry.name}' is missing")
+            if tuple(tensors[entry.name].shape) != entry.shape:
+                raise InputError(f"tensor '{entry.name}' has shape {tuple(tensors[entry.name].shape)}, the model's is {entry.shape}")
+        if not self.entries:
+            return torch.zeros(0)
+        dtype = tensors[self.entries[0].name].dtype
+        return torch.cat([tensors[entry.name].detach().reshape(-1).to(dtype) for entry in self.entries])
+
+    def bind(self, module: nn.Module, vector: Tensor, gradient: Tensor | None = None) -> None:
+        """Let `module` live inside `vector [n]`: its parameters and buffers become views of it, its gradients of `gradient [N_all]`.
+
+        Training the module then changes the vector in place, and one operation on the vector reaches every layer.
+        """
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        gradients = None if gradient is None else gradient.split([e.size for e in self.layers + self.dense])
+        for index, (name, view) in enumerate(self.views(vector).items()):
+            tensor: Tensor = parameters[name] if name in parameters else buffers[name]
+            tensor.data = view
+            if name in parameters:
+                tensor.grad = None if gradients is None else gradients[index].view(view.shape)
+        for name, value in self.constants.items():
+            buffers[name].copy_(value)
+
+
+def default_rule(module: nn.Module, prune_output: bool = False) -> Prunable:
+    """Everything is prunable except biases, normalisation layers and the output layer (methods as in the paper's set-up)."""
+    spared: set[int] = set()
+    for part in module.modules():
+        if isinstance(part, _NORMALISATION):
+            spared.update(id(p) for p in part.parameters(recurse=False))
+    output = None if prune_output else output_layer(module)
+    if output is not None:
+        spared.update(id(p) for p in output.parameters())
+    return lambda name, parameter: parameter.dim() >= 2 and not name.endswith("bias") and id(parameter) not in spared
+
+
+def output_layer(module: nn.Module) -> nn.Module | None:
+    """The module's `output_layer` attribute (a module, a name or None) or else its last registered Linear or Conv.
+
+    A last layer whose weight is tied (a language model's head) is no output layer of its own: the tied tensor is pruned once.
+    """
+    if hasattr(module, "output_layer"):
+        named = module.output_layer
+        return module.get_submodule(named) if isinstance(named, str) else named if isinstance(named, nn.Module) else None
+    weighted = [part for part in module.modules() if isinstance(part, _WEIGHTED)]
+    if not weighted:
+        return None
+    owners = sum(p is weighted[-1].weight for _, p in module.named_parameters(remove_duplicate=False))
+    return weighted[-1] if owners == 1 else None
+
+
+def starts(sizes: Sequence[int]) -> list[int]:
+    """Where each layer begins: `[0, n^1, n^1+n^2, …]`, one longer than `sizes`."""
+    return [0, *accumulate(sizes)]
+
+
+def _grouped(named: object) -> list[tuple[tuple[str, ...], Tensor]]:
+    """(names, tensor) with the names of one tied tensor together, in order of first appearance."""
+    groups: dict[int, tuple[list[str], Tensor]] = {}
+    for name, tensor in named:  # type: ignore[attr-defined]
+        groups.setdefault(id(tensor), ([], tensor))[0].append(name)
+    return [(tuple(names), tensor) for names, tensor in groups.values()]

@@ -1,0 +1,102 @@
+"""A mask: which links are active, with the index arithmetic between the full vector and the values on the mask.
+
+*Compact* values of a model are its active weights, layer after layer, followed by everything that is never pruned
+(dense parameters and buffers): `[..., A + n - P]`. This is what travels, and what the server computes with, so that
+its work follows the active links and not the model. Inside the active part layer l spans `counts[l]` = K^l entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrts.sparse.topk import top
+
+
+class Mask:
+    """An immutable boolean vector `bits [P]` over the prunable weights, divided into layers of `sizes`."""
+
+    def __init__(self, bits: Tensor, sizes: Sequence[int]) -> None:
+        if bits.dtype != torch.bool or bits.shape != (sum(sizes),):
+            raise ValueError(f"a mask over layers of {list(sizes)} cannot be {bits.dtype} {tuple(bits.shape)}")
+        self.bits = bits
+        self.sizes = tuple(sizes)
+
+    @staticmethod
+    def full(sizes: Sequence[int], device: torch.device | str = "cpu") -> Mask:
+        return Mask(torch.ones(sum(sizes), dtype=torch.bool, device=device), sizes)
+
+    @staticmethod
+    def top(scores: Tensor, counts: Sequence[int], sizes: Sequence[int]) -> Mask:
+        """The mask of the `counts[l]` largest `scores [P]` of each layer."""
+        return Mask(top(scores, counts, sizes), sizes)
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """K^l: active links in each layer."""
+        return tuple(int(part.count_nonzero()) for part in self.bits.split(list(self.sizes)))
+
+    @cached_property
+    def active(self) -> Tensor:
+        """Ascending indices `[A]` of the active links."""
+        return _indices(self.bits)
+
+    @cached_property
+    def inactive(self) -> Tensor:
+        """Ascending indices `[P - A]` of the inactive links."""
+        return _indices(~self.bits)
+
+    @cached_property
+    def number(self) -> int:
+        """A: all active links."""
+        return sum(self.counts)
+
+    @property
+    def is_full(self) -> bool:
+        return self.number == len(self.bits)
+
+    def compact(self, vector: Tensor) -> Tensor:
+        """Values on the mask and the unpruned rest: `[..., n]` → `[..., A + n - P]`."""
+        if self.is_full:
+            return vector.clone()
+        return torch.cat([vector[..., self.active], vector[..., len(self.bits) :]], dim=-1)
+
+    def expand(self, compact: Tensor) -> Tensor:
+        """The full vector with exact zeros outside the mask: inverse of `compact`."""
+        if self.is_full:
+            return compact.clone()
+        rest = compact.shape[-1] - self.number
+        vector = compact.new_zeros((*compact.shape[:-1], len(self.bits) + rest))
+        vector[..., self.active] = compact[..., : self.number]
+        vector[..., len(self.bits) :] = compact[..., self.number :]
+        return vector
+
+    def apply(self, vector: Tensor) -> Tensor:
+        """`vector [..., n]` with exact zeros at the inactive links (also where it was NaN or infinite)."""
+        links = vector[..., : len(self.bits)].masked_fill(~self.bits, 0.0)
+        return torch.cat([links, vector[..., len(self.bits) :]], dim=-1)
+
+    def gained(self, before: Mask) -> int:
+        """Links that are active here and were not in `before`."""
+        return 0 if self is before else int((self.bits & ~before.bits).count_nonzero())
+
+    def to(self, device: torch.device | str) -> Mask:
+        return Mask(self.bits.to(device), self.sizes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mask) and self.sizes == other.sizes and torch.equal(self.bits, other.bits)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Mask({self.number} of {len(self.bits)} links in {len(self.sizes)} layers)"
+
+
+def _indices(bits: Tensor) -> Tensor:
+    if bits.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(bits.numpy()))
+    return bits.nonzero().squeeze(-1)

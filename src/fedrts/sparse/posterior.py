@@ -1,0 +1,62 @@
+"""One Beta posterior per link: the memory of Thompson sampling (Eq. 2 and 6)."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrts.sparse import random
+
+_CHUNK = 1 << 18
+"""Links drawn from one random stream: fixed, so that a draw does not depend on the number of threads."""
+
+_EPSILON = float(np.finfo(np.float32).eps)
+
+
+def observe(alpha: Tensor, beta: Tensor, outcome: Tensor, at: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Eq. 6: (α, β) ← (α + λX, β + λ(1−X)) at the observed links.
+
+    `alpha`, `beta` `[P]`; `outcome [m]` in [0, 1] belongs to the links with indices `at [m]`. Unobserved links (X = None) keep theirs.
+    """
+    gain = outcome * scale
+    return alpha.index_add(0, at, gain), beta.index_add(0, at, scale - gain)
+
+
+def mean(alpha: Tensor, beta: Tensor) -> Tensor:
+    """E[P_i] = α / (α + β), `[P]`."""
+    return alpha / (alpha + beta)
+
+
+def draw(alpha: Tensor, beta: Tensor, key: int) -> Tensor:
+    """ξ_i ~ Beta(α_i, β_i), independent, float32 `[P]` in (0, 1); a pure function of its arguments on one type of device.
+
+    As the ratio of two Gamma variates: `torch.distributions.Beta` takes no generator.
+    """
+    if alpha.device.type == "cpu":
+        a, b = (torch.from_numpy(_gammas(shape.numpy(), random.key(key, name))) for name, shape in (("a", alpha), ("b", beta)))
+    else:
+        generator = torch.Generator(alpha.device).manual_seed(random.seed(key))
+        a, b = (torch._standard_gamma(shape, generator=generator) for shape in (alpha, beta))
+    return a.div_(b.add_(a)).clamp_(_EPSILON, 1 - _EPSILON)
+
+
+def _gammas(shape: np.ndarray, key: int) -> np.ndarray:
+    """Gamma(shape, 1) variates, float32: chunks of fixed size with a stream each, spread over the cores."""
+    out = np.empty(shape.shape, dtype=np.float32)
+
+    def fill(start: int) -> None:
+        stream = np.random.Generator(np.random.SFC64(random.key(key, start)))
+        part = slice(start, start + _CHUNK)
+        stream.standard_gamma(shape[part], dtype=np.float32, out=out[part])
+
+    chunks = range(0, len(out), _CHUNK)
+    if len(chunks) == 1:
+        fill(0)
+    else:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+            list(threads.map(fill, chunks))
+    return out

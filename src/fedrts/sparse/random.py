@@ -1,0 +1,62 @@
+"""Randomness without state: every number is a hash of what it is for.
+
+A *key* is a 64-bit integer made by `key(seed, purpose, round, client, …)`. From a key come streams of bits indexed by a
+counter, in integer tensor operations only, so that every engine and device sees the same numbers; nothing has to be
+stored to resume a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+
+def key(*parts: int | str) -> int:
+    """A 64-bit key of `parts`; equal on every machine and Python version."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _signed(value: int) -> int:
+    """The two's-complement int64 that has the bits of a 64-bit unsigned `value`."""
+    value &= 0xFFFFFFFFFFFFFFFF
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _logical_shift(x: Tensor, by: int) -> Tensor:
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def bits(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """`count` int64 tensors entries with 64 random bits each: splitmix64 of key + counter."""
+    counter = torch.arange(1, count + 1, dtype=torch.int64, device=device)
+    x = counter * _signed(_GOLDEN) + _signed(key)
+    x = (x ^ _logical_shift(x, 30)) * _signed(_MIX_1)
+    x = (x ^ _logical_shift(x, 27)) * _signed(_MIX_2)
+    return x ^ _logical_shift(x, 31)
+
+
+def uniform(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """`[count]` float32 in [0, 1): the upper 24 bits, hence exact and equal on every device."""
+    return _logical_shift(bits(key, count, device), 40).to(torch.float32) * 2.0**-24
+
+
+def permutation(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """A random order of `range(count)`, int64 `[count]`."""
+    return torch.argsort(bits(key, count, device), stable=True)
+
+
+def choose(key: int, count: int, picks: int) -> list[int]:
+    """`picks` different numbers out of `range(count)`, in ascending order."""
+    return sorted(permutation(key, count)[:picks].tolist())
+
+
+def seed(key: int) -> int:
+    """The key as a seed that generators of other libraries accept (63 bits)."""
+    return key >> 1

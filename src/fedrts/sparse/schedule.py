@@ -1,0 +1,32 @@
+"""When the topology may change, and by how much (methods of RigL; the paper's set-up)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Outer rounds every `interval` rounds before `end`; the adjusted fraction falls from `adjust` to 0 along a cosine."""
+
+    interval: int = 10
+    """ΔT."""
+    end: int = 300
+    """T_end: from here on the topology is fixed."""
+    adjust: float = 0.4
+    """α_adj."""
+    first_outer: int = 0
+
+    def is_outer(self, t: int) -> bool:
+        return t % self.interval == 0 and self.first_outer <= t < self.end
+
+    def fraction(self, t: int) -> float:
+        """f(t) = α_adj/2 · (1 + cos(πt/T_end)) before T_end, 0 from then on (the cosine would rise again)."""
+        return self.adjust / 2 * (1 + math.cos(math.pi * t / self.end)) if 0 <= t < self.end else 0.0
+
+    def quota(self, t: int, counts: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+        """Q^l_t = min(⌊f(t)·K^l⌋, n^l − K^l): links of each layer up for exchange, never more than there are free places."""
+        fraction = self.fraction(t)
+        return tuple(min(math.floor(fraction * active), size - active) for active, size in zip(counts, sizes, strict=True))

@@ -1,0 +1,73 @@
+"""What a run came to: clients.json and summary.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+import fedrts
+from fedrts import rounds
+from fedrts.assemble import Assembled
+from fedrts.methods.contract import Round, State
+from fedrts.wire.fields import VALUE_BYTES
+
+
+def describe_clients(run: Assembled) -> list[dict[str, Any]]:
+    """clients.json: what every client holds."""
+    labels = run.data.y.cpu()
+    countable = labels.dim() == 1 and not labels.is_floating_point()
+    return [
+        {
+            "client": client,
+            "samples": len(rows),
+            "labels": torch.bincount(labels[rows.cpu()], minlength=run.data.classes).tolist() if countable else None,
+        }
+        for client, rows in enumerate(run.rows)
+    ]
+
+
+def summarise(run: Assembled, state: State, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """summary.json: a function of the final state and the history."""
+    experiment, layout = run.experiment, run.layout
+    metrics = run.plan.engine.evaluate(state)
+    accuracies = [line["accuracy"] for line in history if line["accuracy"] is not None]
+    last = [line["accuracy"] for line in history[-10:] if line["accuracy"] is not None]
+    upload, download = (sum(line[f"{way}_bytes"] for line in history) for way in ("upload", "download"))
+    dense = sum(2 * VALUE_BYTES * layout.length * len(line["clients"]) for line in history if line["round"] >= 0)
+    seconds = sum(line["seconds"] for line in history)
+    samples = sum(run.training.samples(len(run.rows[client])) for line in history if line["round"] >= 0 for client in line["clients"])
+    return {
+        "method": experiment.method,
+        "data": experiment.data,
+        "model": experiment.model,
+        "seed": experiment.seed,
+        "rounds": experiment.rounds,
+        "density_target": experiment.density,
+        "density": rounds.density(layout, state.mask),
+        "accuracy": metrics["accuracy"],
+        "accuracy_last10": sum(last) / len(last),
+        "best_accuracy": max(accuracies),
+        "loss": metrics["loss"],
+        "perplexity": metrics.get("perplexity"),
+        "perplexity_corpus": metrics.get("perplexity_corpus"),
+        "upload_bytes": upload,
+        "download_bytes": download,
+        "comm_ratio": (upload + download) / dense,
+        "paper_comm_mb": paper_megabytes(run, state),
+        "flops": sum(line["flops"] for line in history),
+        "seconds": seconds,
+        "samples_per_second": samples / seconds,
+        "rejected_replies": sum(len(line["rejected"]) for line in history),
+        "version": fedrts.__version__,
+    }
+
+
+def paper_megabytes(run: Assembled, state: State) -> float:
+    """Traffic of one client in the first outer round, both ways, in the paper's accounting (uniform density, bitmaps)."""
+    schedule = run.plan.schedule
+    exchanges = run.method.exchanges(Round.of(schedule.first_outer, schedule, state.mask))
+    density, fraction = run.experiment.density, schedule.fraction(schedule.first_outer)
+    fields = (entry for exchange in exchanges for way in (exchange.down, exchange.up) for entry in way.values())
+    return sum(entry.paper_length(run.layout, density, fraction) for entry in fields) / 1e6

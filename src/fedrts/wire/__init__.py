@@ -1,0 +1,1 @@
+"""What travels between server and clients: fields of a message and what they cost."""
