@@ -54,10 +54,16 @@ def run(experiment: str | Path | None = None, *, observer: Observer | None = Non
 
 def start(resolved: Experiment, observer: Observer) -> Result:
     """Run a resolved experiment in a new folder."""
-    resolved = resolved.model_copy(update={"out": resolved.out or _default_folder(resolved)})
+    resolved = with_folder(resolved)
     folder = RunFolder(str(resolved.out))
     folder.create(resolved)
-    return _go_on(resolved, folder, observer)
+    try:
+        assembled = assemble(resolved)
+        assembled.method.begin(assembled.setup)
+    except InputError:  # a mistake that shows only now leaves no folder behind that would be in the way of the next try
+        folder.discard()
+        raise
+    return _play(assembled, folder, observer)
 
 
 def resume(path: str | Path, *, observer: Observer | None = None) -> Result:
@@ -66,14 +72,9 @@ def resume(path: str | Path, *, observer: Observer | None = None) -> Result:
     file = folder.experiment_file()
     resolved = config.resolve(config.from_file(file), {"out": str(path)})
     check_versions(tomllib.loads(file.read_text("utf-8")).get("versions", {}))
-    return _go_on(resolved, folder, observer or Silent())
-
-
-def _go_on(resolved: Experiment, folder: RunFolder, observer: Observer) -> Result:
     if resolved.model == "custom":
         raise InputError(f"the run in {folder.path} trains a model given in Python: call fedrts.train(…, out=…, resume=True) again")
-    assembled = assemble(resolved)
-    return _play(assembled, folder, observer)
+    return _play(assemble(resolved), folder, observer or Silent())
 
 
 def train(
@@ -190,12 +191,14 @@ def _write_round(folder: RunFolder, played: Played, experiment: Experiment, pace
         pace.timed(lambda: folder.save(played.state, done, experiment))
 
 
-def _default_folder(experiment: Experiment) -> str:
-    """runs/<time>-<data>-<method>-<seed> under the current folder; a number follows where that is taken."""
+def with_folder(experiment: Experiment) -> Experiment:
+    """With `out` decided: runs/<time>-<data>-<method>-<seed> under the current folder; a number follows where that is taken."""
+    if experiment.out:
+        return experiment
     names = (name.rpartition(":")[2] for name in (experiment.data, experiment.method))
     stem = "-".join([time.strftime("%Y%m%d-%H%M%S"), *names, str(experiment.seed)])
     taken = (Path("runs", stem if n == 1 else f"{stem}-{n}") for n in range(1, 1000))
-    return str(next(path for path in taken if not path.exists()))
+    return experiment.model_copy(update={"out": str(next(path for path in taken if not path.exists()))})
 
 
 def _as_settings(method: Method | str | None) -> tuple[dict[str, Any], dict[str, Any]]:

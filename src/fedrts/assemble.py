@@ -14,6 +14,7 @@ from fedrts.config import Experiment
 from fedrts.data.contract import Data
 from fedrts.data.partition import divide
 from fedrts.engines.serial import SerialEngine
+from fedrts.errors import InputError
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Setup
 from fedrts.registry import import_path
@@ -47,7 +48,12 @@ def assemble(experiment: Experiment) -> Assembled:
     options = {key: value for key, value in experiment.model_options.items() if key != "prune_output"}
     with torch.random.fork_rng([]):
         torch.manual_seed(random.seed(random.key(experiment.seed, "model")))
-        module = models.get(experiment.model)(held.input_shape, held.classes, **options)
+        try:
+            module = models.get(experiment.model)(held.input_shape, held.classes, **options)
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"cannot build the model '{experiment.model}' with model_options {options}: {error}") from error
     return put_together(experiment, module, held, rows)
 
 
@@ -72,7 +78,12 @@ def put_together(
         init_mask=e.topology.init_mask,
     )
     training = LocalTraining(t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay)
-    bench = Workbench(module, layout, held, training, e.seed, Macs.of(module, layout, held.x[:1]))
+    try:
+        macs = Macs.of(module, layout, held.x[:1])
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {held.input_shape}: {reason}") from error
+    bench = Workbench(module, layout, held, training, e.seed, macs)
     engine = SerialEngine(bench, [part.to(device) for part in rows], e.eval.batch_size)
     schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer)
     plan = Plan(method, engine, layout, schedule, e.rounds, len(rows), e.clients.per_round, e.seed, e.eval.every)

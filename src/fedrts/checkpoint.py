@@ -58,7 +58,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 def save(folder: Path, saved: Saved) -> None:
     """Write a checkpoint and remove all but the last two."""
     state = saved.state
-    tensors = {"weights": state.weights, "mask": state.mask.bits, **{f"memory.{k}": v for k, v in state.memory.items()}}
+    tensors = {"values": state.values, "mask": state.mask.bits, **{f"memory.{k}": v for k, v in state.memory.items()}}
     facts = {**saved.facts, "next_round": saved.next_round, "sizes": list(state.mask.sizes)}
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     data = safetensors.torch.save(host, metadata={"fedrts": json.dumps(facts)})
@@ -88,7 +88,7 @@ def _parsed(data: bytes, device: torch.device | str) -> Saved:
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     facts = json.loads(header["__metadata__"]["fedrts"])
     memory = {name.removeprefix("memory."): tensor for name, tensor in tensors.items() if name.startswith("memory.")}
-    state = State(tensors["weights"], Mask(tensors["mask"], facts.pop("sizes")), memory).to(device)
+    state = State(tensors["values"], Mask(tensors["mask"], facts.pop("sizes")), memory).to(device)
     return Saved(state, facts.pop("next_round"), facts)
 
 

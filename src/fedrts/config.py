@@ -301,17 +301,33 @@ def _explained(error: ValidationError, kind: type[BaseModel], prefix: str) -> st
     path = [str(part) for part in first["loc"]]
     key = prefix + ".".join(path)
     if first["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{nearest(path[-1], _keys(kind, path[:-1]))}"
+        return f"unknown key '{key}'{nearest(path[-1], table.model_fields if (table := _table(kind, path[:-1])) else ())}"
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return f"{key} must be {message} (got {first['input']!r})"
+    message = first["msg"].removeprefix("Input should be ")
+    return f"{key} must be {_allowed(kind, path) or message} (got {first['input']!r})"
 
 
-def _keys(kind: type[BaseModel], path: list[str]) -> list[str]:
+def _allowed(kind: type[BaseModel], path: list[str]) -> str:
+    """The range of a numeric key, such as `> 0 and ≤ 1`."""
+    owner = _table(kind, path[:-1])
+    if owner is None or path[-1] not in owner.model_fields:
+        return ""
+    signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+    bounds = [
+        f"{sign} {getattr(limit, name):g}"
+        for limit in owner.model_fields[path[-1]].metadata
+        for name, sign in signs.items()
+        if hasattr(limit, name)
+    ]
+    return f"a number {' and '.join(bounds)}" if bounds else ""
+
+
+def _table(kind: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
+    """The table at `path` inside `kind`."""
     for part in path:
         inner = kind.model_fields[part].annotation if part in kind.model_fields else None
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return []
+            return None
         kind = inner
-    return list(kind.model_fields)
+    return kind

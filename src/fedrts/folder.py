@@ -50,6 +50,12 @@ class RunFolder:
         settings = _without_none(experiment.model_dump())
         write_atomically(self.path / "experiment.toml", tomli_w.dumps({**settings, "versions": versions}).encode())
 
+    def discard(self) -> None:
+        """Remove a folder in which nothing happened yet."""
+        (self.path / "experiment.toml").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
     def experiment_file(self) -> Path:
         file = self.path / "experiment.toml"
         if not file.exists():

@@ -31,7 +31,7 @@ class Method(BaseModel):
     def begin(self, setup: Setup) -> State:
         """The server's state before round 0."""
         mask = self.initial_mask(setup)
-        return State(weights=mask.apply(setup.weights), mask=mask)
+        return State.of(setup.weights, mask)
 
     def initial_mask(self, setup: Setup) -> Mask:
         return Mask.full(setup.layout.sizes, setup.weights.device)
@@ -48,7 +48,7 @@ class Method(BaseModel):
 
     def update(self, state: State, mean: Mapping[str, Tensor], round: Round, rng: Rng) -> State:
         """The next state, from the means over clients weighted by p_k = n_k / Σ n_j."""
-        return state.with_weights(mean["weights"])
+        return state.with_values(mean["weights"])
 
     def belief(self, state: State) -> Tensor | None:
         """How good the method thinks each link is, `[P]` in [0, 1], where it keeps an opinion."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -91,11 +92,21 @@ class Exchange:
 class State:
     """All that the server keeps between rounds; all that a checkpoint holds."""
 
-    weights: Tensor
-    """`[n]`, exactly zero outside the mask."""
+    values: Tensor
+    """`[A + n - P]`: the weights on the mask and everything that is never pruned."""
     mask: Mask
     memory: Mapping[str, Tensor] = field(default_factory=dict)
     """The method's own tensors by name."""
+
+    @staticmethod
+    def of(weights: Tensor, mask: Mask) -> State:
+        """The state with those of `weights [n]` that are on the mask."""
+        return State(mask.compact(weights), mask)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """`[n]`, exactly zero outside the mask."""
+        return self.mask.expand(self.values)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.memory[name]
@@ -103,17 +114,17 @@ class State:
     def remember(self, **tensors: Tensor) -> State:
         return replace(self, memory={**self.memory, **tensors})
 
-    def with_weights(self, compact: Tensor) -> State:
-        """New weights, given on the current mask: `[A + n - P]`."""
-        return replace(self, weights=self.mask.expand(compact))
+    def with_values(self, values: Tensor) -> State:
+        """New weights on the current mask."""
+        return replace(self, values=values)
 
     def with_mask(self, mask: Mask) -> State:
         """A new topology: W ← W ⊙ m. A link that becomes active starts at 0."""
-        return replace(self, weights=mask.apply(self.weights), mask=mask)
+        return replace(self, values=mask.compact(self.weights), mask=mask)
 
     def to(self, device: torch.device | str) -> State:
         memory = {name: tensor.to(device) for name, tensor in self.memory.items()}
-        return State(self.weights.to(device), self.mask.to(device), memory)
+        return State(self.values.to(device), self.mask.to(device), memory)
 
 
 @dataclass(frozen=True)

@@ -54,15 +54,16 @@ class FedRTS(Sparse):
         if self.rests(round):
             return updated
         alpha, beta = state["alpha"], state["beta"]
-        outcome = self.gamma * core(mean["weights"], round) + (1 - self.gamma) * mean["core"]  # Eq. 3, 4: active links
-        alpha, beta = posterior.observe(alpha, beta, outcome, state.mask.active, self.scale)  # Eq. 6
-        if round.outer:
-            votes = mean["votes"][state.mask.inactive]
-            outcome = self.gamma * 0.5 + (1 - self.gamma) * votes  # Eq. 3, 5: inactive links
-            alpha, beta = posterior.observe(alpha, beta, outcome, state.mask.inactive, self.scale)
-            drawn = posterior.draw(alpha, beta, rng("topology"))
-            updated = updated.with_mask(Mask.top(drawn, round.counts, state.mask.sizes))  # Eq. 2
-        return updated.remember(alpha=alpha, beta=beta)
+        active = self.gamma * core(mean["weights"], round) + (1 - self.gamma) * mean["core"]  # Eq. 3, 4
+        if not round.outer:
+            alpha, beta = posterior.observe(alpha, beta, active, self.scale, at=state.mask.active)  # Eq. 6; inactive: None
+            return updated.remember(alpha=alpha, beta=beta)
+        outcome = self.gamma * 0.5 + (1 - self.gamma) * mean["votes"]  # Eq. 3, 5: inactive links
+        outcome[state.mask.active] = active
+        alpha, beta = posterior.observe(alpha, beta, outcome, self.scale)  # Eq. 6
+        drawn = posterior.draw(alpha, beta, rng("topology"))
+        topology = Mask.top(drawn, round.counts, state.mask.sizes)  # Eq. 2
+        return updated.with_mask(topology).remember(alpha=alpha, beta=beta)
 
     def rests(self, round: Round) -> bool:
         return round.frozen and not self.update_after_end

@@ -75,11 +75,6 @@ class Mask:
         vector[..., len(self.bits) :] = compact[..., self.number :]
         return vector
 
-    def apply(self, vector: Tensor) -> Tensor:
-        """`vector [..., n]` with exact zeros at the inactive links (also where it was NaN or infinite)."""
-        links = vector[..., : len(self.bits)].masked_fill(~self.bits, 0.0)
-        return torch.cat([links, vector[..., len(self.bits) :]], dim=-1)
-
     def gained(self, before: Mask) -> int:
         """Links that are active here and were not in `before`."""
         return 0 if self is before else int((self.bits & ~before.bits).count_nonzero())

@@ -17,12 +17,15 @@ _CHUNK = 1 << 18
 _EPSILON = float(np.finfo(np.float32).eps)
 
 
-def observe(alpha: Tensor, beta: Tensor, outcome: Tensor, at: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def observe(alpha: Tensor, beta: Tensor, outcome: Tensor, scale: float, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Eq. 6: (α, β) ← (α + λX, β + λ(1−X)) at the observed links.
 
-    `alpha`, `beta` `[P]`; `outcome [m]` in [0, 1] belongs to the links with indices `at [m]`. Unobserved links (X = None) keep theirs.
+    `alpha`, `beta` `[P]`; `outcome` in [0, 1] of every link `[P]`, or `[m]` of the links with the indices `at [m]`: the
+    others are unobserved (X = None) and keep theirs.
     """
     gain = outcome * scale
+    if at is None:
+        return alpha + gain, beta + (scale - gain)
     return alpha.index_add(0, at, gain), beta.index_add(0, at, scale - gain)
 
 

@@ -1,0 +1,253 @@
+"""The command line. Everything heavy is imported inside the commands, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+import fedrts
+from fedrts.errors import InputError, Note
+
+if TYPE_CHECKING:
+    from fedrts.api import Result
+    from fedrts.observe import Observer
+
+app = typer.Typer(
+    help="Federated learning of sparse models: FedRTS and what it is compared with.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    add_completion=False,
+)
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # what typer raises for every mistake on the command line
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run folder.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def main() -> None:
+    """The entry point: exit code 0 done, 2 bad input, 130 interrupted."""
+    warnings.showwarning = _show_warning
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except _UsageError as error:
+        if message := " ".join(error.format_message().split()):  # type: ignore[attr-defined]
+            print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+) -> None:
+    text = f"note: {message}" if issubclass(category, Note) else warnings.formatwarning(message, category, filename, lineno).rstrip()
+    print(text, file=sys.stderr)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(fedrts.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def fedrts_command(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Federated learning of sparse models: FedRTS and what it is compared with."""
+
+
+@app.command()
+def run(
+    experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="An experiment file; flags override it.")] = None,
+    method: Annotated[str | None, typer.Option(help="A name from `fedrts methods`.")] = None,
+    data: Annotated[str | None, typer.Option(help="A name from `fedrts data`, or an import path pkg.module:name.")] = None,
+    model: Annotated[str | None, typer.Option(help="A name from `fedrts models`, an import path, or auto.")] = None,
+    density: Annotated[float | None, typer.Option(help="Share of all parameters that stay active.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients in the federation.")] = None,
+    per_round: Annotated[int | None, typer.Option(help="Clients that take part in a round.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the local data in a round.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto or serial.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<time>-<data>-<method>-<seed>.")] = None,
+    assignments: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other key; repeatable.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment. Without arguments: FedRTS at density 0.2 on handwritten digits, offline, in under a minute."""
+    from fedrts import api, config
+
+    names = (
+        "method",
+        "data",
+        "model",
+        "density",
+        "rounds",
+        "clients",
+        "per_round",
+        "epochs",
+        "batch_size",
+        "lr",
+        "seed",
+        "engine",
+        "device",
+    )
+    flags = {name: value for name, value in locals().items() if name in names}
+    layers = [config.from_file(experiment)] if experiment else []
+    layers += [config.from_keywords({**flags, "out": str(out) if out else None}), config.from_assignments(assignments or [])]
+    resolved = api.with_folder(config.resolve(*layers))
+    _interruptible(lambda observer: api.start(resolved, observer), Path(str(resolved.out)), quiet)
+
+
+@app.command()
+def resume(run_dir: RunDir, quiet: Quiet = False) -> None:
+    """Continue an interrupted run to exactly the result it would have had."""
+    from fedrts import api
+    from fedrts.folder import RunFolder
+
+    if RunFolder(run_dir).summary() is not None:
+        print(f"{run_dir} is finished; `fedrts inspect {run_dir}` shows it")
+        return
+    _interruptible(lambda observer: api.resume(run_dir, observer=observer), run_dir, quiet)
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the methods with their options."""
+    from fedrts import methods as kinds
+
+    rows = []
+    for name in kinds.names():
+        kind = kinds.get(name)
+        options = {option: info.default for option, info in kind.model_fields.items() if option != "density"}
+        rows.append({"name": name, "what it does": _first_line(kind), "options": options})
+    _print_table(rows, as_json)
+
+
+@app.command()
+def models(as_json: AsJson = False) -> None:
+    """List the models with their options."""
+    from fedrts import models as builders
+
+    own = ("input_shape", "classes")
+    _print_table([_described(name, builders.get(name), own) for name in builders.names()], as_json)
+
+
+data_app = typer.Typer(help="List the data sets.", invoke_without_command=True)
+app.add_typer(data_app, name="data")
+
+
+@data_app.callback()
+def data(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the data sets with their options."""
+    from fedrts import data as loaders
+
+    if context.invoked_subcommand is None:
+        _print_table([_described(name, loaders.get(name), ("folder",)) for name in loaders.names()], as_json)
+
+
+@app.command()
+def inspect(run_dir: RunDir, as_json: AsJson = False) -> None:
+    """Show what a run folder holds: progress, results, and the density of every layer."""
+    from fedrts.inspection import inspect_run
+
+    content = inspect_run(run_dir)
+    if as_json:
+        print(json.dumps(content, indent=2))
+        return
+    facts = {key: value for key, value in content.items() if key != "layers"}
+    _print_table([{"run": key, str(run_dir): value} for key, value in facts.items()], False)
+    if content["layers"]:
+        _print_table(content["layers"], False)
+
+
+@app.command()
+def evaluate(
+    run_dir: RunDir,
+    data: Annotated[str | None, typer.Option(help="Test on another data set than the run's.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Test the model of a run folder."""
+    from fedrts.inspection import evaluate_run
+
+    metrics = evaluate_run(run_dir, data)
+    print(json.dumps(metrics) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+
+
+class Format(enum.StrEnum):
+    safetensors = "safetensors"
+    dense = "dense"
+
+
+@app.command()
+def export(
+    run_dir: RunDir,
+    format: Annotated[Format, typer.Option(help="safetensors, or dense: a PyTorch state dict (.pt).")] = Format.safetensors,
+    out: Annotated[Path | None, typer.Option(help="File to write; default export.safetensors or export.pt in the run folder.")] = None,
+) -> None:
+    """Write the model of a run folder for use elsewhere; both forms load with `load_state_dict(strict=True)`."""
+    from fedrts.inspection import export_run
+
+    print(export_run(run_dir, format.value, out))
+
+
+def _interruptible(play: Callable[[Observer], Result], folder: Path, quiet: bool) -> None:
+    """Play a run for a person: progress, and a word on how to go on after Ctrl-C or SIGTERM."""
+    import signal
+
+    from fedrts.observe import Silent
+    from fedrts.observe.console import ConsoleObserver
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        play(Silent() if quiet else ConsoleObserver())
+    except KeyboardInterrupt:
+        print(f"interrupted; continue with: fedrts resume {folder}", file=sys.stderr)
+        sys.exit(130)
+
+
+def _described(name: str, function: Callable[..., Any], own: tuple[str, ...]) -> dict[str, Any]:
+    import inspect as reflection
+
+    parameters = reflection.signature(function).parameters.values()
+    return {"name": name, "what it is": _first_line(function), "options": {p.name: p.default for p in parameters if p.name not in own}}
+
+
+def _first_line(thing: object) -> str:
+    return (thing.__doc__ or "").strip().partition("\n")[0]
+
+
+def _print_table(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows, indent=2, default=str))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*map(_cell, row.values()))
+    Console().print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={entry}" for key, entry in value.items())
+    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,80 @@
+"""Looking at a run folder: what it holds, how good its model is, and the model for use elsewhere."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from fedrts import api, checkpoint, config, data
+from fedrts.assemble import assemble
+from fedrts.checkpoint import write_atomically
+from fedrts.errors import InputError
+from fedrts.folder import RunFolder
+from fedrts.tasks import Metrics
+
+
+def inspect_run(path: Path) -> dict[str, Any]:
+    """Progress, results and layer densities of a finished or unfinished run."""
+    folder = RunFolder(path)
+    experiment = config.validated(config.Experiment, config.from_file(folder.experiment_file()))
+    history, summary = folder.history(), folder.summary()
+    names = ("method", "data", "model", "seed", "rounds")
+    content: dict[str, Any] = {name: getattr(experiment, name) for name in names}
+    content["state"] = "finished" if summary else f"unfinished; continue with: fedrts resume {path}"
+    content["rounds_played"] = sum(line["round"] >= 0 for line in history)
+    source = summary or next((line for line in reversed(history) if line["accuracy"] is not None), {})
+    for name in ("density", "accuracy", "accuracy_last10", "perplexity", "comm_ratio"):
+        if source.get(name) is not None:
+            content[name] = source[name]
+    for way in ("upload_bytes", "download_bytes"):
+        content[way] = sum(line[way] for line in history)
+    content["layers"] = [
+        {"layer": name, "links": size, "active": active, "density": active / size} for name, size, active in _layers(folder)
+    ]
+    return content
+
+
+def _layers(folder: RunFolder) -> list[tuple[str, int, int]]:
+    """(name, links, active) of every prunable layer, from the saved masks or else the newest checkpoint."""
+    if (folder.path / "masks.safetensors").exists():
+        masks = folder.read_tensors("masks.safetensors")
+        return [(name, mask.numel(), int(mask.count_nonzero())) for name, mask in masks.items()]
+    saved = checkpoint.load(folder.path / "checkpoint")
+    if saved is None:
+        return []
+    mask = saved.state.mask
+    return [(f"layer {index}", size, active) for index, (size, active) in enumerate(zip(mask.sizes, mask.counts, strict=True))]
+
+
+def evaluate_run(path: Path, data_name: str | None = None) -> Metrics:
+    """Metrics of a run's model on the test set of its data, or of another data set with the same shapes."""
+    model = api.load(path)
+    experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()))
+    held = data.get(data_name)() if data_name else data.get(experiment.data)(**experiment.data_options)
+    try:
+        return held.task.evaluate(model.cpu(), held.test_x, held.test_y, experiment.eval.batch_size)
+    except (RuntimeError, IndexError) as error:
+        raise InputError(f"the model of {path} cannot read the data set '{data_name}': {str(error).splitlines()[0]}") from error
+
+
+def export_run(path: Path, format: str, out: Path | None) -> Path:
+    """Write the named tensors of a run's model, exact zeros outside the mask, as safetensors or as a PyTorch state dict."""
+    folder = RunFolder(path)
+    experiment = config.resolve(config.from_file(folder.experiment_file()))
+    finished = (folder.path / "model.safetensors").exists()
+    tensors = folder.read_tensors("model.safetensors") if finished else api.state_dict(folder, assemble(experiment).module)
+    if format == "dense":
+        buffer = io.BytesIO()
+        torch.save(tensors, buffer)
+        content = buffer.getvalue()
+    else:
+        content = safetensors.torch.save(tensors)
+    target = out or folder.path / ("export.pt" if format == "dense" else "export.safetensors")
+    if not target.parent.is_dir():
+        raise InputError(f"cannot write {target}: there is no folder {target.parent}")
+    write_atomically(target, content)
+    return target
