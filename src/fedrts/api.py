@@ -72,7 +72,7 @@ def resume(path: str | Path, *, observer: Observer | None = None) -> Result:
     file = folder.experiment_file()
     resolved = config.resolve(config.from_file(file), {"out": str(path)})
     check_versions(tomllib.loads(file.read_text("utf-8")).get("versions", {}))
-    if resolved.model == "custom":
+    if resolved.model == config.CUSTOM:
         raise InputError(f"the run in {folder.path} trains a model given in Python: call fedrts.train(…, out=…, resume=True) again")
     return _play(assemble(resolved), folder, observer or Silent())
 
@@ -100,10 +100,12 @@ def train(
     parameter)` replaces the rule of what may be pruned. Other keywords are those of `run` (`lr`, `epochs`, `topology={…}`).
     With `out` a run folder is written; `resume=True` continues it after an interruption.
     """
+    if not clients:
+        raise InputError("clients is empty: give one dataset per client")
     chosen, options = _as_settings(method)
     given = config.from_keywords({**keywords, "rounds": rounds, **chosen})
     federation = {"total": len(clients), "per_round": min(10, len(clients)), "min_size": 1}
-    base = {"data": "custom", "model": "custom", "clients": federation, "out": str(out) if out else None}
+    base = {"data": config.CUSTOM, "model": config.CUSTOM, "clients": federation, "out": str(out) if out else None}
     resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
     held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
     assembled = put_together(resolved, model, held, rows, prunable)
@@ -121,7 +123,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> nn.Module:
     folder = RunFolder(path)
     if model is None:
         resolved = config.resolve(config.from_file(folder.experiment_file()))
-        if resolved.model == "custom":
+        if resolved.model == config.CUSTOM:
             raise InputError(f"the run in {folder.path} trained a model given in Python: pass it as fedrts.load(path, model=…)")
         model = assemble(resolved).module
     model.load_state_dict(state_dict(folder, model), strict=True)

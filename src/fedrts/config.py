@@ -16,7 +16,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedrts import data, methods, models
+from fedrts.data.contract import Recipe
 from fedrts.errors import InputError, nearest, note
+
+CUSTOM = "custom"
+"""The model or data set of a run whose objects were given in Python."""
 
 Settings = Mapping[str, Any]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -194,7 +198,7 @@ def resolve(*layers: Settings) -> Experiment:
     for layer in layers:
         given = merged(given, _expanded(layer))
     name = given.get("data", data.DEFAULT)
-    recipe = data.recipe(name) if isinstance(name, str) else data.recipe(data.DEFAULT)
+    recipe = data.recipe(name) if isinstance(name, str) and name != CUSTOM else Recipe()
     settings = merged(recipe.settings, given)
     _fit_per_round(settings, given)
     experiment = validated(Experiment, settings)
@@ -208,9 +212,9 @@ def resolve(*layers: Settings) -> Experiment:
 def complete(experiment: Experiment) -> Experiment:
     """`experiment` with `auto` decided and names and options checked; a pure function of it and of this machine's devices."""
     method = make_method(experiment)
-    if ":" not in experiment.model and experiment.model != "custom":
+    if ":" not in experiment.model and experiment.model != CUSTOM:
         check_options("model_options", experiment.model_options, models.get(experiment.model), ("input_shape", "classes"), {"prune_output"})
-    if experiment.data != "custom":
+    if experiment.data != CUSTOM:
         check_options("data_options", experiment.data_options, data.get(experiment.data), ("folder",), set())
     options = {key: value for key, value in method.model_dump().items() if key != "density"}
     return experiment.model_copy(

@@ -16,8 +16,6 @@ from fedrts.tasks import Task
 
 def federate(clients: Sequence[Dataset[Any]], test: Dataset[Any], task: Task) -> tuple[Data, list[Tensor]]:
     """One `Data` with the rows of all clients one after the other, and every client's row numbers."""
-    if not clients:
-        raise InputError("clients is empty: give one dataset per client")
     pairs = [_arrays(dataset, f"clients[{index}]") for index, dataset in enumerate(clients)]
     test_x, test_y = _arrays(test, "test")
     x, y = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))

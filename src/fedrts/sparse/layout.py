@@ -109,10 +109,14 @@ class Layout:
         text = repr([(kind, e.names, e.shape) for kind in ("layers", "dense", "buffers") for e in getattr(self, kind)])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """Every tensor of the model by (first) name, as views of `vector [n]`; made by one `split`, which vmap and autograd take well."""
-        parts = vector.split([entry.size for entry in self.entries])
-        return {entry.name: part.view(entry.shape) for entry, part in zip(self.entries, parts, strict=True)}
+    def views(self, vector: Tensor, entries: Sequence[Entry] | None = None) -> dict[str, Tensor]:
+        """The tensors of `entries` (default: all, of a vector `[n]`) by first name, as views of `vector`.
+
+        Made by one `split`, which vmap and autograd take well.
+        """
+        entries = self.entries if entries is None else entries
+        parts = vector.split([entry.size for entry in entries])
+        return {entry.name: part.view(entry.shape) for entry, part in zip(entries, parts, strict=True)}
 
     def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
         """A state dict that `load_state_dict(strict=True)` accepts: own copies, tied names and constants included."""

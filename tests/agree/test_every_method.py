@@ -1,0 +1,114 @@
+"""What holds for every registered method; a new one is covered by being registered."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedrts import methods, rounds
+from fedrts.methods.contract import Round
+from fedrts.rounds import Plan
+from fedrts.sparse import budget
+from fedrts.wire.fields import Values
+
+MODELS = ("mlp", "cnn", "tiny_gpt")
+SAME_AS_DENSE: dict[str, dict] = {}
+"""Options under which a method equals dense averaging at density 1, where its defaults do not."""
+
+
+def played(run, first=-1):
+    state = run.plan.method.begin(run.setup)
+    states, records = [state], []
+    for step in rounds.play(run.plan, state, first):
+        states.append(step.state)
+        records.append(step.record)
+    return states, records
+
+
+@pytest.fixture(params=methods.names())
+def method(request):
+    return request.param
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_budgets_hold_and_only_outer_rounds_change_the_mask(toy, method, model):
+    run = toy(method, model)
+    states, records = played(run)
+    layout, dense = run.layout, run.method.dense
+    kept = layout.links if dense else budget.links_to_keep(layout, 0.5)
+    begun = states[0].mask.counts
+    assert sum(begun) == kept
+    assert [r.round for r in records if r.outer] == [0, 3]
+    for before, after, record in zip(states, states[1:], records, strict=False):
+        assert after.mask.counts == begun
+        assert record.density <= (1.0 if dense else 0.5)
+        assert after.weights[: layout.links][~after.mask.bits].count_nonzero() == 0
+        assert torch.isfinite(after.weights).all()
+        if not record.outer:
+            assert after.mask == before.mask and record.links_changed == 0
+        assert record.links_changed == int((after.mask.bits & ~before.mask.bits).sum()) / after.mask.number
+
+
+@pytest.mark.parametrize("train", [{"momentum": 0.9, "weight_decay": 0.01}, {"optimizer": "adam", "lr": 0.01}])
+def test_clients_train_and_stay_exactly_zero_outside_the_mask(toy, method, train):
+    run = toy(method, "cnn", train=train)
+    state = run.plan.method.begin(run.setup)
+    for exchange in run.method.exchanges(Round.of(0, run.plan.schedule, state.mask)):
+        whole = replace(exchange, up={"weights": Values(on="all")})
+        for reply in run.plan.engine.run(whole, state, 0, [0, 1]):
+            weights = reply.message["weights"]
+            assert weights[: run.layout.links][~state.mask.bits].count_nonzero() == 0
+            assert not torch.equal(weights, state.weights)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_at_density_one_every_method_is_dense_averaging(toy, method, model):
+    reference, _ = played(toy("fedavg", model))
+    states, _ = played(toy(method, model, density=1.0, method_options=SAME_AS_DENSE.get(method, {})))
+    assert states[-1].mask.is_full
+    torch.testing.assert_close(states[-1].weights, reference[-1].weights)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(toy, method):
+    (first, records), (second, again), (other, _) = (played(toy(method, "cnn", seed=seed)) for seed in (3, 3, 4))
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a.weights, b.weights) and a.mask == b.mask
+        assert all(torch.equal(a[name], b[name]) for name in a.memory)
+    strip = [{**r.as_dict(), "seconds": 0} for r in records]
+    assert strip == [{**r.as_dict(), "seconds": 0} for r in again]
+    assert not torch.equal(first[-1].weights, other[-1].weights)
+
+
+def test_all_methods_see_the_same_clients_and_start_from_the_same_weights(toy, method):
+    reference, ours = toy("fedavg"), toy(method)
+    assert torch.equal(reference.setup.weights, ours.setup.weights)
+    assert [reference.plan.sample(t) for t in range(7)] == [ours.plan.sample(t) for t in range(7)]
+
+
+def test_the_order_of_clients_does_not_matter(toy, method, monkeypatch):
+    run = toy(method, "cnn")
+    state = run.plan.method.begin(run.setup)
+    forwards = rounds.play_round(run.plan, state, 0).state
+    sample = Plan.sample
+    monkeypatch.setattr(Plan, "sample", lambda self, index: sample(self, index)[::-1])
+    backwards = rounds.play_round(run.plan, state, 0).state
+    torch.testing.assert_close(forwards.weights, backwards.weights, rtol=1e-6, atol=1e-7)
+    assert forwards.mask == backwards.mask
+
+
+def test_a_round_leaves_the_state_before_it_as_it_was(toy, method):
+    run = toy(method)
+    state = run.plan.method.begin(run.setup)
+    copies = {"values": state.values.clone(), **{name: tensor.clone() for name, tensor in state.memory.items()}}
+    rounds.play_round(run.plan, state, 0)
+    assert torch.equal(state.values, copies["values"])
+    assert all(torch.equal(state[name], copies[name]) for name in state.memory)
+
+
+def test_traffic_is_that_of_the_declared_fields(toy, method):
+    run = toy(method)
+    state = run.plan.method.begin(run.setup)
+    record = rounds.play_round(run.plan, state, 1).record
+    values = 4 * len(state.values) + (0 if state.mask.is_full else -(-run.layout.links // 8))
+    assert record.download_bytes == 3 * values
+    assert record.upload_bytes >= 3 * values

@@ -1,0 +1,81 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedrts.sparse.topk import _largest_on_device, top, top_indices
+
+
+def reference(scores: list[float], k: list[int], sizes: list[int]) -> list[bool]:
+    """The k largest of every layer by sorting, the lowest index first among equals, NaN last."""
+    chosen, start = [False] * len(scores), 0
+    for count, size in zip(k, sizes, strict=True):
+        layer = range(start, start + size)
+        rank = sorted(layer, key=lambda i: (scores[i] != scores[i], -scores[i] if scores[i] == scores[i] else 0, i))
+        for i in rank[:count]:
+            chosen[i] = True
+        start += size
+    return chosen
+
+
+@st.composite
+def problems(draw, values=st.sampled_from([0.0, -0.0, 0.5, 1.0, 1.5, -2.0, 3.25, float("nan"), float("inf"), -float("inf")])):
+    sizes = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5))
+    k = [draw(st.integers(0, size)) for size in sizes]
+    scores = draw(st.lists(values | st.floats(width=32, allow_nan=False), min_size=sum(sizes), max_size=sum(sizes)))
+    return scores, k, sizes
+
+
+@given(problems())
+def test_top_equals_sorting(problem):
+    scores, k, sizes = problem
+    finite = [s for s in scores if s == s and abs(s) != float("inf")]
+    tensor = torch.tensor(scores, dtype=torch.float32)
+    chosen = top(tensor, k, sizes)
+    assert [int(part.sum()) for part in chosen.split(sizes)] == k
+    if len(finite) == len(scores):
+        assert chosen.tolist() == reference(tensor.tolist(), k, sizes)
+
+
+@given(problems(st.sampled_from([0.0, 1.0, 2.0, float("nan")])))
+def test_ties_and_nan(problem):
+    scores, k, sizes = problem
+    assert top(torch.tensor(scores), k, sizes).tolist() == reference(torch.tensor(scores).tolist(), k, sizes)
+
+
+@given(problems(st.sampled_from([0.0, 1.0, 2.0])))
+def test_the_operations_for_other_devices_agree(problem):
+    scores, k, sizes = problem
+    tensor = torch.tensor(scores)
+    parts = [_largest_on_device(part, count) for part, count in zip(tensor.split(sizes), k, strict=True)]
+    assert torch.equal(torch.cat(parts), top(tensor, k, sizes))
+
+
+def test_leading_axes_are_independent_clients():
+    scores = torch.rand(3, 2, 12)
+    together = top(scores, [2, 3], [5, 7])
+    for a in range(3):
+        for b in range(2):
+            assert torch.equal(together[a, b], top(scores[a, b], [2, 3], [5, 7]))
+
+
+def test_large_layers_take_the_threaded_path():
+    sizes = [200_000, 150_000, 50_000]
+    scores = torch.randint(0, 1000, (400_000,)).float()  # many ties
+    chosen = top(scores, [50_000, 1, 50_000], sizes)
+    order = torch.argsort(scores[:200_000], descending=True, stable=True)[:50_000]
+    assert torch.equal(chosen[:200_000].nonzero().squeeze(), order.sort().values)
+    assert int(chosen[200_000:350_000].sum()) == 1 and bool(chosen[350_000:].all())
+
+
+def test_wrong_shapes_are_refused():
+    with pytest.raises(ValueError, match="do not fit"):
+        top(torch.rand(5), [1], [4])
+
+
+def test_top_indices_chooses_among_candidates_only():
+    scores = torch.tensor([9.0, 1.0, 5.0, 7.0, 3.0, 8.0])
+    mask = torch.tensor([False, True, True, True, True, False])
+    assert top_indices(scores, [1, 2], mask, [3, 3]).tolist() == [2, 3, 4]
+    with pytest.raises(ValueError, match="cannot choose"):
+        top_indices(scores, [3, 0], mask, [3, 3])

@@ -1,0 +1,67 @@
+"""The rules of the house, checked: imports point one way, and no method is named outside methods/."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedrts
+from fedrts import methods
+
+SOURCE = Path(fedrts.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+LAYERS = ["errors", "registry", "sparse", "wire", "methods", "tasks", "data", "models", "client", "aggregate", "engines", "rounds"]
+LAYERS += ["checkpoint", "config", "folder", "assemble", "summary", "observe", "api", "inspection", "cli"]
+"""From the ground up: a module may import its own package and those before it."""
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """The fedrts packages that a file imports at run time (imports for type checkers do not count)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "fedrts":
+            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "fedrts" else [node.module]
+            found |= {name.split(".")[1] for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("fedrts.")}
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_imports_point_one_way(file):
+    package = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if package == "__init__":
+        return
+    assert package in LAYERS, f"say in LAYERS where {package} belongs"
+    allowed = set(LAYERS[: LAYERS.index(package) + 1]) | {"__version__"}
+    assert imported(ast.parse(file.read_text("utf-8"))) <= allowed
+
+
+def test_no_method_is_named_outside_its_folder():
+    names = set(methods.names()) - {"fedrts"}  # which is the package's name too
+    names |= {methods.get(name).__name__ for name in methods.names()}
+    names -= {"random", "Random"}  # which is a word
+    for file in FILES:
+        if "methods" in file.relative_to(SOURCE).parts:
+            continue
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+            word = node.value if isinstance(node, ast.Constant) else word
+            assert word not in names, f"{file}:{node.lineno} names the method {word}"
+
+
+def test_every_method_is_short():
+    for file in (SOURCE / "methods").glob("*.py"):
+        assert len(file.read_text("utf-8").splitlines()) <= 180, file
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = "import sys, fedrts, fedrts.cli; print([m for m in ('torch', 'numpy', 'pydantic', 'sklearn') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,142 @@
+"""One client's work against plain PyTorch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedrts.client import Job
+from fedrts.methods.contract import Exchange, ProbeGradient, Train
+from fedrts.sparse import random
+from fedrts.wire.fields import Values
+
+EVERYTHING = Exchange(down={"weights": Values()}, steps=(Train(),), up={"weights": Values(on="all")})
+
+
+def job_of(run, client):
+    return Job(run.plan.engine.bench, {}, None, run.plan.engine.rows[client], random.key(run.experiment.seed, "client", 0, client))
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn", "tiny_gpt"])
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"lr": 0.1, "epochs": 2},
+        {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
+        {"lr": 0.01, "optimizer": "adam", "weight_decay": 0.05},
+    ],
+)
+def test_training_is_a_plain_loop_with_a_mask_on_the_gradients(toy, model, train):
+    run = toy("random", model, train=train)
+    state = run.method.begin(run.setup)
+    (reply,) = run.plan.engine.run(EVERYTHING, state, 0, [1])
+
+    module, data = run.module, run.data
+    masks = run.layout.by_name(state.mask.bits)
+    module.load_state_dict(run.layout.state_dict(state.weights))
+    settings = run.training
+    make = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.SGD
+    extra = {} if settings.optimizer == "adam" else {"momentum": settings.momentum}
+    optimizer = make(module.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, **extra)
+    module.train()
+    for epoch in range(settings.epochs):
+        for rows in job_of(run, 1).batches(epoch):
+            optimizer.zero_grad()
+            data.task.loss(module(data.x[rows]), data.y[rows]).backward()
+            for name, parameter in module.named_parameters():
+                if name in masks:
+                    parameter.grad *= masks[name]
+            optimizer.step()
+    expected = run.layout.flatten(module.state_dict())
+    torch.testing.assert_close(reply.message["weights"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_one_client_and_one_step_is_sgd(toy):
+    run = toy("fedavg", "mlp", clients={"total": 1, "per_round": 1}, train={"batch_size": 120})
+    from fedrts import rounds
+
+    state = run.method.begin(run.setup)
+    after = rounds.play_round(run.plan, state, 1).state
+    module = run.module
+    module.load_state_dict(run.layout.state_dict(state.weights))
+    module.zero_grad()
+    run.data.task.loss(module(run.data.x), run.data.y).backward()
+    flat = torch.cat([dict(module.named_parameters())[e.name].grad.flatten() for e in run.layout.layers + run.layout.dense])
+    torch.testing.assert_close(after.weights, state.weights - 0.1 * flat)
+
+
+def test_the_probe_changes_nothing_but_its_own_tensor(toy):
+    run = toy("random", "cnn")
+    state = run.method.begin(run.setup)
+    probing = replace(EVERYTHING, steps=(Train(), ProbeGradient()), up={**EVERYTHING.up, "gradient": Values(of="gradient", on="all")})
+    (with_probe,) = run.plan.engine.run(probing, state, 0, [1])
+    (without,) = run.plan.engine.run(EVERYTHING, state, 0, [1])
+    assert torch.equal(with_probe.message["weights"], without.message["weights"]), "BatchNorm statistics included"
+    gradient = with_probe.message["gradient"]
+    assert gradient.shape == (run.layout.links,)
+    assert gradient[~state.mask.bits].count_nonzero() > 0, "the gradient is not masked"
+    # training after a probe sees the same data as without one
+    (late,) = run.plan.engine.run(replace(EVERYTHING, steps=(ProbeGradient(), Train())), state, 0, [1])
+    assert torch.equal(late.message["weights"], without.message["weights"])
+
+
+def test_the_probe_is_the_gradient_on_the_batch_after_the_last_epoch(toy):
+    run = toy("random", "cnn")
+    state = run.method.begin(run.setup)
+    probing = replace(EVERYTHING, steps=(Train(), ProbeGradient()), up={**EVERYTHING.up, "gradient": Values(of="gradient", on="all")})
+    (reply,) = run.plan.engine.run(probing, state, 0, [1])
+    module = run.module
+    module.load_state_dict(run.layout.state_dict(reply.message["weights"]))
+    module.train()
+    module.zero_grad()
+    rows = next(job_of(run, 1).batches(run.training.epochs))
+    run.data.task.loss(module(run.data.x[rows]), run.data.y[rows]).backward()
+    flat = torch.cat([dict(module.named_parameters())[e.name].grad.flatten() for e in run.layout.layers])
+    torch.testing.assert_close(reply.message["gradient"], flat, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(20, [8, 8]), (8, [8]), (5, [5]), (1, [1])])
+def test_short_batches_only_where_there_is_nothing_else(toy, rows, sizes):
+    run = toy("fedavg", "mlp")
+    job = Job(run.plan.engine.bench, {}, None, torch.arange(rows), key=1)
+    batches = list(job.batches(0))
+    assert [len(batch) for batch in batches] == sizes
+    assert len(torch.cat(batches).unique()) == sum(sizes)
+    assert run.training.samples(rows) == sum(sizes) * run.training.epochs
+
+
+def test_a_single_sample_is_skipped_under_batchnorm(toy):
+    run = toy("fedavg", "cnn")
+    job = Job(run.plan.engine.bench, {}, None, torch.arange(1), key=1)
+    assert list(job.batches(0)) == []
+    run.plan.engine.rows[0] = torch.arange(1)
+    state = run.method.begin(run.setup)
+    (reply,) = run.plan.engine.run(EVERYTHING, state, 0, [0])
+    assert torch.equal(reply.message["weights"], state.weights) and reply.samples == 1
+
+
+def test_epochs_rounds_and_clients_have_orders_of_their_own(toy):
+    run = toy("fedavg")
+    bench, rows = run.plan.engine.bench, torch.arange(40)
+    orders = {
+        tuple(torch.cat(list(Job(bench, {}, None, rows, random.key(0, "client", t, client)).batches(epoch))).tolist())
+        for t in (0, 1)
+        for client in (0, 1)
+        for epoch in (0, 1)
+    }
+    assert len(orders) == 8
+
+
+def test_dropout_in_a_users_model_is_reproducible_and_leaves_the_global_generator_alone(toy):
+    run = toy("fedavg", "mlp")
+    run.module[2] = torch.nn.Sequential(run.module[2], torch.nn.Dropout(0.5))
+    state = run.method.begin(run.setup)
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    (first,) = run.plan.engine.run(EVERYTHING, state, 0, [1])
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.manual_seed(2)
+    (second,) = run.plan.engine.run(EVERYTHING, state, 0, [1])
+    (plain,) = toy("fedavg", "mlp").plan.engine.run(EVERYTHING, state, 0, [1])
+    assert torch.equal(first.message["weights"], second.message["weights"])
+    assert not torch.equal(first.message["weights"], plain.message["weights"])

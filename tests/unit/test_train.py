@@ -1,0 +1,133 @@
+"""`fedrts.train`: the user's own model, data, loss and rule."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import fedrts
+from fedrts.errors import InputError
+from fedrts.methods.base import Sparse
+
+
+class Points(Dataset):
+    """Two noisy classes in the plane, as a map-style dataset that knows nothing of tensors of all rows."""
+
+    def __init__(self, seed, count):
+        generator = torch.Generator().manual_seed(seed)
+        self.y = torch.randint(0, 2, (count,), generator=generator)
+        self.x = torch.randn(count, 2, generator=generator) + 3 * self.y[:, None]
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, index):
+        return self.x[index], int(self.y[index])
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def clients(count=4):
+    return [Points(seed, 30 + 7 * seed) for seed in range(count)]
+
+
+SMALL = {"rounds": 6, "epochs": 2, "batch_size": 8, "lr": 0.1, "topology": {"interval": 2}}
+
+
+def test_an_own_model_on_own_data_learns():
+    result = fedrts.train(model=net(), clients=clients(), test=Points(99, 60), method=fedrts.methods.FedRTS(density=0.5, gamma=0.3), **SMALL)
+    assert result.summary["accuracy"] > 0.9
+    assert result.summary["method"] == "fedrts" and result.summary["density"] <= 0.5
+    assert len(result.history) == 6 and result.history[0]["clients"] == [0, 1, 2, 3]
+    assert set(result.masks) == {"0.weight", "2.weight"}
+    with torch.no_grad():
+        x, y = Points(99, 60).x, Points(99, 60).y
+        assert (result.model(x).argmax(1) == y).double().mean() == pytest.approx(result.summary["accuracy"])
+    for name, mask in result.masks.items():
+        assert dict(result.model.named_parameters())[name][~mask].count_nonzero() == 0
+
+
+def test_own_loss_metric_and_rule():
+    losses = []
+
+    def loss(output, target):
+        losses.append(len(target))
+        return nn.functional.mse_loss(output.squeeze(-1), target)
+
+    data = [TensorDataset(p.x, p.y.float()) for p in clients()]
+    test = TensorDataset(Points(9, 40).x, Points(9, 40).y.float())
+    model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    result = fedrts.train(
+        model=model,
+        clients=data,
+        test=test,
+        method="random",
+        loss=loss,
+        correct=lambda output, target: ((output.squeeze(-1) > 0.5) == (target > 0.5)).sum(),
+        prunable=lambda name, parameter: name == "2.weight",
+        density=0.9,
+        **SMALL,
+    )
+    assert losses and result.summary["accuracy"] > 0.85
+    assert set(result.masks) == {"2.weight"}
+
+
+def test_a_method_from_outside_needs_no_registration():
+    class Mine(Sparse):
+        """Its own."""
+
+    fedrts.methods.register("mine")(Mine)
+    try:
+        result = fedrts.train(model=net(), clients=clients(), test=Points(9, 20), method=Mine(density=0.6), **SMALL)
+    finally:
+        fedrts.methods.methods._known.pop("mine")
+    assert result.summary["method"] == "mine" and result.summary["density"] <= 0.6
+
+
+def test_a_run_folder_resumes_to_the_same_bits(tmp_path):
+    class Stop(Exception):
+        pass
+
+    class Stopper(fedrts.observe.Silent):
+        def played(self, record):
+            if record.round == 3:
+                raise Stop
+
+    common = {"clients": clients(), "test": Points(99, 60), "method": "fedrts", "density": 0.5, **SMALL}
+    whole = fedrts.train(model=net(), **common)
+    with pytest.raises(Stop):
+        fedrts.train(model=net(), out=tmp_path / "run", observer=Stopper(), **common)
+    with pytest.raises(InputError, match="resume"):
+        fedrts.train(model=net(), out=tmp_path / "run", **common)
+    with pytest.raises(InputError, match="given in Python"):
+        fedrts.resume(tmp_path / "run")
+    resumed = fedrts.train(model=net(), out=tmp_path / "run", resume=True, **common)
+    assert torch.equal(whole.state.weights, resumed.state.weights) and whole.state.mask == resumed.state.mask
+    assert [{**line, "seconds": 0} for line in whole.history] == [{**line, "seconds": 0} for line in resumed.history]
+    loaded = fedrts.load(tmp_path / "run", model=net())
+    assert torch.equal(loaded(Points(1, 5).x), resumed.model(Points(1, 5).x))
+    with pytest.raises(InputError, match="pass it as"):
+        fedrts.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clients": []}, "clients is empty"),
+        ({"clients": [Points(0, 0)]}, r"clients\[0\] is empty"),
+        ({"rounds": 0}, "rounds must be"),
+        ({"density": 0.01}, "infeasible"),
+        ({"method": "fedrt"}, "did you mean 'fedrts'"),
+        ({"model": nn.Linear(5, 2)}, "cannot read the inputs"),
+        ({"lr": 1e6, "rounds": 30}, "diverged; lower train.lr"),
+        ({"learning_rate": 0.1}, "unknown key 'learning_rate'"),
+    ],
+)
+def test_mistakes_are_one_clear_line(change, message):
+    arguments = {"model": net(), "clients": clients(), "test": Points(9, 20), "method": "fedrts", "density": 0.5, **SMALL, **change}
+    with pytest.raises(InputError, match=message) as caught:
+        fedrts.train(**arguments)
+    assert "\n" not in str(caught.value)
