@@ -9,6 +9,8 @@ from fedrts.assemble import Assembled, assemble
 from fedrts.data.contract import Data
 from fedrts.tasks import Language
 
+torch.set_num_threads(1)  # two test processes share two cores
+
 settings.register_profile("fedrts", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedrts")
 
@@ -33,7 +35,11 @@ def toy_text() -> Data:
     return Data(x[:60], y[:60], x[60:], y[60:], classes=20, task=Language())
 
 
-TOYS = {"mlp": ("toy_images", {"hidden": [12, 10]}), "cnn": ("toy_images", {"width": 4}), "tiny_gpt": ("toy_text", {"width": 8, "layers": 1, "heads": 2})}
+TOYS = {
+    "mlp": ("toy_images", {"hidden": [12, 10]}),
+    "cnn": ("toy_images", {"width": 4}),
+    "tiny_gpt": ("toy_text", {"width": 8, "layers": 1, "heads": 2}),
+}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from fedrts.methods.contract import State
 from fedrts.sparse.mask import Mask
 
 KEPT = 2
+_DAMAGED = ".damaged"
 _SHARE_OF_TIME = 0.05
 _NAME = re.compile(r"(\d{8})-([0-9a-f]{32})\.safetensors")
 
@@ -41,17 +42,27 @@ class Saved:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """`data` under `path`, whole or not at all: temporary file, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(".writing.tmp")  # one name for all: what a killed process left is overwritten by the next
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except OSError as error:
+        with _explained(path):
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _sync_folder(path.parent)
+    except InputError:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """A failure to write as one line that names the file."""
+    try:
+        yield
+    except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; free the space or change the permissions, then resume") from error
 
 
@@ -61,8 +72,11 @@ def save(folder: Path, saved: Saved) -> None:
     tensors = {"values": state.values, "mask": state.mask.bits, **{f"memory.{k}": v for k, v in state.memory.items()}}
     facts = {**saved.facts, "next_round": saved.next_round, "sizes": list(state.mask.sizes)}
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    if len({tensor.untyped_storage().data_ptr() for tensor in host.values() if tensor.numel()}) < len(host):
+        host = {name: tensor.clone() for name, tensor in host.items()}  # the format wants tensors that share no memory
     data = safetensors.torch.save(host, metadata={"fedrts": json.dumps(facts)})
-    folder.mkdir(exist_ok=True)
+    with _explained(folder):
+        folder.mkdir(exist_ok=True)
     write_atomically(folder / f"{saved.next_round:08d}-{_digest(data)}.safetensors", data)
     for old in _files(folder)[KEPT:]:
         old.unlink(missing_ok=True)
@@ -70,15 +84,14 @@ def save(folder: Path, saved: Saved) -> None:
 
 def load(folder: Path, device: torch.device | str = "cpu") -> Saved | None:
     """The newest undamaged checkpoint; None if there never was one. A damaged pair is an error, one damaged file a note."""
-    files = _files(folder)
-    for file in files:
+    for file in _files(folder):
         data = file.read_bytes()
         match = _NAME.fullmatch(file.name)
         if match is None or _digest(data) != match[2]:
-            note(f"checkpoint {file.name} is damaged (wrong checksum); trying the one before")
+            _set_aside(file)
             continue
         return _parsed(data, device)
-    if files:
+    if any(folder.glob(f"*{_DAMAGED}")):
         raise InputError(f"all checkpoints in {folder} are damaged: restore one from a backup, or delete the folder to start at round 0")
     return None
 
@@ -95,6 +108,12 @@ def _parsed(data: bytes, device: torch.device | str) -> Saved:
 def _files(folder: Path) -> list[Path]:
     """Checkpoint files, newest first."""
     return sorted((file for file in folder.glob("*.safetensors") if _NAME.fullmatch(file.name)), reverse=True)
+
+
+def _set_aside(file: Path) -> None:
+    """Put a damaged checkpoint out of the way, so that it does not count as one of the last two."""
+    note(f"checkpoint {file.name} is damaged (wrong checksum): set aside; trying the one before")
+    file.rename(file.with_name(file.name + _DAMAGED))
 
 
 def _digest(data: bytes) -> str:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedrts import data, methods, models
 from fedrts.data.contract import Recipe
 from fedrts.errors import InputError, nearest, note
+from fedrts.methods.base import Method
 
 CUSTOM = "custom"
 """The model or data set of a run whose objects were given in Python."""
@@ -27,7 +28,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Clients(Table):
@@ -94,12 +95,12 @@ class Checkpoint(Table):
 
     every: int | str = Field("auto", description="rounds, '30s' for seconds, or 'auto': every round, at most 5 % of the time")
 
-    @field_validator("every")
+    @field_validator("every", mode="before")
     @classmethod
-    def _known(cls, every: int | str) -> int | str:
-        known = every >= 1 if isinstance(every, int) else re.fullmatch(r"auto|\d+s", every)
-        if not known:
-            raise ValueError("checkpoint.every must be a number of rounds ≥ 1, seconds such as '30s', or 'auto'")
+    def _known(cls, every: object) -> object:
+        rounds = isinstance(every, int) and not isinstance(every, bool) and every >= 1
+        if not rounds and not (isinstance(every, str) and re.fullmatch(r"auto|\d+s", every)):
+            raise ValueError(f"checkpoint.every must be a number of rounds ≥ 1, seconds such as '30s', or 'auto' (got {every!r})")
         return every
 
 
@@ -113,7 +114,7 @@ class Experiment(Table):
     rounds: int = Field(500, ge=1, description="rounds of training (T_max)")
     seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
     out: str | None = Field(None, description="run folder; default runs/<time>-<data>-<method>-<seed>")
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     method_options: dict[str, Any] = Field(default_factory=dict, description="the method's own, see `fedrts methods`")
     model_options: dict[str, Any] = Field(default_factory=dict, description="the model's own, and prune_output")
     data_options: dict[str, Any] = Field(default_factory=dict, description="the data set's own")
@@ -123,6 +124,13 @@ class Experiment(Table):
     topology: Topology = Topology()
     eval: Eval = Eval()
     checkpoint: Checkpoint = Checkpoint()
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError(f"device must be auto, cpu, cuda or cuda:N (got {device!r})")
+        return device
 
     @model_validator(mode="after")
     def _ends_in_time(self) -> Experiment:
@@ -202,7 +210,7 @@ def resolve(*layers: Settings) -> Experiment:
     settings = merged(recipe.settings, given)
     _fit_per_round(settings, given)
     experiment = validated(Experiment, settings)
-    if methods.get(experiment.method).dense and given.get("density", 1.0) != 1.0:
+    if method_class(experiment.method).dense and given.get("density", 1.0) != 1.0:
         note(f"{experiment.method} is a dense method: density {given['density']} is ignored")
     if experiment.model == "auto":
         experiment = experiment.model_copy(update={"model": recipe.model})
@@ -212,7 +220,7 @@ def resolve(*layers: Settings) -> Experiment:
 def complete(experiment: Experiment) -> Experiment:
     """`experiment` with `auto` decided and names and options checked; a pure function of it and of this machine's devices."""
     method = make_method(experiment)
-    if ":" not in experiment.model and experiment.model != CUSTOM:
+    if experiment.model != CUSTOM:
         check_options("model_options", experiment.model_options, models.get(experiment.model), ("input_shape", "classes"), {"prune_output"})
     if experiment.data != CUSTOM:
         check_options("data_options", experiment.data_options, data.get(experiment.data), ("folder",), set())
@@ -228,9 +236,17 @@ def complete(experiment: Experiment) -> Experiment:
     )
 
 
-def make_method(experiment: Experiment) -> methods.base.Method:
+def method_class(name: str) -> type[Method]:
+    """The class of a method's name or import path."""
+    kind = methods.get(name)
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise InputError(f"'{name}' is no method: it must be a subclass of fedrts.methods.base.Method")
+    return kind
+
+
+def make_method(experiment: Experiment) -> Method:
     """The method object of an experiment."""
-    kind = methods.get(experiment.method)
+    kind = method_class(experiment.method)
     if "density" in experiment.method_options:
         raise InputError("method_options.density is not a key: density stands at the top level")
     return validated(kind, {**experiment.method_options, "density": experiment.density}, prefix="method_options.")
@@ -267,11 +283,14 @@ def flat(settings: Settings, prefix: str = "") -> dict[str, Any]:
 
 
 def merged(base: Settings, over: Settings) -> dict[str, Any]:
-    """`base` with the entries of `over`, tables merged key by key."""
+    """`base` with the entries of `over`, tables merged key by key; tuples become lists, as in TOML."""
     result = dict(base)
     for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merged(result[key], value) if both else dict(value) if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            table = result.get(key)
+            result[key] = merged(table if isinstance(table, Mapping) else {}, value)
+        else:
+            result[key] = list(value) if isinstance(value, tuple) else value
     return result
 
 
@@ -308,7 +327,7 @@ def _explained(error: ValidationError, kind: type[BaseModel], prefix: str) -> st
         return f"unknown key '{key}'{nearest(path[-1], table.model_fields if (table := _table(kind, path[:-1])) else ())}"
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    message = first["msg"].removeprefix("Input should be ")
+    message = "a table of keys" if first["type"] in ("model_type", "dict_type") else first["msg"].removeprefix("Input should be ")
     return f"{key} must be {_allowed(kind, path) or message} (got {first['input']!r})"
 
 

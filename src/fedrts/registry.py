@@ -62,9 +62,12 @@ def import_path(path: str, kind: str) -> object:
     if added:
         sys.path.insert(0, here)
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        found: object = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise InputError(f"cannot import the {kind} '{path}': {error}") from error
     finally:
         if added:
             sys.path.remove(here)
+    if not callable(found):
+        raise InputError(f"the {kind} '{path}' is {found!r}: it must be a function or a class")
+    return found

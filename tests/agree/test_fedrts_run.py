@@ -1,5 +1,7 @@
 """FedRTS in a running federation: what the posteriors remember, and what travels."""
 
+import itertools
+
 import torch
 
 from fedrts import rounds
@@ -16,7 +18,8 @@ def test_each_observation_adds_the_scale_and_inner_rounds_skip_inactive_links(to
         if step.record.round < run.plan.schedule.end:
             observed += 1 if step.record.outer else before.mask.bits
         torch.testing.assert_close(after["alpha"] + after["beta"] - 2, 10 * observed)
-        assert after["alpha"].min() >= 1 and after["beta"].min() >= 1
+        assert after["alpha"].min() >= 1
+        assert after["beta"].min() >= 1
         state = after
     assert run.method.belief(state).shape == (run.layout.links,)
 
@@ -32,10 +35,11 @@ def test_uploads_name_inactive_links_and_carry_no_gradients(toy):
             assert set(reply.message) == names
             if current.outer:
                 votes = reply.message["votes"]
-                assert isinstance(votes, Selection) and votes.values is None
+                assert isinstance(votes, Selection)
+                assert votes.values is None
                 assert not state.mask.bits[votes.indices].any()
                 bounds = torch.tensor([0, *run.layout.sizes]).cumsum(0)
-                per_layer = [int(((votes.indices >= a) & (votes.indices < b)).sum()) for a, b in zip(bounds, bounds[1:], strict=False)]
+                per_layer = [int(((votes.indices >= a) & (votes.indices < b)).sum()) for a, b in itertools.pairwise(bounds)]
                 assert tuple(per_layer) == current.quota
 
 

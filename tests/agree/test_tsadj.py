@@ -119,7 +119,8 @@ def one_outer_round(gamma=0.5, scale=10.0, voters=(0, 1, 2)):
     method = FedRTS(density=0.5, gamma=gamma, scale=scale)
     state = State(torch.zeros(4), mask).remember(alpha=torch.ones(LINKS), beta=torch.ones(LINKS))
     current = Round.of(0, Schedule(10, 100, adjust=0.5), mask)
-    assert current.quota == (2,) and current.core == (2,)
+    assert current.quota == (2,)
+    assert current.core == (2,)
     sums = Sums()
     for client in range(3):
         votes = [4, 5] if client in voters else [6, 7]
@@ -164,5 +165,6 @@ def test_the_posterior_rests_after_the_end_unless_told_otherwise():
         sums = Sums()
         sums.add(method.contribution(dict(message), state, current), 3)
         after = method.update(state, sums.mean(), current, lambda purpose: 0)
-        assert after.mask is mask and after.values.tolist() == [1.0, 2.0]
+        assert after.mask is mask
+        assert after.values.tolist() == [1.0, 2.0]
         assert after["alpha"].tolist() == ([11, 11, 1, 1] if go_on else [1, 1, 1, 1])

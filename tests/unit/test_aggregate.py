@@ -7,7 +7,10 @@ from fedrts.aggregate import Sums
 from fedrts.wire.fields import Selection
 
 
-@given(st.lists(st.tuples(st.integers(1, 500), st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3)), min_size=1, max_size=6), st.randoms())
+@given(
+    st.lists(st.tuples(st.integers(1, 500), st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3)), min_size=1, max_size=6),
+    st.randoms(),
+)
 def test_means_are_weighted_and_do_not_depend_on_order(clients, shuffler):
     def mean(order):
         sums = Sums()
@@ -19,7 +22,8 @@ def test_means_are_weighted_and_do_not_depend_on_order(clients, shuffler):
     expected = [sum(samples * values[i] for samples, values in clients) / total for i in range(3)]
     share = [sum(samples * (values[i] > 0) for samples, values in clients) / total for i in range(3)]
     first = mean(clients)
-    assert first["x"].dtype == torch.float32 and first["x"].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert first["x"].dtype == torch.float32
+    assert first["x"].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
     assert first["flag"].tolist() == pytest.approx(share, rel=1e-6)
     shuffled = list(clients)
     shuffler.shuffle(shuffled)

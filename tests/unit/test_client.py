@@ -112,7 +112,8 @@ def test_a_single_sample_is_skipped_under_batchnorm(toy):
     run.plan.engine.rows[0] = torch.arange(1)
     state = run.method.begin(run.setup)
     (reply,) = run.plan.engine.run(EVERYTHING, state, 0, [0])
-    assert torch.equal(reply.message["weights"], state.weights) and reply.samples == 1
+    assert torch.equal(reply.message["weights"], state.weights)
+    assert reply.samples == 1
 
 
 def test_epochs_rounds_and_clients_have_orders_of_their_own(toy):

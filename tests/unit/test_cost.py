@@ -14,7 +14,8 @@ def test_macs_of_convolutions_and_linear_layers():
     net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 4 * 4, 5))
     layout = Layout.of(net)
     macs = Macs.of(net, layout, torch.zeros(1, 3, 4, 4))
-    assert macs.layers == (8 * 3 * 9 * 16,) and macs.rest == 8 * 16 * 5
+    assert macs.layers == (8 * 3 * 9 * 16,)
+    assert macs.rest == 8 * 16 * 5
     half = Mask(torch.arange(layout.links) % 2 == 0, layout.sizes)
     assert macs.forward(half) == macs.layers[0] / 2 + macs.rest
     assert macs.forward(Mask.full(layout.sizes)) == macs.dense
@@ -35,7 +36,8 @@ def test_lengths_of_fields():
     fields = {"weights": Values(), "votes": Indices(of="gradient", k=(1, 2))}
     message = {name: field.take(tensors, mask) for name, field in fields.items()}
     assert message["weights"].tolist() == [0, 2, 5, 9, 10]
-    assert isinstance(message["votes"], Selection) and message["votes"].indices.tolist() == [3, 6, 7]
+    assert isinstance(message["votes"], Selection)
+    assert message["votes"].indices.tolist() == [3, 6, 7]
     assert length(fields, message, mask) == (5 * 4 + 2) + 1  # values and bitmap; 1·2 + 2·3 bits
     everything = Values(on="all")
     assert everything.length(everything.take(tensors, mask), mask) == 44

@@ -12,7 +12,8 @@ from fedrts.errors import InputError
 def test_partitions_are_disjoint_complete_and_large_enough(kind, clients, alpha, key):
     labels = torch.arange(600) % 5
     parts = divide(kind, labels, clients, alpha, 5, key)
-    assert len(parts) == clients and min(map(len, parts)) >= 5
+    assert len(parts) == clients
+    assert min(map(len, parts)) >= 5
     assert sorted(torch.cat(parts).tolist()) == list(range(600))
     again = divide(kind, labels, clients, alpha, 5, key)
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))

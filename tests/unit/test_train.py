@@ -38,10 +38,14 @@ SMALL = {"rounds": 6, "epochs": 2, "batch_size": 8, "lr": 0.1, "topology": {"int
 
 
 def test_an_own_model_on_own_data_learns():
-    result = fedrts.train(model=net(), clients=clients(), test=Points(99, 60), method=fedrts.methods.FedRTS(density=0.5, gamma=0.3), **SMALL)
+    result = fedrts.train(
+        model=net(), clients=clients(), test=Points(99, 60), method=fedrts.methods.FedRTS(density=0.5, gamma=0.3), **SMALL
+    )
     assert result.summary["accuracy"] > 0.9
-    assert result.summary["method"] == "fedrts" and result.summary["density"] <= 0.5
-    assert len(result.history) == 6 and result.history[0]["clients"] == [0, 1, 2, 3]
+    assert result.summary["method"] == "fedrts"
+    assert result.summary["density"] <= 0.5
+    assert len(result.history) == 6
+    assert result.history[0]["clients"] == [0, 1, 2, 3]
     assert set(result.masks) == {"0.weight", "2.weight"}
     with torch.no_grad():
         x, y = Points(99, 60).x, Points(99, 60).y
@@ -71,7 +75,8 @@ def test_own_loss_metric_and_rule():
         density=0.9,
         **SMALL,
     )
-    assert losses and result.summary["accuracy"] > 0.85
+    assert losses
+    assert result.summary["accuracy"] > 0.85
     assert set(result.masks) == {"2.weight"}
 
 
@@ -84,7 +89,8 @@ def test_a_method_from_outside_needs_no_registration():
         result = fedrts.train(model=net(), clients=clients(), test=Points(9, 20), method=Mine(density=0.6), **SMALL)
     finally:
         fedrts.methods.methods._known.pop("mine")
-    assert result.summary["method"] == "mine" and result.summary["density"] <= 0.6
+    assert result.summary["method"] == "mine"
+    assert result.summary["density"] <= 0.6
 
 
 def test_a_run_folder_resumes_to_the_same_bits(tmp_path):
@@ -105,7 +111,8 @@ def test_a_run_folder_resumes_to_the_same_bits(tmp_path):
     with pytest.raises(InputError, match="given in Python"):
         fedrts.resume(tmp_path / "run")
     resumed = fedrts.train(model=net(), out=tmp_path / "run", resume=True, **common)
-    assert torch.equal(whole.state.weights, resumed.state.weights) and whole.state.mask == resumed.state.mask
+    assert torch.equal(whole.state.weights, resumed.state.weights)
+    assert whole.state.mask == resumed.state.mask
     assert [{**line, "seconds": 0} for line in whole.history] == [{**line, "seconds": 0} for line in resumed.history]
     loaded = fedrts.load(tmp_path / "run", model=net())
     assert torch.equal(loaded(Points(1, 5).x), resumed.model(Points(1, 5).x))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedrts.client import Reply, Workbench, download
 from fedrts.methods.contract import Exchange, State
 from fedrts.tasks import Metrics
+
+_WORTH_THREADS = 5e7
+"""Multiply-accumulates of a batch's forward pass from which on several threads pay."""
 
 
 @dataclass
@@ -21,12 +26,32 @@ class SerialEngine:
     """The data rows of every client."""
     eval_batch_size: int
 
+    def __post_init__(self) -> None:
+        self.threads = _threads(self.bench.macs.dense * self.bench.training.batch_size)
+
     def run(self, exchange: Exchange, state: State, round_index: int, clients: Sequence[int]) -> Iterator[Reply]:
         sent = download(exchange, {"weights": state.weights, **state.memory}, state.mask)
         for client in clients:
-            yield self.bench.work(exchange, sent, state.mask, round_index, client, self.rows[client])
+            with self._limited():
+                reply = self.bench.work(exchange, sent, state.mask, round_index, client, self.rows[client])
+            yield reply
 
     def evaluate(self, state: State) -> Metrics:
         bench = self.bench
         bench.layout.bind(bench.module, state.weights.clone())
-        return bench.data.task.evaluate(bench.module, bench.data.test_x, bench.data.test_y, self.eval_batch_size)
+        with self._limited():
+            return bench.data.task.evaluate(bench.module, bench.data.test_x, bench.data.test_y, self.eval_batch_size)
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(min(self.threads, before))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def _threads(macs_per_batch: float) -> int:
+    """Threads for a model of this size: a small one gains nothing from a second thread and loses much where cores are busy."""
+    return 1 if macs_per_batch < _WORTH_THREADS else torch.get_num_threads()

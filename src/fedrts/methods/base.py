@@ -17,7 +17,7 @@ from fedrts.wire.fields import Message, Values
 class Method(BaseModel):
     """Federated averaging of all weights. A method overrides what it does differently; its options are its fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     dense: ClassVar[bool] = True
     """True: every link stays active and `density` is ignored."""

@@ -34,7 +34,14 @@ def test_erk_of_resnet18_has_the_published_check_values():
     assert sum(counts.values()) == kept
     saturated = {name for name in shapes if density[name] == 1}
     assert saturated == {name for name in shapes if name.startswith(("conv1", "layer1")) or "downsample" in name}
-    expected = {"layer2.0.conv1": 0.7484, "layer2": 0.4951, "layer3.0.conv1": 0.3685, "layer3": 0.2447, "layer4.0.conv1": 0.1828, "layer4": 0.1217}
+    expected = {
+        "layer2.0.conv1": 0.7484,
+        "layer2": 0.4951,
+        "layer3.0.conv1": 0.3685,
+        "layer3": 0.2447,
+        "layer4.0.conv1": 0.1828,
+        "layer4": 0.1217,
+    }
     for name in set(shapes) - saturated:
         assert density[name] == pytest.approx(expected.get(name, expected[name[:6]]), abs=5e-5), name
 
@@ -56,7 +63,8 @@ def test_budgets_are_exact_and_within_every_layer(shapes, share, kind):
 def test_only_the_current_maximum_saturates_in_a_pass():
     # raw densities 0.9, 0.2, 0.02 over 10, 100, 1000 weights and 300 to keep: saturating the first alone is enough
     densities = budget.densities([(10,), (100,), (1000,)], 100, [0.9, 0.2, 0.02])
-    assert densities[0] == 1.0 and 0 < densities[2] < densities[1] < 1
+    assert densities[0] == 1.0
+    assert 0 < densities[2] < densities[1] < 1
     assert sum(d * n for d, n in zip(densities, (10, 100, 1000), strict=True)) == pytest.approx(100)
 
 

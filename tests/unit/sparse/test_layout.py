@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -30,7 +32,8 @@ def test_prunable_first_then_dense_then_buffers(module):
     assert layout.parameters == sum(distinct.values())
     assert layout.links == sum(layout.sizes) < layout.parameters
     for entry in layout.layers:
-        assert len(entry.shape) >= 2 and not entry.name.endswith("bias")
+        assert len(entry.shape) >= 2
+        assert not entry.name.endswith("bias")
     assert all("running" in entry.name for entry in layout.buffers)
 
 
@@ -46,7 +49,8 @@ def test_tied_tensors_occur_once():
     gpt = models.get("tiny_gpt")((12,), 40)
     layout = Layout.of(gpt)
     tied = [entry for entry in layout.layers if "tokens.weight" in entry.names]
-    assert len(tied) == 1 and tied[0].names == ("tokens.weight", "head.weight")
+    assert len(tied) == 1
+    assert tied[0].names == ("tokens.weight", "head.weight")
     assert output_layer(gpt) is None
     last_mlp = "blocks.1.mlp.2.weight"
     assert last_mlp in [entry.name for entry in layout.layers]
@@ -76,7 +80,8 @@ def test_bound_module_lives_in_the_vector(module):
     module.train()
     module(x).square().mean().backward()
     expected = torch.cat([p.grad.flatten() for p in (dict(module.named_parameters())[e.name] for e in layout.layers + layout.dense)])
-    assert gradient.count_nonzero() > 0 and torch.equal(gradient, expected)
+    assert gradient.count_nonzero() > 0
+    assert torch.equal(gradient, expected)
     vector[: layout.parameters] -= gradient
     for entry in layout.layers:
         assert torch.equal(dict(module.named_parameters())[entry.name].detach(), layout.views(vector)[entry.name])
@@ -96,7 +101,7 @@ def test_constants_are_reset_for_every_client():
 
 def test_fingerprints_tell_layouts_apart():
     def of(*widths):
-        return Layout.of(nn.Sequential(*(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)))).fingerprint
+        return Layout.of(nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(widths)))).fingerprint
 
     assert of(3, 4, 5) == of(3, 4, 5) != of(4, 3, 5)
 

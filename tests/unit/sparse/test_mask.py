@@ -41,4 +41,5 @@ def test_expanded_values_are_the_receivers_own():
 
 def test_gained_counts_new_links_only():
     before, after = (Mask(torch.tensor(bits, dtype=torch.bool), [4]) for bits in ([1, 1, 0, 0], [1, 0, 1, 0]))
-    assert after.gained(before) == 1 and before.gained(before) == 0
+    assert after.gained(before) == 1
+    assert before.gained(before) == 0

@@ -33,7 +33,9 @@ def test_observing_every_link_is_observing_each():
 @pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (11.0, 1.0), (3.5, 8.5), (8.5, 3.5), (1.0, 3001.0), (2000.0, 1000.0)])
 def test_draws_follow_the_beta_distribution(a, b):
     xi = posterior.draw(torch.full((20_000,), a), torch.full((20_000,), b), key=5)
-    assert xi.dtype == torch.float32 and 0 < xi.min() and xi.max() < 1
+    assert xi.dtype == torch.float32
+    assert xi.min() > 0
+    assert xi.max() < 1
     assert stats.kstest(xi.double().numpy(), stats.beta(a, b).cdf).pvalue > 1e-4
 
 
@@ -51,4 +53,7 @@ def test_extreme_posteriors_stay_finite():
     alpha = torch.tensor([1.0, 1e7, 1.0, 1e30])
     beta = torch.tensor([1e7, 1.0, 1.0, 1e30])
     xi = posterior.draw(alpha, beta, key=0)
-    assert torch.isfinite(xi).all() and xi[0] < 1e-3 and xi[1] > 0.999 and xi[3] == pytest.approx(0.5, abs=1e-3)
+    assert torch.isfinite(xi).all()
+    assert xi[0] < 1e-3
+    assert xi[1] > 0.999
+    assert xi[3] == pytest.approx(0.5, abs=1e-3)

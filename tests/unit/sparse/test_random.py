@@ -31,7 +31,8 @@ def test_keys_are_stable_and_tell_their_parts_apart():
 
 def test_uniform_is_uniform():
     sample = random.uniform(7, 200_000).double().numpy()
-    assert sample.min() >= 0 and sample.max() < 1
+    assert sample.min() >= 0
+    assert sample.max() < 1
     counts, _ = np.histogram(sample, bins=50, range=(0, 1))
     chi2 = ((counts - 4000) ** 2 / 4000).sum()
     assert chi2 < 49 + 5 * np.sqrt(2 * 49)
@@ -46,13 +47,16 @@ def test_permutation_is_one(key, count):
 def test_every_order_is_equally_likely():
     orders = [tuple(random.permutation(random.key("p", i), 3).tolist()) for i in range(6000)]
     counts = np.array([orders.count(order) for order in set(orders)])
-    assert len(counts) == 6 and np.abs(counts - 1000).max() < 150
+    assert len(counts) == 6
+    assert np.abs(counts - 1000).max() < 150
 
 
 @pytest.mark.parametrize(("count", "picks"), [(10, 10), (100, 10), (1, 1)])
 def test_choose_picks_different_numbers_in_order(count, picks):
     chosen = random.choose(3, count, picks)
-    assert len(set(chosen)) == picks and chosen == sorted(chosen) and set(chosen) <= set(range(count))
+    assert len(set(chosen)) == picks
+    assert chosen == sorted(chosen)
+    assert set(chosen) <= set(range(count))
 
 
 def test_nothing_touches_the_global_generator():

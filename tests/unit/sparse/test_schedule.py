@@ -28,5 +28,6 @@ def test_quota_fits_into_every_layer(t, end, adjust, layers):
     quota = Schedule(1, end, adjust).quota(t, counts, sizes)
     fraction = Schedule(1, end, adjust).fraction(t)
     for q, active, size in zip(quota, counts, sizes, strict=True):
-        assert 0 <= q <= active and active + q <= size
+        assert 0 <= q <= active
+        assert active + q <= size
         assert q == math.floor(fraction * active) or q == size - active

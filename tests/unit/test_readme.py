@@ -1,0 +1,29 @@
+"""The README's Python runs as it stands there."""
+
+import re
+import warnings
+from pathlib import Path
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.S)
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exec(compile(code, str(README), "exec"), {"__name__": "example"})
+    first, second = capsys.readouterr().out.splitlines()
+    assert float(first.split()[0]) > 0.7
+    assert float(second.split()[0]) > 0.8
+    assert (tmp_path / "runs/a/summary.json").exists()
+
+
+def test_the_experiment_file_resolves(tmp_path):
+    from fedrts import config
+
+    (text,) = re.findall(r"```toml\n(.*?)```", README.read_text("utf-8"), re.S)
+    (tmp_path / "my.toml").write_text(text, "utf-8")
+    experiment = config.resolve(config.from_file(tmp_path / "my.toml"))
+    assert experiment.density == 0.1
+    assert experiment.train.lr == 0.2
