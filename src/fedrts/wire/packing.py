@@ -1,0 +1,118 @@
+"""Bits and small integers as bytes, and a reader that trusts none of them.
+
+Every value has exactly one accepted form: varints are minimal and padding bits are zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrts.wire.errors import WireError
+
+Bits = NDArray[np.bool_]
+Integers = NDArray[np.integer[Any]]
+
+
+def bytes_of(bits: int) -> int:
+    """Bytes that hold `bits` bits."""
+    return (bits + 7) // 8
+
+
+def varint(value: int) -> bytes:
+    """LEB128: seven bits a byte, the lowest first, the high bit set on all bytes but the last."""
+    head = bytearray()
+    while value > 127:
+        head.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*head, value])
+
+
+def varint_size(value: int) -> int:
+    """Exactly `len(varint(value))`."""
+    return max(1, (value.bit_length() + 6) // 7)
+
+
+def pack_bits(bits: Bits) -> bytes:
+    """`bits [...]` in row-major order, the first one lowest; the last byte is padded with zeros."""
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def split_planes(integers: Integers, width: int) -> Bits:
+    """`[width, m]`: bit p of each of the `integers [m]` in plane p."""
+    planes = np.empty((width, len(integers)), np.bool_)
+    for place, plane in enumerate(planes):
+        np.not_equal(integers & (1 << place), 0, out=plane)
+    return planes
+
+
+def join_planes(planes: Bits, dtype: np.dtype[Any]) -> Integers:
+    """The integers `[m]` of `planes [width, m]`, which `dtype` must hold: inverse of `split_planes`."""
+    integers: Integers = np.zeros(planes.shape[1], dtype)
+    for place, plane in enumerate(planes):
+        integers |= plane.astype(dtype) << place
+    return integers
+
+
+def pack_integers(integers: Integers, width: int) -> bytes:
+    """`integers [m]` of `width` bits each, as `width` bit planes one after the other."""
+    return pack_bits(split_planes(integers, width))
+
+
+class Reader:
+    """Reads a payload from front to back; what is missing, surplus or not canonical is a `WireError`.
+
+    Nothing is allocated before the bytes it is made from are known to be there.
+    """
+
+    def __init__(self, payload: bytes | memoryview) -> None:
+        self._rest = np.frombuffer(payload, np.uint8)
+
+    @property
+    def left(self) -> int:
+        """Bytes not read yet."""
+        return len(self._rest)
+
+    def byte(self) -> int:
+        return int(self._take(1)[0])
+
+    def varint(self, most: int) -> int:
+        """A varint of value `most` or less."""
+        value = shift = 0
+        while True:
+            byte = self.byte()
+            value |= (byte & 127) << shift
+            if value > most:
+                raise WireError(f"a number above {most}")
+            if byte < 128:
+                break
+            shift += 7
+            if shift > most.bit_length():  # nothing but zeros can follow, however long the payload
+                raise WireError("a number longer than it need be")
+        if byte == 0 and shift:
+            raise WireError("a number longer than it need be")
+        return value
+
+    def bits(self, number: int) -> Bits:
+        """The next `number` bits and the zeros that pad them to a byte."""
+        bits = np.unpackbits(self._take(bytes_of(number)), bitorder="little").view(np.bool_)
+        if bits[number:].any():
+            raise WireError("padding bits are set")
+        return bits[:number]
+
+    def integers(self, number: int, width: int) -> Integers:
+        """The next `number` integers of `width` bits each: inverse of `pack_integers`."""
+        return join_planes(self.bits(number * width).reshape(width, number), np.dtype(np.int64))
+
+    def end(self) -> None:
+        """Nothing may be left."""
+        if self.left:
+            raise WireError(f"{self.left} bytes too many")
+
+    def _take(self, number: int) -> NDArray[np.uint8]:
+        if number > self.left:
+            raise WireError(f"{number - self.left} bytes missing")
+        taken, self._rest = self._rest[:number], self._rest[number:]
+        return taken
