@@ -1,10 +1,18 @@
-"""Sums over clients: all that the server needs of them, in memory that does not grow with their number."""
+"""Sums over clients: all that the server needs of them, in memory that does not grow with their number.
+
+Robust reducers replace the mean of the `weights` alone. Clipping is a sum too; the trimmed mean and the median need every
+client's weights at once, and hold them until the round is over.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from fedrts.guard import Guard
 from fedrts.wire.fields import Message, Selection
 
 
@@ -16,30 +24,98 @@ class Sums:
     clients that did not name it count as 0).
     """
 
-    def __init__(self) -> None:
-        self.weight = 0
-        self._sums: dict[str, Tensor] = {}
-        self._types: dict[str, torch.dtype] = {}
+    def __init__(self, weights: Reduction | None = None) -> None:
+        self._totals: dict[str, _Total] = {}
+        self._weights = weights
+        """What takes the place of the mean of `weights`."""
 
-    def add(self, contribution: Message, weight: int) -> None:
-        """Add one client's contribution with its number of samples."""
+    def add(self, contribution: Message, weight: int, vote_weight: int | None = None) -> None:
+        """Add one client's contribution with its number of samples; in votes and indicators it may count less."""
+        votes = weight if vote_weight is None else vote_weight
         for name, payload in contribution.items():
-            if isinstance(payload, Selection):
+            if name == "weights" and self._weights is not None:
+                self._weights.add(payload, weight)
+            elif isinstance(payload, Selection):
                 named = payload.indices.new_ones(1, dtype=torch.bool).expand(payload.indices.shape)
                 values = named if payload.values is None else payload.values
-                total = self._sum(name, (payload.size,), values)
-                total.index_add_(0, payload.indices, values.to(total.dtype), alpha=weight)
+                total = self._total(name, (payload.size,), values)
+                total.sum.index_add_(0, payload.indices, values.to(total.sum.dtype), alpha=votes)
+                total.weight += votes
             else:
-                self._sum(name, tuple(payload.shape), payload).add_(payload, alpha=weight)
-        self.weight += weight
+                share = votes if payload.dtype == torch.bool else weight
+                total = self._total(name, tuple(payload.shape), payload)
+                total.sum.add_(payload, alpha=share)
+                total.weight += share
 
     def mean(self) -> dict[str, Tensor]:
         """Weighted means by name, in the type of the contributions (shares in float32)."""
-        return {name: (total / self.weight).to(self._types[name]) for name, total in self._sums.items()}
+        means = {name: (total.sum / total.weight).to(total.dtype) for name, total in self._totals.items()}
+        return means if self._weights is None else {**means, "weights": self._weights.result()}
 
-    def _sum(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        if name not in self._sums:
+    def _total(self, name: str, shape: tuple[int, ...], like: Tensor) -> _Total:
+        if name not in self._totals:
             counted = like.dtype == torch.bool
-            self._sums[name] = torch.zeros(shape, dtype=torch.int32 if counted else torch.float64, device=like.device)
-            self._types[name] = torch.float32 if counted else like.dtype
-        return self._sums[name]
+            empty = torch.zeros(shape, dtype=torch.int32 if counted else torch.float64, device=like.device)
+            self._totals[name] = _Total(empty, torch.float32 if counted else like.dtype)
+        return self._totals[name]
+
+
+@dataclass
+class _Total:
+    sum: Tensor
+    dtype: torch.dtype
+    weight: int = 0
+
+
+class Reduction(Protocol):
+    """Another way than the mean to make one vector of the clients' weights."""
+
+    def add(self, weights: Tensor, weight: int) -> None: ...
+
+    def result(self) -> Tensor: ...
+
+
+def reduction(guard: Guard, reference: Tensor, parameters: int) -> Reduction | None:
+    """The reducer that the guard asks for; None for the mean. `reference [m]`: the weights that clients started from, `parameters` first."""
+    if guard.reducer == "mean":
+        return None
+    if guard.reducer == "clip":
+        return Clipped(reference, parameters, guard.bound(reference[:parameters]))
+    return Sorted(guard.trim if guard.reducer == "trimmed_mean" else 0.5)
+
+
+@dataclass
+class Clipped:
+    """The mean of updates that are scaled down to a norm of at most `bound`: one client moves the model by p_k · bound at most."""
+
+    reference: Tensor
+    parameters: int
+    bound: float
+    _sums: Sums = field(default_factory=Sums)
+
+    def add(self, weights: Tensor, weight: int) -> None:
+        update = (weights - self.reference).double()
+        norm = float(torch.linalg.vector_norm(update[: self.parameters]))
+        if norm > self.bound:
+            update *= self.bound / norm
+        self._sums.add({"update": update}, weight)
+
+    def result(self) -> Tensor:
+        return (self.reference + self._sums.mean()["update"]).to(self.reference.dtype)
+
+
+@dataclass
+class Sorted:
+    """Per coordinate, the mean of the clients' values without the `trim` share at each end; half of them gives the median."""
+
+    trim: float
+    _held: list[Tensor] = field(default_factory=list)
+
+    def add(self, weights: Tensor, weight: int) -> None:
+        self._held.append(weights)
+
+    def result(self) -> Tensor:
+        count = len(self._held)
+        cut = min(int(self.trim * count), (count - 1) // 2)
+        ordered = torch.stack(self._held).sort(0).values[cut : count - cut]
+        return ordered.double().mean(0).to(ordered.dtype)

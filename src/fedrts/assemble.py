@@ -15,6 +15,7 @@ from fedrts.data.contract import Data
 from fedrts.data.partition import divide
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError
+from fedrts.guard import Guard
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Setup
 from fedrts.registry import import_path
@@ -86,7 +87,20 @@ def put_together(
     bench = Workbench(module, layout, held, training, e.seed, macs)
     engine = SerialEngine(bench, [part.to(device) for part in rows], e.eval.batch_size)
     schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer)
-    plan = Plan(method, engine, layout, schedule, e.rounds, len(rows), e.clients.per_round, e.seed, e.eval.every)
+    plan = Plan(
+        method,
+        engine,
+        layout,
+        schedule,
+        e.rounds,
+        samples=[len(part) for part in rows],
+        per_round=e.clients.per_round,
+        seed=e.seed,
+        eval_every=e.eval.every,
+        guard=Guard(**e.guard.model_dump()),
+        value_type=e.wire.value_type,
+        dropout=e.clients.dropout,
+    )
     return Assembled(experiment, method, module, layout, setup, plan, held, rows, training)
 
 

@@ -84,6 +84,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto or serial.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    value_type: Annotated[str | None, typer.Option(help="How values travel: float32 (lossless), float16 or int8.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<time>-<data>-<method>-<seed>.")] = None,
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other key; repeatable.")] = None,
     quiet: Quiet = False,
@@ -104,6 +105,7 @@ def run(
         "lr",
         "seed",
         "engine",
+        "value_type",
         "device",
     )
     flags = {name: value for name, value in locals().items() if name in names}

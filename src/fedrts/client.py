@@ -6,22 +6,21 @@ exchange's steps in order, and takes the upload's fields from its tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import singledispatch
+from dataclasses import dataclass, field, replace
+from functools import cached_property, singledispatch
 
 import torch
 from torch import Tensor, nn
 
 from fedrts.data.contract import Data
-from fedrts.methods.contract import Exchange, ProbeGradient, Train
+from fedrts.methods.contract import Exchange, ProbeGradient, Round, State, Train
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire import fields
-from fedrts.wire.fields import Message
+from fedrts.wire.fields import Frame, Message
 
 
 @dataclass(frozen=True)
@@ -46,18 +45,54 @@ class LocalTraining:
 
 
 @dataclass(frozen=True)
+class Order:
+    """What the server asks of clients in one exchange; the same for all of them."""
+
+    exchange: Exchange
+    round: Round
+    frame: Frame
+    sent: Message
+
+    @staticmethod
+    def of(exchange: Exchange, round: Round, layout: Layout, state: State, key: int) -> Order:
+        """The order that a server in `state` gives; `key` decides the rounding of what it sends."""
+        frame = Frame(layout, state.mask, state.values.dtype, key)
+        tensors = {"weights": state.weights, **state.memory}
+        return Order(exchange, round, frame, {name: entry.take(tensors, frame) for name, entry in exchange.down.items()})
+
+    @cached_property
+    def reference(self) -> Tensor | None:
+        """The weights on the mask as clients receive them, where they do."""
+        return self.exchange.down["weights"].open(self.sent["weights"], self.frame) if "weights" in self.exchange.down else None
+
+    def upload_frame(self, key: int) -> Frame:
+        """What both sides know of the upload."""
+        return replace(self.frame, key=key, reference=self.reference)
+
+
+@dataclass(frozen=True)
 class Reply:
-    """A client's answer to an exchange."""
+    """A client's answer to an exchange, as it claims to be."""
 
     client: int
+    round: int
+    exchange: int
     samples: int
     """n_k: the weight of this client in every mean."""
     message: Message
-    upload_bytes: int
-    download_bytes: int
-    flops: float
-    loss: float
+    flops: float = 0.0
+    loss: float = float("nan")
     """Mean training loss over the client's steps (NaN if it made none)."""
+    size: int | None = None
+    """Bytes that really came, where they did."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """No usable answer: what came in its place."""
+
+    client: int
+    reason: str
 
 
 @dataclass
@@ -77,24 +112,19 @@ class Workbench:
         self.gradient = torch.zeros(self.layout.parameters, dtype=parameter.dtype, device=parameter.device)
         self.has_batchnorm = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.module.modules())
 
-    def work(self, exchange: Exchange, received: Message, mask: Mask, round_index: int, client: int, rows: Tensor) -> Reply:
-        """Carry out one exchange as `client`, which holds the data rows `rows` and was sent `received` and `mask`."""
-        tensors = {name: entry.put(received[name], mask) for name, entry in exchange.down.items()}
-        job = Job(self, tensors, mask, rows, random.key(self.seed, "client", round_index, client))
+    def work(self, order: Order, client: int, rows: Tensor) -> Reply:
+        """Carry out one order as `client`, which holds the data rows `rows`."""
+        index, exchange = order.round.index, order.exchange
+        tensors = {name: entry.put(order.sent[name], order.frame) for name, entry in exchange.down.items()}
+        job = Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", index, client))
         self.layout.bind(self.module, job.weights, self.gradient)
         with _isolated(random.key(job.key, "module"), self.gradient.device):
             for step in exchange.steps:
                 perform(step, job)
-        message: Message = {name: entry.take(job.tensors, mask) for name, entry in exchange.up.items()}
-        return Reply(
-            client=client,
-            samples=len(rows),
-            message=message,
-            upload_bytes=fields.length(exchange.up, message, mask),
-            download_bytes=fields.length(exchange.down, received, mask),
-            flops=job.flops,
-            loss=float(job.loss / job.steps) if job.steps else float("nan"),
-        )
+        frame = order.upload_frame(random.key(job.key, "rounding", order.round.exchange))
+        message: Message = {name: entry.take(job.tensors, frame) for name, entry in exchange.up.items()}
+        loss = float(job.loss / job.steps) if job.steps else float("nan")
+        return Reply(client, index, order.round.exchange, len(rows), message, job.flops, loss)
 
 
 @dataclass
@@ -180,8 +210,3 @@ def _isolated(key: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(random.seed(key))
         yield
-
-
-def download(exchange: Exchange, tensors: Mapping[str, Tensor], mask: Mask) -> Message:
-    """What the server sends to every client in this exchange."""
-    return {name: entry.take(tensors, mask) for name, entry in exchange.down.items()}

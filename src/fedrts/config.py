@@ -18,7 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedrts import data, methods, models
 from fedrts.data.contract import Recipe
 from fedrts.errors import InputError, nearest, note
+from fedrts.guard import Reducer
 from fedrts.methods.base import Method
+from fedrts.wire.quantise import ValueType
 
 CUSTOM = "custom"
 """The model or data set of a run whose objects were given in Python."""
@@ -38,6 +40,7 @@ class Clients(Table):
     per_round: int = Field(10, ge=1, description="clients that take part in each round")
     partition: Literal["dirichlet", "iid"] = Field("dirichlet", description="how training samples are divided")
     alpha: Number = Field(0.5, gt=0, description="Dirichlet concentration: lower is more heterogeneous")
+    dropout: Number = Field(0.0, ge=0, lt=1, description="simulated: chance that a client vanishes after its download")
     min_size: int = Field(10, ge=1, description="least number of samples of a client")
 
     @model_validator(mode="after")
@@ -90,6 +93,26 @@ class Engine(Table):
     name: Literal["auto", "serial"] = Field("auto", description="serial: one client after the other")
 
 
+class Wire(Table):
+    """How values travel."""
+
+    value_type: ValueType = Field("float32", description="float32 (lossless), float16 or int8 (unbiased rounding), both ways")
+
+
+class GuardTable(Table):
+    """Under which rules clients' replies count."""
+
+    quorum: Number = Field(0.5, gt=0, le=1, description="share of a round's clients whose replies must be usable")
+    over_select: Number = Field(0.0, ge=0, le=10, description="how many more clients than needed are asked, as a share")
+    deadline: Number | None = Field(None, gt=0, description="seconds after which replies of a round are late; default none")
+    attempts: int = Field(5, ge=1, description="times that a round is tried with other clients before the run stops")
+    norm_bound: Number = Field(100.0, gt=0, description="largest update, as a multiple of max(norm of the model, 1)")
+    reducer: Reducer = Field("mean", description="of the weights: mean, clip (at norm_bound), trimmed_mean, median")
+    trim: Number = Field(0.2, ge=0, lt=0.5, description="share cut off at each end by trimmed_mean")
+    max_share: Number = Field(1.0, gt=0, le=1, description="largest share of one client in votes and indicators")
+    strikes: int = Field(3, ge=1, description="rejected replies after which a client is asked no more")
+
+
 class Checkpoint(Table):
     """How often the state is made durable."""
 
@@ -123,6 +146,8 @@ class Experiment(Table):
     train: Train = Train()
     topology: Topology = Topology()
     eval: Eval = Eval()
+    wire: Wire = Wire()
+    guard: GuardTable = GuardTable()
     checkpoint: Checkpoint = Checkpoint()
 
     @field_validator("device")
@@ -151,6 +176,7 @@ SHORT = {
     "batch_size": ("train", "batch_size"),
     "lr": ("train", "lr"),
     "engine": ("engine", "name"),
+    "value_type": ("wire", "value_type"),
 }
 """Flags and keywords that stand for a key inside a table."""
 

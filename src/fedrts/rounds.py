@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedrts.aggregate import Sums
+from fedrts.aggregate import Sums, reduction
+from fedrts.client import Failure, Order, Reply
 from fedrts.engines import Engine
 from fedrts.errors import InputError
+from fedrts.guard import Guard, Strikes, fault
 from fedrts.methods.base import Method
-from fedrts.methods.contract import Round, Setup, State
+from fedrts.methods.contract import Exchange, Round, State
 from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
+from fedrts.traffic import Lengths, Traffic
+from fedrts.wire import codec
+from fedrts.wire.codec import Kind
+from fedrts.wire.quantise import ValueType
 
 ALWAYS_EVALUATED = 10
 """The last rounds of a run, each of which is evaluated."""
+
+DROPPED, LATE = "dropped out", "late"
+"""Reasons why a reply is missing that are not the client's fault."""
 
 _BINS = 20
 
@@ -35,14 +44,28 @@ class Plan:
     layout: Layout
     schedule: Schedule
     rounds: int
-    clients: int
+    samples: Sequence[int]
+    """n_k of every client."""
     per_round: int
     seed: int
     eval_every: int
+    guard: Guard = Guard()
+    value_type: ValueType = "float32"
+    dropout: float = 0.0
 
-    def sample(self, index: int) -> list[int]:
-        """C_t: the clients of a round, a function of (seed, round) alone; the set-up is held with round 0's."""
-        return random.choose(random.key(self.seed, "sample", max(index, 0)), self.clients, self.per_round)
+    def sample(self, index: int, attempt: int = 0, quarantined: Collection[int] = ()) -> list[int]:
+        """C_t: the clients asked in a round, a function of (seed, round, attempt) and of who is quarantined; the set-up is held with round 0's."""
+        order = random.permutation(random.key(self.seed, "sample", max(index, 0), attempt), len(self.samples)).tolist()
+        asked = self.guard.asked(self.per_round)
+        chosen = [client for client in order if client not in quarantined][:asked]
+        return chosen if asked > self.per_round else sorted(chosen)
+
+    def drops_out(self, index: int, attempt: int, client: int) -> bool:
+        """Does the simulation let this client vanish after its download?"""
+        return self.dropout > 0 and float(random.uniform(random.key(self.seed, "dropout", index, attempt, client), 1)) < self.dropout
+
+    def exchanges(self, round: Round) -> list[Exchange]:
+        return [exchange.with_values_as(self.value_type) for exchange in self.method.exchanges(round)]
 
     def key(self, index: int, purpose: str) -> int:
         return random.key(self.seed, "server", index, purpose)
@@ -52,12 +75,25 @@ class Plan:
 
 
 @dataclass
+class Ledger:
+    """What the server knows of its clients and must not forget: who holds which mask, and whose replies were rejected."""
+
+    traffic: Traffic
+    strikes: Strikes
+
+    @staticmethod
+    def of(guard: Guard) -> Ledger:
+        return Ledger(Traffic(), Strikes(guard.strikes))
+
+
+@dataclass
 class Record:
     """One line of history.jsonl."""
 
     round: int
     outer: bool
     clients: list[int]
+    """Whose replies count."""
     rejected: list[dict[str, Any]] = field(default_factory=list)
     loss: float | None = None
     accuracy: float | None = None
@@ -83,40 +119,32 @@ class Played:
     """One line of topology.jsonl, in outer rounds."""
 
 
-def begin(plan: Plan, setup: Setup) -> State:
-    """The state before anything travelled."""
-    return plan.method.begin(setup)
-
-
-def play(plan: Plan, state: State, first: int) -> Iterator[Played]:
+def play(plan: Plan, state: State, first: int, ledger: Ledger | None = None) -> Iterator[Played]:
     """Rounds from `first` (-1: the set-up) to the last, each with the state after it."""
+    ledger = ledger or Ledger.of(plan.guard)
     for index in range(first, plan.rounds):
         if index < 0 and not plan.method.exchanges(Round.of(index, plan.schedule, state.mask)):
             continue
-        played = play_round(plan, state, index)
+        played = play_round(plan, state, index, ledger)
         state = played.state
         yield played
 
 
-def play_round(plan: Plan, before: State, index: int) -> Played:
-    """One round with all its exchanges; `before` is left as it is."""
+def play_round(plan: Plan, before: State, index: int, ledger: Ledger | None = None) -> Played:
+    """One round, attempted until enough replies are usable; `before` is left as it is."""
     started = time.perf_counter()
-    clients = plan.sample(index)
-    state = before
-    record = Record(index, plan.schedule.is_outer(index), clients)
-    exchanges = plan.method.exchanges(Round.of(index, plan.schedule, state.mask))
-    for number in range(len(exchanges)):
-        current = Round.of(index, plan.schedule, state.mask, number)
-        exchange = plan.method.exchanges(current)[number]  # of the mask as the exchange before left it
-        sums = Sums()
-        for reply in plan.engine.run(exchange, state, index, clients):
-            sums.add(plan.method.contribution(reply.message, state, current), reply.samples)
-            record.upload_bytes += reply.upload_bytes
-            record.download_bytes += reply.download_bytes
-            record.flops += reply.flops
-        mean = sums.mean()
-        _check_finite(mean, index)
-        state = plan.method.update(state, mean, current, lambda purpose: plan.key(index, purpose))
+    ledger = ledger or Ledger.of(plan.guard)
+    record = Record(index, plan.schedule.is_outer(index), [])
+    for attempt in range(plan.guard.attempts):
+        state = _attempt(plan, before, index, attempt, ledger, record)
+        if state is not None:
+            break
+    else:
+        reasons = "; ".join(sorted({str(entry["reason"]) for entry in record.rejected})) or "nobody was left to ask"
+        raise InputError(
+            f"round {index}: fewer than {plan.guard.needed(plan.per_round)} usable replies in {plan.guard.attempts} attempts ({reasons}): "
+            "nothing of it was applied; mend the cause or lower guard.quorum, then resume"
+        )
     record.density = density(plan.layout, state.mask)
     record.links_changed = state.mask.gained(before.mask) / max(state.mask.number, 1)
     if plan.is_evaluated(index):
@@ -124,6 +152,58 @@ def play_round(plan: Plan, before: State, index: int) -> Played:
         record.loss, record.accuracy, record.perplexity = (metrics.get(name) for name in ("loss", "accuracy", "perplexity"))
     record.seconds = time.perf_counter() - started
     return Played(state, record, describe(plan, before, state, index) if record.outer else None)
+
+
+def _attempt(plan: Plan, state: State, index: int, attempt: int, ledger: Ledger, record: Record) -> State | None:
+    """All exchanges of a round with one sample of clients; None if too few replies were usable."""
+    clients = plan.sample(index, attempt, ledger.strikes.quarantined)
+    for number in range(len(plan.method.exchanges(Round.of(index, plan.schedule, state.mask)))):
+        current = Round.of(index, plan.schedule, state.mask, number)
+        exchange = plan.exchanges(current)[number]  # of the mask as the exchange before left it
+        order = Order.of(exchange, current, plan.layout, state, plan.key(index, f"rounding {number}"))
+        sums = _collect(plan, order, state, attempt, clients, ledger, record)
+        if len(record.clients) < plan.guard.needed(plan.per_round):
+            return None
+        clients = list(record.clients)
+        state = plan.method.update(state, sums.mean(), current, lambda purpose: plan.key(index, purpose))
+    return state
+
+
+def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list[int], ledger: Ledger, record: Record) -> Sums:
+    """Send an order to `clients` and sum what may count of their replies; `record.clients` are those that did."""
+    samples = {client: plan.samples[client] for client in clients}
+    votes = plan.guard.vote_weights(samples)
+    gone = {client for client in clients if plan.drops_out(order.round.index, attempt, client)}
+    lengths = Lengths(order.exchange.down, order.sent, order.frame)
+    for client in clients:
+        record.download_bytes += lengths.download(ledger.traffic.held_by(client))
+        ledger.traffic.send(client, order.frame.mask)
+    record.clients = []
+    record.rejected += [{"client": client, "reason": DROPPED} for client in clients if client in gone]
+    reference = order.reference
+    robust = None if reference is None else reduction(plan.guard, reference, len(reference) - order.frame.statistics)
+    sums = Sums(robust)
+    due = None if plan.guard.deadline is None else time.monotonic() + plan.guard.deadline
+    for reply in plan.engine.run(order, [client for client in clients if client not in gone]):
+        if due is not None and time.monotonic() > due:
+            record.rejected.append({"client": reply.client, "reason": LATE})
+            break
+        reason = reply.reason if isinstance(reply, Failure) else fault(reply, order, plan.guard, samples, record.clients)
+        if reason is not None:
+            record.rejected.append({"client": reply.client, "reason": reason})
+            ledger.strikes.add(reply.client)
+            continue
+        assert isinstance(reply, Reply)
+        frame = order.upload_frame(0)
+        record.upload_bytes += reply.size or codec.size(Kind.UPLOAD, order.exchange.up, reply.message, frame)
+        record.flops += reply.flops
+        opened = {name: entry.open(reply.message[name], frame) for name, entry in order.exchange.up.items()}
+        sums.add(plan.method.contribution(opened, state, order.round), reply.samples, votes[reply.client])
+        record.clients.append(reply.client)
+        if len(record.clients) == plan.per_round:
+            break
+    record.clients.sort()
+    return sums
 
 
 def density(layout: Layout, mask: Mask) -> float:
@@ -155,9 +235,3 @@ def _histogram(belief: Tensor | None, at: Tensor) -> list[int] | None:
     bins = (belief[at] * _BINS).long().clamp_(0, _BINS - 1)
     counts: list[int] = torch.bincount(bins, minlength=_BINS).tolist()
     return counts
-
-
-def _check_finite(mean: dict[str, Tensor], index: int) -> None:
-    for name, tensor in mean.items():
-        if not torch.isfinite(tensor).all():
-            raise InputError(f"the mean of '{name}' is not finite in round {index}: training diverged; lower train.lr")

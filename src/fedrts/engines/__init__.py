@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from fedrts.client import Reply
-from fedrts.methods.contract import Exchange, State
+from fedrts.client import Failure, Order, Reply
+from fedrts.methods.contract import State
 from fedrts.tasks import Metrics
 
 
 class Engine(Protocol):
     """Runs exchanges with clients, and evaluates the server's model."""
 
-    def run(self, exchange: Exchange, state: State, round_index: int, clients: Sequence[int]) -> Iterator[Reply]:
-        """The replies of `clients`, as they come."""
+    def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply | Failure]:
+        """The replies of `clients` to an order, as they come; none of them is to be trusted."""
         ...
 
     def evaluate(self, state: State) -> Metrics:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedrts.client import Reply, Workbench, download
-from fedrts.methods.contract import Exchange, State
+from fedrts.client import Order, Reply, Workbench
+from fedrts.methods.contract import State
 from fedrts.tasks import Metrics
 
 _WORTH_THREADS = 5e7
@@ -29,11 +29,10 @@ class SerialEngine:
     def __post_init__(self) -> None:
         self.threads = _threads(self.bench.macs.dense * self.bench.training.batch_size)
 
-    def run(self, exchange: Exchange, state: State, round_index: int, clients: Sequence[int]) -> Iterator[Reply]:
-        sent = download(exchange, {"weights": state.weights, **state.memory}, state.mask)
+    def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply]:
         for client in clients:
             with self._limited():
-                reply = self.bench.work(exchange, sent, state.mask, round_index, client, self.rows[client])
+                reply = self.bench.work(order, client, self.rows[client])
             yield reply
 
     def evaluate(self, state: State) -> Metrics:

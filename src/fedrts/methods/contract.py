@@ -17,7 +17,8 @@ from fedrts.sparse import budget
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
-from fedrts.wire.fields import Field
+from fedrts.wire.fields import Field, Values
+from fedrts.wire.quantise import ValueType
 
 Rng = Callable[[str], int]
 """The key (see `sparse.random`) of a named purpose in this round."""
@@ -82,6 +83,15 @@ class Exchange:
     down: Mapping[str, Field]
     steps: tuple[Step, ...]
     up: Mapping[str, Field]
+
+    def with_values_as(self, type: ValueType) -> Exchange:
+        """This exchange with the weights in another type, both ways."""
+
+        def typed(entry: Field) -> Field:
+            return replace(entry, type=type) if isinstance(entry, Values) and entry.of == "weights" and entry.on == "mask" else entry
+
+        down, up = ({name: typed(entry) for name, entry in way.items()} for way in (self.down, self.up))
+        return Exchange(down, self.steps, up)
 
     def then(self, *steps: Step, **up: Field) -> Exchange:
         """This exchange with further steps and further fields in the upload."""

@@ -7,6 +7,7 @@ its work follows the active links and not the model. Inside the active part laye
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -54,6 +55,11 @@ class Mask:
     def number(self) -> int:
         """A: all active links."""
         return sum(self.counts)
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """8 bytes that name this mask."""
+        return hashlib.blake2b(np.packbits(self.bits.cpu().numpy()).tobytes(), digest_size=8).digest()
 
     @property
     def is_full(self) -> bool:

@@ -1,27 +1,29 @@
 """The fields of a message: declarations of what travels, from which everything else about traffic derives.
 
-A method declares fields; it never touches bytes. A field can take its payload from a sender's tensors, put it into a
-receiver's, and say how long it is. Payloads are tensors, or a `Selection` where only some links are named.
-
-Lengths count values plus a bitmap of the positions of the tensors that are really sent, and ⌈log2 n⌉ bits per index,
-until messages are encoded by a codec; then they become the codec's.
+A method declares fields; it never touches bytes. A field takes its payload from a sender's tensors, puts it into a
+receiver's, writes and reads it as bytes, and says how long it is. Payloads are tensors; a `Selection` where only some links
+are named; a `Short` where values travel in fewer bits.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from fedrts.sparse.layout import Layout
+from fedrts.sparse.layout import Layout, starts
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.topk import top_indices
+from fedrts.wire import positions
+from fedrts.wire.packing import Bits, Reader, varint, varint_size
+from fedrts.wire.quantise import Quantised, ValueType, blocks_of
 
 VALUE_BYTES = 4
-"""Values travel as float32."""
+"""Of a dense value in the accountings."""
 
 
 @dataclass(frozen=True)
@@ -33,24 +35,67 @@ class Selection:
     values: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Short:
+    """Values in a shorter type, and the statistics behind them as they are."""
+
+    values: Tensor | Quantised
+    statistics: Tensor
+
+
 Payload = Any
-"""A tensor, or a `Selection`."""
+"""A tensor, a `Selection`, or a `Short` for values in a shorter type."""
 Message = dict[str, Payload]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What sender and receiver of a message both know."""
+
+    layout: Layout
+    mask: Mask
+    dtype: torch.dtype = torch.float32
+    """Of the model's weights."""
+    key: int = 0
+    """Of stochastic rounding."""
+    reference: Tensor | None = None
+    """The weights on the mask `[A + n − P]` as the client received them: quantised uploads are changes from these."""
+
+    @property
+    def statistics(self) -> int:
+        """How many of a model's values, the last ones, are buffers; these are never quantised."""
+        return self.layout.length - self.layout.parameters
 
 
 class Field(Protocol):
     """What one entry of a message is."""
 
-    def take(self, tensors: Mapping[str, Tensor], mask: Mask) -> Payload:
-        """The payload, from a sender's tensors by name and its mask."""
+    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Payload:
+        """The payload, from a sender's tensors by name."""
         ...
 
-    def put(self, payload: Payload, mask: Mask) -> Tensor:
+    def open(self, payload: Payload, frame: Frame) -> Payload:
+        """What a payload means: a tensor or a `Selection`."""
+        ...
+
+    def put(self, payload: Payload, frame: Frame) -> Tensor:
         """The receiver's own tensor of a payload."""
         ...
 
-    def length(self, payload: Payload, mask: Mask) -> int:
-        """Bytes on the wire."""
+    def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
+        """The payload as bytes, piece by piece."""
+        ...
+
+    def read(self, reader: Reader, frame: Frame) -> Payload:
+        """The payload again; a `WireError` where the bytes can be none."""
+        ...
+
+    def size(self, payload: Payload, frame: Frame) -> int:
+        """Exactly the number of bytes that `write` gives."""
+        ...
+
+    def fault(self, payload: Payload, frame: Frame) -> str | None:
+        """What is wrong with a payload that somebody sent; None if nothing."""
         ...
 
     def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
@@ -60,50 +105,170 @@ class Field(Protocol):
 
 @dataclass(frozen=True)
 class Values:
-    """Numbers of the tensor `of`: those on the mask with the unpruned rest, or all of them."""
+    """Numbers of the tensor `of`: on the mask with the unpruned rest, of all links, or everything."""
 
     of: str = "weights"
-    on: Literal["mask", "all"] = "mask"
+    on: Literal["mask", "links", "all"] = "mask"
+    type: ValueType = "float32"
+    """float32 means the model's own type and is lossless. Shorter types keep statistics (buffers) whole."""
 
-    def take(self, tensors: Mapping[str, Tensor], mask: Mask) -> Tensor:
-        return mask.compact(tensors[self.of]) if self.on == "mask" else tensors[self.of].clone()
+    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Payload:
+        values = frame.mask.compact(tensors[self.of]) if self.on == "mask" else tensors[self.of].clone()
+        if self.type == "float32":
+            return values
+        kept = len(values) - frame.statistics
+        change = values if frame.reference is None else values - frame.reference
+        short = change[:kept].half() if self.type == "float16" else Quantised.of(change[:kept], frame.key)
+        return Short(short, values[kept:].clone())
 
-    def put(self, payload: Payload, mask: Mask) -> Tensor:
-        tensor: Tensor = mask.expand(payload) if self.on == "mask" else payload.clone()
-        return tensor
+    def open(self, payload: Payload, frame: Frame) -> Tensor:
+        if self.type == "float32":
+            tensor: Tensor = payload
+            return tensor
+        short = payload.values
+        values = (short.values() if isinstance(short, Quantised) else short).to(frame.dtype)
+        if frame.reference is not None:
+            values = frame.reference[: len(values)] + values
+        return torch.cat([values, payload.statistics])
 
-    def length(self, payload: Payload, mask: Mask) -> int:
-        positions = 0 if self.on == "all" or mask.is_full else math.ceil(len(mask.bits) / 8)
-        return VALUE_BYTES * int(payload.shape[-1]) + positions
+    def put(self, payload: Payload, frame: Frame) -> Tensor:
+        values = self.open(payload, frame)
+        return frame.mask.expand(values) if self.on == "mask" else values.clone()
+
+    def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
+        for tensor in self._tensors(payload):
+            yield tensor.cpu().contiguous().numpy().tobytes()
+
+    def read(self, reader: Reader, frame: Frame) -> Payload:
+        device = frame.mask.bits.device
+        tensors = [reader.tensor(count, dtype).to(device) for count, dtype in self._shapes(frame)]
+        if self.type == "float32":
+            return tensors[0]
+        return Short(tensors[0] if self.type == "float16" else Quantised(tensors[0], tensors[1]), tensors[-1])
+
+    def size(self, payload: Payload, frame: Frame) -> int:
+        return sum(count * dtype.itemsize for count, dtype in self._shapes(frame))
+
+    def fault(self, payload: Payload, frame: Frame) -> str | None:
+        try:
+            tensors = self._tensors(payload)
+            found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        except (AttributeError, TypeError):
+            return f"'{self.of}' is not of the type asked for"
+        expected = [((count,), dtype) for count, dtype in self._shapes(frame)]
+        if found != expected:
+            return f"'{self.of}' has {found} where {expected} was asked for"
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point()):
+            return f"'{self.of}' is not finite"
+        return None
 
     def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
-        if self.on == "all" or density >= 1:
+        if self.on != "mask" or density >= 1:
             return VALUE_BYTES * layout.length
         return VALUE_BYTES * density * layout.links + layout.links / 8 + VALUE_BYTES * (layout.length - layout.links)
+
+    def _shapes(self, frame: Frame) -> list[tuple[int, torch.dtype]]:
+        """(number, type) of the tensors that travel."""
+        links = frame.mask.number if self.on == "mask" else frame.layout.links
+        count = links + (0 if self.on == "links" else frame.layout.length - frame.layout.links)
+        if self.type == "float32":
+            return [(count, frame.dtype)]
+        kept = count - frame.statistics
+        short = [(kept, torch.float16)] if self.type == "float16" else [(kept, torch.int8), (blocks_of(kept), torch.float32)]
+        return [*short, (frame.statistics, frame.dtype)]
+
+    def _tensors(self, payload: Payload) -> list[Tensor]:
+        if self.type == "float32":
+            return [payload]
+        short = payload.values
+        return [*([short.levels, short.scales] if isinstance(short, Quantised) else [short]), payload.statistics]
 
 
 @dataclass(frozen=True)
 class Indices:
-    """Names of links: the `k[l]` largest magnitudes of the tensor `of` in each layer among the inactive links."""
+    """Names of links: the `k[l]` largest magnitudes of the tensor `of` in each layer among the inactive links.
+
+    They travel as positions among the inactive links of the layer, in the smallest coding.
+    """
 
     of: str
     k: Sequence[int]
 
-    def take(self, tensors: Mapping[str, Tensor], mask: Mask) -> Selection:
+    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Selection:
+        mask = frame.mask
         return Selection(top_indices(tensors[self.of].abs(), self.k, ~mask.bits, mask.sizes), len(mask.bits))
 
-    def put(self, payload: Payload, mask: Mask) -> Tensor:
+    def open(self, payload: Payload, frame: Frame) -> Selection:
+        selection: Selection = payload
+        return selection
+
+    def put(self, payload: Payload, frame: Frame) -> Tensor:
         indices: Tensor = payload.indices
         return indices
 
-    def length(self, payload: Payload, mask: Mask) -> int:
-        bits = sum(k * math.ceil(math.log2(size)) for k, size in zip(self.k, mask.sizes, strict=True) if k)
-        return math.ceil(bits / 8)
+    def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
+        for bits in self._among_inactive(payload, frame):
+            yield write_positions(bits, (len(bits),))
+
+    def read(self, reader: Reader, frame: Frame) -> Selection:
+        named = np.zeros(len(frame.mask.bits), np.bool_)
+        for span, inactive, k in self._layers(frame):
+            layer = np.zeros(len(inactive), np.bool_)
+            layer[inactive] = read_positions(reader, (int(inactive.sum()),), k)
+            named[span] = layer
+        return Selection(torch.from_numpy(np.flatnonzero(named)).to(frame.mask.bits.device), len(named))
+
+    def size(self, payload: Payload, frame: Frame) -> int:
+        return sum(positions_size(bits, (len(bits),)) for bits in self._among_inactive(payload, frame))
+
+    def fault(self, payload: Payload, frame: Frame) -> str | None:
+        mask = frame.mask
+        if not isinstance(payload, Selection) or payload.values is not None or payload.size != len(mask.bits):
+            return f"'{self.of}' is not a choice of this model's links"
+        indices = payload.indices
+        if indices.dtype != torch.int64 or indices.shape != (sum(self.k),):
+            return f"{tuple(indices.shape)} links are named where {sum(self.k)} were asked for"
+        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= payload.size):
+            return "a link is named that does not exist"
+        if bool((indices[1:] <= indices[:-1]).any()):
+            return "links are named twice or out of order"
+        if bool(mask.bits[indices].any()):
+            return "an active link is named"
+        bounds = torch.tensor(starts(mask.sizes), device=indices.device)
+        counts = torch.searchsorted(indices, bounds).diff().tolist()
+        return None if counts == list(self.k) else f"layers have {counts} links named where {list(self.k)} were asked for"
 
     def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
         return 0.5 * fraction * Values().paper_length(layout, density, fraction)
 
+    def _layers(self, frame: Frame) -> Iterator[tuple[slice, Bits, int]]:
+        """(span, which links are inactive, k) of every layer."""
+        bits, begin = frame.mask.bits.cpu().numpy(), starts(frame.mask.sizes)
+        for start, stop, k in zip(begin, begin[1:], self.k, strict=False):
+            yield slice(start, stop), ~bits[start:stop], k
 
-def length(fields: Mapping[str, Field], message: Message, mask: Mask) -> int:
-    """Bytes of a whole message."""
-    return sum(field.length(message[name], mask) for name, field in fields.items())
+    def _among_inactive(self, payload: Selection, frame: Frame) -> Iterator[Bits]:
+        """For every layer, which of its inactive links are named."""
+        named = np.zeros(len(frame.mask.bits), np.bool_)
+        named[payload.indices.cpu().numpy()] = True
+        for span, inactive, _ in self._layers(frame):
+            yield named[span][inactive]
+
+
+def write_positions(bits: Bits, shape: Sequence[int]) -> bytes:
+    """`bits [n]` of a layer in their smallest coding: its number, the payload's length, the payload."""
+    coding, payload = positions.encode(bits, shape)
+    return bytes([coding]) + varint(len(payload)) + payload
+
+
+def read_positions(reader: Reader, shape: Sequence[int], count: int | None = None) -> Bits:
+    """Inverse of `write_positions`; a `count` of true bits known from elsewhere is checked."""
+    coding = reader.byte()
+    payload = reader.take(reader.varint(most=reader.left))
+    return positions.decode(coding, payload.data, shape, count)
+
+
+def positions_size(bits: Bits, shape: Sequence[int]) -> int:
+    """Exactly `len(write_positions(bits, shape))`."""
+    smallest = min(positions.sizes(bits, shape).values())
+    return 1 + varint_size(smallest) + smallest

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedrts.wire.errors import WireError
 
@@ -76,7 +78,7 @@ class Reader:
         return len(self._rest)
 
     def byte(self) -> int:
-        return int(self._take(1)[0])
+        return int(self.take(1)[0])
 
     def varint(self, most: int) -> int:
         """A varint of value `most` or less."""
@@ -97,7 +99,7 @@ class Reader:
 
     def bits(self, number: int) -> Bits:
         """The next `number` bits and the zeros that pad them to a byte."""
-        bits = np.unpackbits(self._take(bytes_of(number)), bitorder="little").view(np.bool_)
+        bits = np.unpackbits(self.take(bytes_of(number)), bitorder="little").view(np.bool_)
         if bits[number:].any():
             raise WireError("padding bits are set")
         return bits[:number]
@@ -106,12 +108,19 @@ class Reader:
         """The next `number` integers of `width` bits each: inverse of `pack_integers`."""
         return join_planes(self.bits(number * width).reshape(width, number), np.dtype(np.int64))
 
+    def tensor(self, number: int, dtype: torch.dtype) -> Tensor:
+        """The next `number` values of a type, as a tensor of its own."""
+        if number == 0:
+            return torch.zeros(0, dtype=dtype)
+        return torch.frombuffer(bytearray(self.take(number * dtype.itemsize).data), dtype=dtype)
+
     def end(self) -> None:
         """Nothing may be left."""
         if self.left:
             raise WireError(f"{self.left} bytes too many")
 
-    def _take(self, number: int) -> NDArray[np.uint8]:
+    def take(self, number: int) -> NDArray[np.uint8]:
+        """The next `number` bytes."""
         if number > self.left:
             raise WireError(f"{number - self.left} bytes missing")
         taken, self._rest = self._rest[:number], self._rest[number:]

@@ -1,0 +1,135 @@
+"""No reply is trusted: what is checked before a client's answer touches a sum, and who is no longer asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedrts.client import Order, Reply
+from fedrts.wire import codec
+from fedrts.wire.codec import Header, Kind
+from fedrts.wire.fields import Message
+
+Reducer = Literal["mean", "clip", "trimmed_mean", "median"]
+
+_LARGEST_STATISTIC = 1e9
+"""No honest BatchNorm statistic is larger; they have no update whose norm could be bounded."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The rules under which replies count."""
+
+    quorum: float = 0.5
+    """Share of the clients of a round whose replies must be usable; below it the round is repeated with others."""
+    attempts: int = 5
+    over_select: float = 0.0
+    """How many more clients than needed are asked, as a share; the first replies count."""
+    deadline: float | None = None
+    """Seconds after which replies of a round are late."""
+    norm_bound: float = 100.0
+    """Largest update, as a multiple of max(‖W‖, 1): beyond it a reply is rejected (with reducer `clip`: scaled down)."""
+    reducer: Reducer = "mean"
+    trim: float = 0.2
+    """Share of clients cut off at each end by the trimmed mean."""
+    max_share: float = 1.0
+    """Largest share that one client has in votes and indicators."""
+    strikes: int = 3
+    """Rejected replies after which a client is asked no more."""
+
+    def needed(self, per_round: int) -> int:
+        return max(1, math.ceil(self.quorum * per_round))
+
+    def asked(self, per_round: int) -> int:
+        return math.ceil(per_round * (1 + self.over_select))
+
+    def bound(self, reference: Tensor) -> float:
+        """The largest norm of an update to the weights `reference`."""
+        return self.norm_bound * max(float(torch.linalg.vector_norm(reference.double())), 1.0)
+
+    def vote_weights(self, samples: Mapping[int, int]) -> dict[int, int]:
+        """n_k, cut so that no client has more than `max_share` of their sum (with fewer clients than 1/max_share: equal ones)."""
+        weights = sorted(samples.values())
+        if self.max_share >= 1 or not weights:
+            return dict(samples)
+        low, high = 1, weights[-1]  # the largest cap c with c ≤ max_share · Σ min(n, c)
+        while low < high:
+            cap = (low + high + 1) // 2
+            fits = cap <= self.max_share * sum(min(weight, cap) for weight in weights)
+            low, high = (cap, high) if fits else (low, cap - 1)
+        return {client: min(weight, low) for client, weight in samples.items()}
+
+
+@dataclass
+class Strikes:
+    """How often each client's replies were rejected."""
+
+    limit: int
+    counts: dict[int, int] = field(default_factory=dict)
+
+    def add(self, client: int) -> None:
+        self.counts[client] = self.counts.get(client, 0) + 1
+
+    @property
+    def quarantined(self) -> set[int]:
+        return {client for client, count in self.counts.items() if count >= self.limit}
+
+
+def fault(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int], answered: Sequence[int]) -> str | None:
+    """Why a reply to `order` must not count; None if it may.
+
+    `samples` are the sizes of the clients that were asked, as the server knows them; `answered` those that count already.
+    """
+    if reply.client not in samples:
+        return "this client was not asked"
+    if reply.client in answered:
+        return "a second reply of the same client"
+    if (reply.round, reply.exchange) != (order.round.index, order.round.exchange):
+        return f"a reply to round {reply.round}, exchange {reply.exchange}"
+    if reply.samples != samples[reply.client]:
+        return f"{reply.samples} samples where the client has {samples[reply.client]}"
+    if set(reply.message) != set(order.exchange.up):
+        return f"fields {sorted(reply.message)} where {sorted(order.exchange.up)} were asked for"
+    for name, entry in order.exchange.up.items():
+        if (reason := entry.fault(reply.message[name], order.frame)) is not None:
+            return reason
+    return _too_large(reply.message, order, guard)
+
+
+def _too_large(message: Message, order: Order, guard: Guard) -> str | None:
+    if "weights" not in order.exchange.up or order.reference is None:
+        return None
+    frame = order.upload_frame(0)
+    weights = order.exchange.up["weights"].open(message["weights"], frame)
+    if weights.shape != order.reference.shape:
+        return None
+    parameters = len(weights) - frame.statistics
+    if weights[parameters:].numel() and float(weights[parameters:].abs().max()) > _LARGEST_STATISTIC:
+        return "statistics beyond any measure"
+    update = float(torch.linalg.vector_norm((weights - order.reference)[:parameters].double()))
+    if not math.isfinite(update):
+        return "'weights' is not finite"
+    bound = guard.bound(order.reference[:parameters])
+    if guard.reducer != "clip" and update > bound:
+        return f"an update of norm {update:.3g}, above the bound of {bound:.3g}"
+    return None
+
+
+def encode_reply(reply: Reply, order: Order) -> bytes:
+    """A reply as it travels."""
+    frame = order.frame
+    layout = bytes.fromhex(frame.layout.fingerprint)
+    header = Header(Kind.UPLOAD, layout, frame.mask.fingerprint, reply.round, reply.exchange, reply.client, reply.samples)
+    return codec.encode(header, order.exchange.up, reply.message, frame)
+
+
+def decode_reply(data: bytes, order: Order) -> Reply:
+    """A reply that came from outside; a `WireError` if it can be none. Whether it counts is for `fault` to say."""
+    header, reader = codec.open_upload(data, order.frame)
+    message = codec.read_fields(reader, order.exchange.up, order.frame)
+    return Reply(header.client, header.round, header.exchange, header.samples, message, size=len(data))

@@ -1,0 +1,63 @@
+"""Who holds which mask, so that a download tells a client only what it lacks.
+
+A client that answers in a round holds the mask it was sent, and uploads need no positions. With the next download it gets
+nothing if the mask is still the same, else the cheaper of the whole mask and the difference to the one it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedrts.sparse.mask import Mask
+from fedrts.wire import codec
+from fedrts.wire.codec import Kind
+from fedrts.wire.fields import Field, Frame, Message
+
+REMEMBERED = 8
+"""Masks that the server keeps; a client with an older one gets the whole mask."""
+
+
+@dataclass
+class Traffic:
+    """The server's book on its clients' masks. Memory: one entry per client that ever took part, and the last eight masks."""
+
+    holds: dict[int, bytes] = field(default_factory=dict)
+    """Client → fingerprint of the mask it holds."""
+    masks: dict[bytes, Mask] = field(default_factory=dict)
+    """The last masks by fingerprint, the newest last."""
+
+    def held_by(self, client: int) -> Mask | None:
+        """The mask that a client holds, as far as the server can tell the difference to it."""
+        return self.masks.get(self.holds.get(client, b""))
+
+    def send(self, client: int, mask: Mask) -> None:
+        """Note that a client was sent a mask."""
+        self.holds[client] = mask.fingerprint
+        if mask.fingerprint not in self.masks:
+            self.masks[mask.fingerprint] = mask
+            while len(self.masks) > REMEMBERED:
+                del self.masks[next(iter(self.masks))]
+
+    def forget(self, client: int) -> None:
+        """A client said that it does not hold what we thought: the next download carries the whole mask."""
+        self.holds.pop(client, None)
+
+
+@dataclass
+class Lengths:
+    """Lengths of one exchange's downloads; what is the same for several clients is computed once."""
+
+    fields: Mapping[str, Field]
+    message: Message
+    frame: Frame
+
+    def __post_init__(self) -> None:
+        self._known: dict[bytes, int] = {}
+
+    def download(self, held: Mask | None) -> int:
+        """Bytes of the download to a client that holds `held`."""
+        name = held.fingerprint if held is not None else b""
+        if name not in self._known:
+            self._known[name] = codec.size(Kind.DOWNLOAD, self.fields, self.message, self.frame, held)
+        return self._known[name]

@@ -1,0 +1,192 @@
+"""A message as bytes: a header that says what it belongs to, the declared fields, a checksum. Never a pickle.
+
+Both sides know the exchange, so that names and lengths do not travel; what does travel is checked before anything is
+allocated for it, and every malformed message is a `WireError`.
+
+| bytes | header |
+|------:|--------|
+| 4     | `FRTS` |
+| 1     | version of the format |
+| 1     | kind: 0 download, 1 upload |
+| 8     | fingerprint of the layout |
+| 8     | fingerprint of the mask that the values are on |
+| 4     | round, signed |
+| 1     | exchange of the round |
+| 4     | client |
+| 4     | samples of the client (uploads; 0 in downloads) |
+
+Then the positions of the mask (downloads), the fields in the order of the exchange, and 4 bytes of CRC-32 over all before.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from fedrts.sparse.layout import Layout, starts
+from fedrts.sparse.mask import Mask
+from fedrts.wire.errors import WireError
+from fedrts.wire.fields import Field, Frame, Message, positions_size, read_positions, write_positions
+from fedrts.wire.packing import Bits, Reader
+
+VERSION = 1
+_MAGIC = b"FRTS"
+_HEADER = struct.Struct("<4sBB8s8siBII")
+_CHECKSUM = struct.Struct("<I")
+
+
+class Kind(IntEnum):
+    DOWNLOAD = 0
+    UPLOAD = 1
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a message belongs to."""
+
+    kind: Kind
+    layout: bytes
+    mask: bytes
+    round: int
+    exchange: int
+    client: int
+    samples: int = 0
+
+
+class MaskForm(IntEnum):
+    """How a download tells the mask."""
+
+    HELD = 0
+    """Not at all: the client holds it."""
+    WHOLE = 1
+    CHANGED = 2
+    """As the difference to the mask that the client holds."""
+
+
+def encode(header: Header, fields: Mapping[str, Field], message: Message, frame: Frame, held: Mask | None = None) -> bytes:
+    """A whole message. A download to a client that holds the mask `held` (None: none at all) tells it what it lacks."""
+    pieces = [_pack(header)]
+    if header.kind == Kind.DOWNLOAD:
+        pieces += _write_mask(frame, held)
+    for name, field in fields.items():
+        pieces += field.write(message[name], frame)
+    data = b"".join(pieces)
+    return data + _CHECKSUM.pack(zlib.crc32(data))
+
+
+def size(kind: Kind, fields: Mapping[str, Field], message: Message, frame: Frame, held: Mask | None = None) -> int:
+    """Exactly `len(encode(…))`, without encoding."""
+    own = _HEADER.size + _CHECKSUM.size + (mask_size(frame, held) if kind == Kind.DOWNLOAD else 0)
+    return own + sum(field.size(message[name], frame) for name, field in fields.items())
+
+
+def peek(data: bytes | memoryview) -> Header:
+    """The header of a message whose checksum is right."""
+    view = memoryview(data)
+    if len(view) < _HEADER.size + _CHECKSUM.size:
+        raise WireError(f"a message of {len(view)} bytes is too short to be one")
+    magic, version, kind, layout, mask, index, exchange, client, samples = _HEADER.unpack_from(view)
+    if magic != _MAGIC:
+        raise WireError("this is no fedrts message")
+    if version != VERSION:
+        raise WireError(f"format version {version} is not known here (ours is {VERSION}): upgrade the older side")
+    if kind not in set(Kind):
+        raise WireError(f"message kind {kind} is not known")
+    if zlib.crc32(view[: -_CHECKSUM.size]) != _CHECKSUM.unpack(view[-_CHECKSUM.size :])[0]:
+        raise WireError("the checksum is wrong: the message was damaged on its way")
+    return Header(Kind(kind), layout, mask, index, exchange, client, samples)
+
+
+def open_download(data: bytes | memoryview, layout: Layout, held: Mask | None) -> tuple[Header, Mask, Reader]:
+    """The header and mask of a download, for a client that holds `held`, and the reader of its fields (see `read_fields`).
+
+    With these the client knows which exchange it is in. Where it does not hold the mask that the message counts on, this is a
+    `WireError` and the client asks for the whole.
+    """
+    header, reader = _opened(data, Kind.DOWNLOAD, layout)
+    mask = _read_mask(reader, layout, held)
+    if mask is None or mask.fingerprint != header.mask:
+        raise WireError("the mask that the message is on is not here: ask for the whole")
+    return header, mask, reader
+
+
+def open_upload(data: bytes | memoryview, frame: Frame) -> tuple[Header, Reader]:
+    """The header of an upload on the mask of `frame`, and the reader of its fields."""
+    header, reader = _opened(data, Kind.UPLOAD, frame.layout)
+    if header.mask != frame.mask.fingerprint:
+        raise WireError("the message is on another mask")
+    return header, reader
+
+
+def read_fields(reader: Reader, fields: Mapping[str, Field], frame: Frame) -> Message:
+    """All payloads; nothing may be left after them."""
+    message = {name: field.read(reader, frame) for name, field in fields.items()}
+    reader.end()
+    return message
+
+
+def mask_size(frame: Frame, held: Mask | None) -> int:
+    """Bytes by which a download tells its mask to a client that holds `held`."""
+    sizes = _mask_sizes(frame, held)
+    return 1 + min(sizes.values())
+
+
+def _opened(data: bytes | memoryview, kind: Kind, layout: Layout) -> tuple[Header, Reader]:
+    header = peek(data)
+    if header.kind != kind:
+        raise WireError(f"a message of kind {header.kind.name} where {kind.name} was expected")
+    if header.layout != bytes.fromhex(layout.fingerprint):
+        raise WireError("the message is of another model")
+    return header, Reader(memoryview(data)[_HEADER.size : -_CHECKSUM.size])
+
+
+def _mask_sizes(frame: Frame, held: Mask | None) -> dict[MaskForm, int]:
+    """Bytes of the positions in every form that a client with `held` understands."""
+    if held is not None and held.fingerprint == frame.mask.fingerprint:
+        return {MaskForm.HELD: 0}
+    forms = [MaskForm.WHOLE] if held is None else [MaskForm.WHOLE, MaskForm.CHANGED]
+    return {form: sum(positions_size(bits, shape) for bits, shape in _layers(frame, form, held)) for form in forms}
+
+
+def _write_mask(frame: Frame, held: Mask | None) -> Iterator[bytes]:
+    sizes = _mask_sizes(frame, held)
+    form = min(sizes, key=sizes.__getitem__)
+    yield bytes([form])
+    if form != MaskForm.HELD:
+        for bits, shape in _layers(frame, form, held):
+            yield write_positions(bits, shape)
+
+
+def _read_mask(reader: Reader, layout: Layout, held: Mask | None) -> Mask | None:
+    form = reader.byte()
+    if form == MaskForm.HELD:
+        return held
+    if form not in set(MaskForm):
+        raise WireError(f"mask form {form} is not known")
+    bits = torch.cat(
+        [torch.from_numpy(read_positions(reader, entry.shape)) for entry in layout.layers] or [torch.zeros(0, dtype=torch.bool)]
+    )
+    if form == MaskForm.WHOLE:
+        return Mask(bits, layout.sizes)
+    return None if held is None else Mask(bits ^ held.bits.cpu(), layout.sizes)
+
+
+def _layers(frame: Frame, form: MaskForm, held: Mask | None) -> Iterator[tuple[Bits, tuple[int, ...]]]:
+    """For every layer the bits that tell its mask, and its shape."""
+    bits = frame.mask.bits
+    if form == MaskForm.CHANGED and held is not None:
+        bits = bits ^ held.bits
+    array = bits.cpu().numpy()
+    begin = starts(frame.layout.sizes)
+    for entry, start, stop in zip(frame.layout.layers, begin, begin[1:], strict=False):
+        yield array[start:stop], entry.shape
+
+
+def _pack(header: Header) -> bytes:
+    names = (header.layout, header.mask, header.round, header.exchange, header.client, header.samples)
+    return _HEADER.pack(_MAGIC, VERSION, header.kind, *names)
