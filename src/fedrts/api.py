@@ -169,7 +169,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
             state = played.state
             history.append(played.record.as_dict())
             if folder is not None:
-                _write_round(folder, played, experiment, pace)
+                _write_round(folder, played, run, pace)
             observer.played(played.record)
         summary = summarise(run, state, history)
         masks = run.layout.by_name(state.mask.bits)
@@ -184,13 +184,13 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
     return Result(run.module.eval(), masks, history, summary, state)
 
 
-def _write_round(folder: RunFolder, played: Played, experiment: Experiment, pace: Pace) -> None:
+def _write_round(folder: RunFolder, played: Played, run: Assembled, pace: Pace) -> None:
     folder.append("history.jsonl", played.record.as_dict())
     if played.topology is not None:
         folder.append("topology.jsonl", played.topology)
     done = played.record.round + 1
-    if pace.is_due(done) or done == experiment.rounds:
-        pace.timed(lambda: folder.save(played.state, done, experiment))
+    if pace.is_due(done) or done == run.experiment.rounds:
+        pace.timed(lambda: folder.save(played.state, done, run.experiment, [entry.name for entry in run.layout.layers]))
 
 
 def with_folder(experiment: Experiment) -> Experiment:

@@ -26,6 +26,8 @@ from fedrts.sparse.mask import Mask
 
 KEPT = 2
 _DAMAGED = ".damaged"
+_TEMPORARY = ".writing.tmp"
+"""One name for all checkpoints: what a killed process left is overwritten by the next."""
 _SHARE_OF_TIME = 0.05
 _NAME = re.compile(r"(\d{8})-([0-9a-f]{32})\.safetensors")
 
@@ -40,20 +42,20 @@ class Saved:
     """The experiment it belongs to and the lengths of the logs at that moment."""
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, temporary: str = ".{}.tmp") -> None:
     """`data` under `path`, whole or not at all: temporary file, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(".writing.tmp")  # one name for all: what a killed process left is overwritten by the next
+    temporary_path = path.with_name(temporary.format(path.name))
     try:
         with _explained(path):
-            with open(temporary, "wb") as file:
+            with open(temporary_path, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(temporary_path, path)
             _sync_folder(path.parent)
     except InputError:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
         raise
 
 
@@ -77,21 +79,29 @@ def save(folder: Path, saved: Saved) -> None:
     data = safetensors.torch.save(host, metadata={"fedrts": json.dumps(facts)})
     with _explained(folder):
         folder.mkdir(exist_ok=True)
-    write_atomically(folder / f"{saved.next_round:08d}-{_digest(data)}.safetensors", data)
+    write_atomically(folder / f"{saved.next_round:08d}-{_digest(data)}.safetensors", data, _TEMPORARY)
     for old in _files(folder)[KEPT:]:
         old.unlink(missing_ok=True)
 
 
-def load(folder: Path, device: torch.device | str = "cpu") -> Saved | None:
-    """The newest undamaged checkpoint; None if there never was one. A damaged pair is an error, one damaged file a note."""
+def load(folder: Path, device: torch.device | str = "cpu", repair: bool = False) -> Saved | None:
+    """The newest undamaged checkpoint; None if there never was one. A damaged pair is an error, one damaged file a note.
+
+    `repair` puts damaged files out of the way, so that they do not count as one of the last two; only who writes to the
+    folder may ask for it.
+    """
+    damaged = list(folder.glob(f"*{_DAMAGED}"))
     for file in _files(folder):
         data = file.read_bytes()
         match = _NAME.fullmatch(file.name)
         if match is None or _digest(data) != match[2]:
-            _set_aside(file)
+            note(f"checkpoint {file.name} is damaged (wrong checksum); taking the one before")
+            damaged.append(file)
+            if repair:
+                file.rename(file.with_name(file.name + _DAMAGED))
             continue
         return _parsed(data, device)
-    if any(folder.glob(f"*{_DAMAGED}")):
+    if damaged:
         raise InputError(f"all checkpoints in {folder} are damaged: restore one from a backup, or delete the folder to start at round 0")
     return None
 
@@ -108,12 +118,6 @@ def _parsed(data: bytes, device: torch.device | str) -> Saved:
 def _files(folder: Path) -> list[Path]:
     """Checkpoint files, newest first."""
     return sorted((file for file in folder.glob("*.safetensors") if _NAME.fullmatch(file.name)), reverse=True)
-
-
-def _set_aside(file: Path) -> None:
-    """Put a damaged checkpoint out of the way, so that it does not count as one of the last two."""
-    note(f"checkpoint {file.name} is damaged (wrong checksum): set aside; trying the one before")
-    file.rename(file.with_name(file.name + _DAMAGED))
 
 
 def _digest(data: bytes) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +32,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._logs: dict[str, IO[bytes]] = {}
+        self._made: list[Path] = []
 
     # -- starting -------------------------------------------------------------------------------------------------
 
@@ -39,6 +40,7 @@ class RunFolder:
         """Make the folder and write experiment.toml, before anything else happens."""
         if (self.path / "experiment.toml").exists():
             raise InputError(f"{self.path} holds a run already: continue it with `fedrts resume {self.path}`, or choose another --out")
+        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             occupied = [entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")]
@@ -51,10 +53,11 @@ class RunFolder:
         write_atomically(self.path / "experiment.toml", tomli_w.dumps({**settings, "versions": versions}).encode())
 
     def discard(self) -> None:
-        """Remove a folder in which nothing happened yet."""
+        """Remove a folder in which nothing happened yet, and the parents that were made for it."""
         (self.path / "experiment.toml").unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            self.path.rmdir()
+            for folder in self._made:
+                folder.rmdir()
 
     def experiment_file(self) -> Path:
         file = self.path / "experiment.toml"
@@ -90,16 +93,17 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"cannot write {self.path / log}: {error.strerror}; free the space, then resume") from error
 
-    def save(self, state: State, next_round: int, experiment: Experiment) -> None:
-        """A checkpoint; the logs are on disk before it is."""
+    def save(self, state: State, next_round: int, experiment: Experiment, layers: Sequence[str]) -> None:
+        """A checkpoint, with the names of the prunable `layers`; the logs are on disk before it is."""
         for log in self._logs.values():
             os.fsync(log.fileno())
-        facts = {"experiment": _comparable(experiment), "logs": {name: log.tell() for name, log in self._logs.items()}}
+        logs = {name: log.tell() for name, log in self._logs.items()}
+        facts = {"experiment": _comparable(experiment), "logs": logs, "layers": list(layers)}
         checkpoint.save(self.path / "checkpoint", Saved(state, next_round, facts))
 
     def load(self, experiment: Experiment, device: torch.device | str) -> Saved | None:
         """The newest checkpoint, if it belongs to this experiment."""
-        saved = checkpoint.load(self.path / "checkpoint", device)
+        saved = checkpoint.load(self.path / "checkpoint", device, repair=True)
         if saved is None:
             return None
         now, then = _comparable(experiment), saved.facts["experiment"]
@@ -132,7 +136,10 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """What the run came to; None while it is unfinished."""
         file = self.path / "summary.json"
-        return json.loads(file.read_text("utf-8")) if file.exists() else None
+        if not file.exists():
+            return None
+        summary: dict[str, Any] = _parsed(file, file.read_bytes())
+        return summary
 
     def _read_log(self, name: str) -> list[dict[str, Any]]:
         """The lines of a log; a torn last one (the run was killed while writing it) does not count."""
@@ -140,7 +147,14 @@ class RunFolder:
         lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
         if lines and not lines[-1].endswith(b"\n"):
             lines.pop()
-        return [json.loads(line) for line in lines]
+        return [_parsed(file, line) for line in lines]
+
+
+def _parsed(file: Path, text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{file} is damaged: {error}; restore it from a backup") from error
 
 
 def _finite(content: Any) -> Any:

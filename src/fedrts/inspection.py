@@ -39,15 +39,11 @@ def inspect_run(path: Path) -> dict[str, Any]:
 
 
 def _layers(folder: RunFolder) -> list[tuple[str, int, int]]:
-    """(name, links, active) of every prunable layer, from the saved masks or else the newest checkpoint."""
-    if (folder.path / "masks.safetensors").exists():
-        masks = folder.read_tensors("masks.safetensors")
-        return [(name, mask.numel(), int(mask.count_nonzero())) for name, mask in masks.items()]
+    """(name, links, active) of every prunable layer, from the newest checkpoint."""
     saved = checkpoint.load(folder.path / "checkpoint")
     if saved is None:
         return []
-    mask = saved.state.mask
-    return [(f"layer {index}", size, active) for index, (size, active) in enumerate(zip(mask.sizes, mask.counts, strict=True))]
+    return list(zip(saved.facts["layers"], saved.state.mask.sizes, saved.state.mask.counts, strict=True))
 
 
 def evaluate_run(path: Path, data_name: str | None = None) -> Metrics:

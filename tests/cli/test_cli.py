@@ -505,7 +505,6 @@ def test_bad_command_line(fedrts, run_dir, arguments, words):
     ("file", "commands"),
     [
         ("model.safetensors", ["evaluate", "export"]),
-        ("masks.safetensors", ["inspect"]),
         ("summary.json", ["inspect", "resume"]),
         ("history.jsonl", ["inspect"]),
         ("experiment.toml", ["inspect", "evaluate", "export"]),

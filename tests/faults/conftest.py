@@ -6,25 +6,29 @@ is a process of its own that runs `fedrts.cli.main` and can be killed without a 
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import json
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import pytest
 
-PRELOAD = ["fedrts.api", "fedrts.cli", "fedrts.observe.console", "fedrts.data.digits", "sklearn.datasets", "torch._dynamo"]
+PRELOAD = ["fedrts.api", "fedrts.cli", "fedrts.observe.console", "fedrts.data.digits", "sklearn.datasets", "torch._dynamo", "pytest"]
 """What a run imports."""
 
+CHILD = "a command in a process of its own"
+"""The name of this file where it runs as a child's program; `conftest` alone would be ambiguous there."""
 
-@dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True)
 class Moment:
     """When a process falls, by its own hand: at the n-th … matching `name`; `by` says how (SIGKILL, or SIGSTOP to freeze)."""
 
@@ -36,13 +40,13 @@ class Moment:
     by: int = signal.SIGKILL
 
 
-def command(arguments: list[str], out: str, err: str, moment: Moment | None) -> None:
+def command(arguments: list[str], out: str, err: str, moment: tuple | None) -> None:
     """What a child process does."""
     for target, stream in ((out, sys.stdout), (err, sys.stderr)):
         stream.flush()
         os.dup2(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream.fileno())
     if moment is not None:
-        arrange(moment)
+        arrange(Moment(*moment))
     from fedrts.cli import main
 
     sys.argv = ["fedrts", *arguments]
@@ -95,7 +99,8 @@ class Running:
 
     def __init__(self, context: multiprocessing.context.ForkServerContext, arguments: list[str], logs: Path, moment: Moment | None) -> None:
         self._files = [logs / f"{time.monotonic_ns()}.{kind}" for kind in ("out", "err")]
-        self.process = context.Process(target=command, args=(arguments, *map(str, self._files), moment), daemon=True)
+        task = {"TASK": (arguments, *map(str, self._files), moment and dataclasses.astuple(moment))}
+        self.process = context.Process(target=runpy.run_path, args=(__file__, task, CHILD), daemon=True)
         self.process.start()
 
     @property
@@ -152,3 +157,7 @@ def start(_server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
 @pytest.fixture(scope="session")
 def moment() -> type[Moment]:
     return Moment
+
+
+if __name__ == CHILD:
+    command(*TASK)  # noqa: F821  given by `Running`

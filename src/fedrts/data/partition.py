@@ -15,6 +15,8 @@ _REDRAWS = 100
 def divide(kind: str, labels: Tensor, clients: int, alpha: float, min_size: int, key: int) -> list[Tensor]:
     """The row numbers of every client: disjoint and complete, each client with at least `min_size` rows."""
     rows = len(labels)
+    if kind == "dirichlet" and (labels.dim() != 1 or labels.is_floating_point()):
+        raise InputError("clients.partition = 'dirichlet' needs one label per sample, which this data set does not have: use 'iid'")
     if clients * max(min_size, 1) > rows:
         raise InputError(
             f"clients.total = {clients} with clients.min_size = {min_size} needs {clients * max(min_size, 1):,} training samples; "

@@ -58,7 +58,7 @@ class FedRTS(Sparse):
         if not round.outer:
             alpha, beta = posterior.observe(alpha, beta, active, self.scale, at=state.mask.active)  # Eq. 6; inactive: None
             return updated.remember(alpha=alpha, beta=beta)
-        outcome = self.gamma * 0.5 + (1 - self.gamma) * mean["votes"]  # Eq. 3, 5: inactive links
+        outcome = torch.add(self.gamma * 0.5, mean["votes"], alpha=1 - self.gamma)  # Eq. 3, 5: inactive links
         outcome[state.mask.active] = active
         alpha, beta = posterior.observe(alpha, beta, outcome, self.scale)  # Eq. 6
         drawn = posterior.draw(alpha, beta, rng("topology"))

@@ -1,15 +1,16 @@
 """What a model costs: multiply-accumulates (MAC) of a forward pass, in all and as its layers' densities make it.
 
-As in the paper one MAC counts as one FLOP and a backward pass as two forward passes.
+As in the paper one MAC counts as one FLOP and a backward pass as two forward passes. Products without weights (attention
+scores) are not counted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
@@ -22,24 +23,34 @@ class Macs:
     layers: tuple[float, ...]
     """Of the modules that own each prunable tensor: these shrink with the layer's density."""
     rest: float
-    """Of everything else (output layer, attention products)."""
+    """Of everything else that has weights (the output layer)."""
 
     @staticmethod
     def of(module: nn.Module, layout: Layout, sample: Tensor) -> Macs:
-        """Counted in one forward pass over two copies of `sample` (a batch of one input)."""
-        batch = torch.cat([sample[:1], sample[:1]])
+        """Counted in one forward pass over `sample` (a batch of inputs), by hooks on the linear and convolutional modules."""
+        counted: dict[str, float] = {}
+
+        def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+            def count(part: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+                transposed = isinstance(part, nn.modules.conv._ConvTransposeNd)
+                positions = inputs[0] if transposed else output  # each meets one row of the weight
+                weight: Tensor = part.weight  # type: ignore[assignment]
+                counted[name] = counted.get(name, 0) + positions.numel() * weight.numel() / weight.shape[0] / len(sample)
+
+            return count
+
+        weighted = [(name, part) for name, part in module.named_modules() if isinstance(part, (nn.Linear, nn.modules.conv._ConvNd))]
+        hooks = [part.register_forward_hook(watch(name)) for name, part in weighted]
         was_training = module.training
-        module.eval()
-        counter = FlopCounterMode(display=False)
-        with torch.no_grad(), counter:
-            module(batch)
-        module.train(was_training)
-        root = type(module).__name__
-        by_module = {path.removeprefix(f"{root}.").removeprefix(root): sum(c.values()) for path, c in counter.get_flop_counts().items()}
-        total = float(counter.get_total_flops())
-        layers = [_flops_of(by_module, entry.names) for entry in layout.layers]
-        scale = 2 * len(batch)  # two FLOPs of the counter are one MAC
-        return Macs(tuple(flops / scale for flops in layers), (total - sum(layers)) / scale)
+        try:
+            with torch.no_grad():
+                module.eval()(sample)
+        finally:
+            module.train(was_training)
+            for hook in hooks:
+                hook.remove()
+        layers = [sum(counted.get(name.rpartition(".")[0], 0.0) for name in entry.names) for entry in layout.layers]
+        return Macs(tuple(layers), sum(counted.values()) - sum(layers))
 
     @property
     def dense(self) -> float:
@@ -48,8 +59,3 @@ class Macs:
     def forward(self, mask: Mask) -> float:
         """MACs per sample where every layer costs its density's share."""
         return self.rest + sum(macs * active / size for macs, active, size in zip(self.layers, mask.counts, mask.sizes, strict=True))
-
-
-def _flops_of(by_module: dict[str, int], names: tuple[str, ...]) -> float:
-    """FLOPs of the modules that own a (possibly tied) parameter."""
-    return float(sum(by_module.get(name.rpartition(".")[0], 0) for name in names))

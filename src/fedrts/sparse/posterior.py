@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedrts.sparse import random
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16
 """Links drawn from one random stream: fixed, so that a draw does not depend on the number of threads."""
 
 _EPSILON = float(np.finfo(np.float32).eps)
@@ -23,10 +23,10 @@ def observe(alpha: Tensor, beta: Tensor, outcome: Tensor, scale: float, at: Tens
     `alpha`, `beta` `[P]`; `outcome` in [0, 1] of every link `[P]`, or `[m]` of the links with the indices `at [m]`: the
     others are unobserved (X = None) and keep theirs.
     """
-    gain = outcome * scale
+    missed = 1 - outcome
     if at is None:
-        return alpha + gain, beta + (scale - gain)
-    return alpha.index_add(0, at, gain), beta.index_add(0, at, scale - gain)
+        return torch.add(alpha, outcome, alpha=scale), torch.add(beta, missed, alpha=scale)
+    return alpha.index_add(0, at, outcome, alpha=scale), beta.index_add(0, at, missed, alpha=scale)
 
 
 def mean(alpha: Tensor, beta: Tensor) -> Tensor:
@@ -40,25 +40,25 @@ def draw(alpha: Tensor, beta: Tensor, key: int) -> Tensor:
     As the ratio of two Gamma variates: `torch.distributions.Beta` takes no generator.
     """
     if alpha.device.type == "cpu":
-        a, b = (torch.from_numpy(_gammas(shape.numpy(), random.key(key, name))) for name, shape in (("a", alpha), ("b", beta)))
-    else:
-        generator = torch.Generator(alpha.device).manual_seed(random.seed(key))
-        a, b = (torch._standard_gamma(shape, generator=generator) for shape in (alpha, beta))
+        return torch.from_numpy(_betas(alpha.numpy(), beta.numpy(), key))
+    generator = torch.Generator(alpha.device).manual_seed(random.seed(key))
+    a, b = (torch._standard_gamma(shape, generator=generator) for shape in (alpha, beta))
     return a.div_(b.add_(a)).clamp_(_EPSILON, 1 - _EPSILON)
 
 
-def _gammas(shape: np.ndarray, key: int) -> np.ndarray:
-    """Gamma(shape, 1) variates, float32: chunks of fixed size with a stream each, spread over the cores."""
-    out = np.empty(shape.shape, dtype=np.float32)
+def _betas(alpha: np.ndarray, beta: np.ndarray, key: int) -> np.ndarray:
+    """Beta variates, float32: chunks of fixed size with a stream each, spread over the cores."""
+    out = np.empty(alpha.shape, dtype=np.float32)
 
     def fill(start: int) -> None:
         stream = np.random.Generator(np.random.SFC64(random.key(key, start)))
         part = slice(start, start + _CHUNK)
-        stream.standard_gamma(shape[part], dtype=np.float32, out=out[part])
+        a, b = (stream.standard_gamma(shape[part], dtype=np.float32) for shape in (alpha, beta))
+        np.clip(a / (a + b), _EPSILON, 1 - _EPSILON, out=out[part])
 
     chunks = range(0, len(out), _CHUNK)
-    if len(chunks) == 1:
-        fill(0)
+    if len(chunks) <= 1:
+        list(map(fill, chunks))
     else:
         with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
             list(threads.map(fill, chunks))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import numpy as np
 import torch
@@ -13,13 +10,11 @@ from torch import Tensor
 
 from fedrts.sparse.layout import starts
 
-_WORTH_A_THREAD = 1 << 18
-
 
 def top(scores: Tensor, k: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """Indicator `bool [..., S]` of the `k[l]` largest `scores [..., S]` in each layer; layer l spans `sizes[l]` entries.
 
-    Exactly k[l] entries per layer, also with ties (the lowest index wins) and NaN (ranks below everything). Finds a
+    Exactly k[l] entries per layer, also with ties (the lowest index wins) and NaN (counts as −∞). Finds a
     threshold by selection instead of sorting.
     """
     if scores.shape[-1] != sum(sizes) or len(k) != len(sizes):
@@ -31,16 +26,8 @@ def top(scores: Tensor, k: Sequence[int], sizes: Sequence[int]) -> Tensor:
     values = scores.detach().numpy()
     chosen = np.empty(scores.shape, dtype=np.bool_)
 
-    def fill(layer: int) -> None:
-        span = slice(begin[layer], begin[layer + 1])
-        _largest(values[..., span], k[layer], chosen[..., span])
-
-    layers = range(len(sizes))
-    if values.size > _WORTH_A_THREAD and len(sizes) > 1:
-        list(_threads().map(fill, sorted(layers, key=lambda layer: -sizes[layer])))
-    else:
-        for layer in layers:
-            fill(layer)
+    for start, stop, count in zip(begin, begin[1:], k, strict=False):
+        _largest(values[..., start:stop], count, chosen[..., start:stop])
     return torch.from_numpy(chosen)
 
 
@@ -87,8 +74,3 @@ def _largest_on_device(scores: Tensor, k: int) -> Tensor:
     threshold = torch.topk(scores, k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
     above, equal = scores > threshold, scores == threshold
     return above | (equal & (equal.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="fedrts-top")

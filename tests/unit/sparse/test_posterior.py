@@ -46,7 +46,7 @@ def test_draws_are_a_function_of_the_key_and_not_of_threads(monkeypatch):
     assert torch.equal(first, posterior.draw(alpha, beta, key=1))
     assert not torch.equal(first, posterior.draw(alpha, beta, key=2))
     chunks = first[: 2 * posterior._CHUNK].view(2, -1)
-    assert abs(torch.corrcoef(chunks)[0, 1]) < 0.01, "chunks are independent"
+    assert abs(torch.corrcoef(chunks)[0, 1]) < 5 / posterior._CHUNK**0.5, "chunks are independent"
 
 
 def test_extreme_posteriors_stay_finite():

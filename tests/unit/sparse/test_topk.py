@@ -7,11 +7,11 @@ from fedrts.sparse.topk import _largest_on_device, top, top_indices
 
 
 def reference(scores: list[float], k: list[int], sizes: list[int]) -> list[bool]:
-    """The k largest of every layer by sorting, the lowest index first among equals, NaN last."""
+    """The k largest of every layer by sorting, the lowest index first among equals, NaN as −∞."""
     chosen, start = [False] * len(scores), 0
     for count, size in zip(k, sizes, strict=True):
         layer = range(start, start + size)
-        rank = sorted(layer, key=lambda i: (scores[i] != scores[i], -scores[i] if scores[i] == scores[i] else 0, i))
+        rank = sorted(layer, key=lambda i: (-scores[i] if scores[i] == scores[i] else float("inf"), i))
         for i in rank[:count]:
             chosen[i] = True
         start += size
@@ -62,7 +62,7 @@ def test_leading_axes_are_independent_clients():
             assert torch.equal(together[a, b], top(scores[a, b], [2, 3], [5, 7]))
 
 
-def test_large_layers_take_the_threaded_path():
+def test_large_layers_with_many_ties():
     sizes = [200_000, 150_000, 50_000]
     scores = torch.randint(0, 1000, (400_000,)).float()  # many ties
     chosen = top(scores, [50_000, 1, 50_000], sizes)
