@@ -76,7 +76,10 @@ class Reduction(Protocol):
 
 
 def reduction(guard: Guard, reference: Tensor, parameters: int) -> Reduction | None:
-    """The reducer that the guard asks for; None for the mean. `reference [m]`: the weights that clients started from, `parameters` first."""
+    """The reducer that the guard asks for; None for the mean.
+
+    `reference [m]`: the weights that clients started from, the first `parameters` of which are no statistics.
+    """
     if guard.reducer == "mean":
         return None
     if guard.reducer == "clip":

@@ -20,6 +20,7 @@ from fedrts.config import Experiment
 from fedrts.data.own import federate
 from fedrts.errors import InputError
 from fedrts.folder import RunFolder, check_versions
+from fedrts.ledger import Ledger
 from fedrts.methods import methods
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
@@ -155,6 +156,9 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
     state = saved.state if saved else plan.method.begin(run.setup)
     first = saved.next_round if saved else -1
     history = [] if folder is None else folder.history()
+    ledger = Ledger.of(plan.guard)
+    if saved:
+        ledger = Ledger.restored(saved.ledger, state.mask.sizes, plan.guard, experiment.device)
     pace = Pace(experiment.checkpoint.every)
     if folder is not None:
         folder.write_json("clients.json", describe_clients(run))
@@ -165,11 +169,11 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
     }
     observer.started(experiment, facts, max(first, 0))
     try:
-        for played in loop.play(plan, state, first):
+        for played in loop.play(plan, state, first, ledger):
             state = played.state
             history.append(played.record.as_dict())
             if folder is not None:
-                _write_round(folder, played, run, pace)
+                _write_round(folder, played, run, ledger, pace)
             observer.played(played.record)
         summary = summarise(run, state, history)
         masks = run.layout.by_name(state.mask.bits)
@@ -184,13 +188,13 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
     return Result(run.module.eval(), masks, history, summary, state)
 
 
-def _write_round(folder: RunFolder, played: Played, run: Assembled, pace: Pace) -> None:
+def _write_round(folder: RunFolder, played: Played, run: Assembled, ledger: Ledger, pace: Pace) -> None:
     folder.append("history.jsonl", played.record.as_dict())
     if played.topology is not None:
         folder.append("topology.jsonl", played.topology)
     done = played.record.round + 1
     if pace.is_due(done) or done == run.experiment.rounds:
-        pace.timed(lambda: folder.save(played.state, done, run.experiment, [entry.name for entry in run.layout.layers]))
+        pace.timed(lambda: folder.save(played.state, done, ledger, run.experiment, [entry.name for entry in run.layout.layers]))
 
 
 def with_folder(experiment: Experiment) -> Experiment:

@@ -19,6 +19,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from fedrts.errors import InputError, note
 from fedrts.methods.contract import State
@@ -40,6 +41,8 @@ class Saved:
     next_round: int
     facts: dict[str, Any]
     """The experiment it belongs to and the lengths of the logs at that moment."""
+    ledger: dict[str, Tensor]
+    """What the server knows of its clients, see `Ledger.tensors`."""
 
 
 def write_atomically(path: Path, data: bytes, temporary: str = ".{}.tmp") -> None:
@@ -71,7 +74,9 @@ def _explained(path: Path) -> Iterator[None]:
 def save(folder: Path, saved: Saved) -> None:
     """Write a checkpoint and remove all but the last two."""
     state = saved.state
-    tensors = {"values": state.values, "mask": state.mask.bits, **{f"memory.{k}": v for k, v in state.memory.items()}}
+    tensors = {"values": state.values, "mask": state.mask.bits}
+    tensors |= {f"memory.{name}": tensor for name, tensor in state.memory.items()}
+    tensors |= {f"ledger.{name}": tensor for name, tensor in saved.ledger.items()}
     facts = {**saved.facts, "next_round": saved.next_round, "sizes": list(state.mask.sizes)}
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     if len({tensor.untyped_storage().data_ptr() for tensor in host.values() if tensor.numel()}) < len(host):
@@ -110,9 +115,12 @@ def _parsed(data: bytes, device: torch.device | str) -> Saved:
     tensors = safetensors.torch.load(data)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     facts = json.loads(header["__metadata__"]["fedrts"])
-    memory = {name.removeprefix("memory."): tensor for name, tensor in tensors.items() if name.startswith("memory.")}
+    memory, ledger = (
+        {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        for prefix in ("memory.", "ledger.")
+    )
     state = State(tensors["values"], Mask(tensors["mask"], facts.pop("sizes")), memory).to(device)
-    return Saved(state, facts.pop("next_round"), facts)
+    return Saved(state, facts.pop("next_round"), facts, ledger)
 
 
 def _files(folder: Path) -> list[Path]:

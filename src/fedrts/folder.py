@@ -20,6 +20,7 @@ from fedrts import checkpoint
 from fedrts.checkpoint import Saved, write_atomically
 from fedrts.config import Experiment, flat
 from fedrts.errors import InputError, note
+from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
 
 _NOT_COMPARED = {"out"}
@@ -93,13 +94,13 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"cannot write {self.path / log}: {error.strerror}; free the space, then resume") from error
 
-    def save(self, state: State, next_round: int, experiment: Experiment, layers: Sequence[str]) -> None:
+    def save(self, state: State, next_round: int, ledger: Ledger, experiment: Experiment, layers: Sequence[str]) -> None:
         """A checkpoint, with the names of the prunable `layers`; the logs are on disk before it is."""
         for log in self._logs.values():
             os.fsync(log.fileno())
         logs = {name: log.tell() for name, log in self._logs.items()}
         facts = {"experiment": _comparable(experiment), "logs": logs, "layers": list(layers)}
-        checkpoint.save(self.path / "checkpoint", Saved(state, next_round, facts))
+        checkpoint.save(self.path / "checkpoint", Saved(state, next_round, facts, ledger.tensors()))
 
     def load(self, experiment: Experiment, device: torch.device | str) -> Saved | None:
         """The newest checkpoint, if it belongs to this experiment."""

@@ -14,14 +14,15 @@ from fedrts.aggregate import Sums, reduction
 from fedrts.client import Failure, Order, Reply
 from fedrts.engines import Engine
 from fedrts.errors import InputError
-from fedrts.guard import Guard, Strikes, fault
+from fedrts.guard import Guard, fault
+from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Exchange, Round, State
 from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
-from fedrts.traffic import Lengths, Traffic
+from fedrts.traffic import Lengths
 from fedrts.wire import codec
 from fedrts.wire.codec import Kind
 from fedrts.wire.quantise import ValueType
@@ -49,12 +50,15 @@ class Plan:
     per_round: int
     seed: int
     eval_every: int
-    guard: Guard = Guard()
+    guard: Guard = field(default_factory=Guard)
     value_type: ValueType = "float32"
     dropout: float = 0.0
 
     def sample(self, index: int, attempt: int = 0, quarantined: Collection[int] = ()) -> list[int]:
-        """C_t: the clients asked in a round, a function of (seed, round, attempt) and of who is quarantined; the set-up is held with round 0's."""
+        """The clients asked in a round: a function of (seed, round, attempt) and of who is quarantined.
+
+        The set-up is held with round 0's clients.
+        """
         order = random.permutation(random.key(self.seed, "sample", max(index, 0), attempt), len(self.samples)).tolist()
         asked = self.guard.asked(self.per_round)
         chosen = [client for client in order if client not in quarantined][:asked]
@@ -72,18 +76,6 @@ class Plan:
 
     def is_evaluated(self, index: int) -> bool:
         return index >= 0 and ((index + 1) % self.eval_every == 0 or index >= self.rounds - ALWAYS_EVALUATED)
-
-
-@dataclass
-class Ledger:
-    """What the server knows of its clients and must not forget: who holds which mask, and whose replies were rejected."""
-
-    traffic: Traffic
-    strikes: Strikes
-
-    @staticmethod
-    def of(guard: Guard) -> Ledger:
-        return Ledger(Traffic(), Strikes(guard.strikes))
 
 
 @dataclass
@@ -143,7 +135,7 @@ def play_round(plan: Plan, before: State, index: int, ledger: Ledger | None = No
         reasons = "; ".join(sorted({str(entry["reason"]) for entry in record.rejected})) or "nobody was left to ask"
         raise InputError(
             f"round {index}: fewer than {plan.guard.needed(plan.per_round)} usable replies in {plan.guard.attempts} attempts ({reasons}): "
-            "nothing of it was applied; mend the cause or lower guard.quorum, then resume"
+            "nothing of it was applied; mend the cause (a train.lr that diverges, say) or lower guard.quorum, then resume"
         )
     record.density = density(plan.layout, state.mask)
     record.links_changed = state.mask.gained(before.mask) / max(state.mask.number, 1)

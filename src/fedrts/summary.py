@@ -35,7 +35,9 @@ def summarise(run: Assembled, state: State, history: Sequence[Mapping[str, Any]]
     accuracies = [line["accuracy"] for line in history if line["accuracy"] is not None]
     last = [line["accuracy"] for line in history[-10:] if line["accuracy"] is not None]
     upload, download = (sum(line[f"{way}_bytes"] for line in history) for way in ("upload", "download"))
-    dense = sum(2 * VALUE_BYTES * layout.length * len(line["clients"]) for line in history if line["round"] >= 0)
+    asked = sum(len(line["clients"]) + len(line["rejected"]) for line in history if line["round"] >= 0)
+    answered = sum(len(line["clients"]) for line in history if line["round"] >= 0)
+    dense = VALUE_BYTES * layout.length * (asked + answered)
     seconds = sum(line["seconds"] for line in history)
     samples = sum(run.training.samples(len(run.rows[client])) for line in history if line["round"] >= 0 for client in line["clients"])
     return {
@@ -59,7 +61,7 @@ def summarise(run: Assembled, state: State, history: Sequence[Mapping[str, Any]]
         "flops": sum(line["flops"] for line in history),
         "seconds": seconds,
         "samples_per_second": samples / seconds,
-        "rejected_replies": sum(len(line["rejected"]) for line in history),
+        "rejected_replies": sum(entry["reason"] not in (rounds.DROPPED, rounds.LATE) for line in history for entry in line["rejected"]),
         "version": fedrts.__version__,
     }
 

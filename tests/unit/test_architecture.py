@@ -13,8 +13,22 @@ from fedrts import methods
 SOURCE = Path(fedrts.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-LAYERS = ["errors", "registry", "sparse", "wire", "methods", "tasks", "data", "models", "client", "aggregate", "engines", "rounds"]
-LAYERS += ["checkpoint", "config", "folder", "assemble", "summary", "observe", "api", "inspection", "cli"]
+LAYERS = ["errors", "registry", "sparse", "wire", "methods", "tasks", "data", "models", "client", "guard", "traffic"]
+LAYERS += [
+    "ledger",
+    "aggregate",
+    "engines",
+    "rounds",
+    "checkpoint",
+    "config",
+    "folder",
+    "assemble",
+    "summary",
+    "observe",
+    "api",
+    "inspection",
+    "cli",
+]
 """From the ground up: a module may import its own package and those before it."""
 
 

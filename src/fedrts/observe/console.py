@@ -34,6 +34,7 @@ class ConsoleObserver:
         self.bytes = 0
         self.accuracy: float | None = None
         self.changed = 0.0
+        self.rejected = 0
 
     def started(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None:
         self.rounds = experiment.rounds
@@ -52,6 +53,7 @@ class ConsoleObserver:
         self.bytes += record.upload_bytes + record.download_bytes
         self.accuracy = record.accuracy if record.accuracy is not None else self.accuracy
         self.changed = record.links_changed if record.outer else self.changed
+        self.rejected += len(record.rejected)
         done = record.round + 1
         status = " · ".join(
             [
@@ -59,6 +61,7 @@ class ConsoleObserver:
                 f"density {record.density:.3f}",
                 f"{self.changed:.1%} links changed",
                 f"{megabytes(self.bytes)} sent",
+                *([f"{self.rejected} replies missing"] if self.rejected else []),
             ]
         )
         self.progress.update(self.task, completed=done, status=status)

@@ -1,0 +1,52 @@
+"""What the server knows of its clients and must not forget: who holds which mask, and whose replies were rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrts.guard import Guard, Strikes
+from fedrts.sparse.mask import Mask
+from fedrts.traffic import Traffic
+
+
+@dataclass
+class Ledger:
+    """Kept beside a run's state, and in its checkpoints."""
+
+    traffic: Traffic
+    strikes: Strikes
+
+    @staticmethod
+    def of(guard: Guard) -> Ledger:
+        return Ledger(Traffic(), Strikes(guard.strikes))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything as tensors: masks as packed bits, clients as numbers."""
+        names = list(self.traffic.masks)
+        holds = [(client, names.index(name) if name in self.traffic.masks else -1) for client, name in self.traffic.holds.items()]
+        return {
+            "holds": torch.tensor(holds, dtype=torch.int64).reshape(-1, 2),
+            "strikes": torch.tensor(list(self.strikes.counts.items()), dtype=torch.int64).reshape(-1, 2),
+            "masks": torch.from_numpy(np.array([np.packbits(mask.bits.cpu().numpy()) for mask in self.traffic.masks.values()], np.uint8)),
+        }
+
+    @staticmethod
+    def restored(tensors: Mapping[str, Tensor], sizes: Sequence[int], guard: Guard, device: torch.device | str) -> Ledger:
+        """The ledger again, from its `tensors`."""
+        ledger = Ledger.of(guard)
+        links = sum(sizes)
+        for packed in tensors["masks"].reshape(-1, -(-links // 8)).numpy():
+            bits = torch.from_numpy(np.unpackbits(packed, count=links).astype(np.bool_)).to(device)
+            mask = Mask(bits, sizes)
+            ledger.traffic.masks[mask.fingerprint] = mask
+        names = list(ledger.traffic.masks)
+        for client, number in tensors["holds"].tolist():
+            if number >= 0:
+                ledger.traffic.holds[client] = names[number]
+        ledger.strikes.counts.update(dict(tensors["strikes"].tolist()))
+        return ledger
