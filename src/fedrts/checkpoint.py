@@ -41,7 +41,7 @@ class Saved:
     next_round: int
     facts: dict[str, Any]
     """The experiment it belongs to and the lengths of the logs at that moment."""
-    ledger: dict[str, Tensor]
+    ledger: dict[str, Tensor] = field(default_factory=dict)
     """What the server knows of its clients, see `Ledger.tensors`."""
 
 

@@ -104,7 +104,7 @@ class GuardTable(Table):
 
     quorum: Number = Field(0.5, gt=0, le=1, description="share of a round's clients whose replies must be usable")
     over_select: Number = Field(0.0, ge=0, le=10, description="how many more clients than needed are asked, as a share")
-    deadline: Number | None = Field(None, gt=0, description="seconds after which replies of a round are late; default none")
+    deadline: Number = Field(0.0, ge=0, description="seconds after which replies of a round are late; 0: never")
     attempts: int = Field(5, ge=1, description="times that a round is tried with other clients before the run stops")
     norm_bound: Number = Field(100.0, gt=0, description="largest update, as a multiple of max(norm of the model, 1)")
     reducer: Reducer = Field("mean", description="of the weights: mean, clip (at norm_bound), trimmed_mean, median")

@@ -30,8 +30,8 @@ class Guard:
     attempts: int = 5
     over_select: float = 0.0
     """How many more clients than needed are asked, as a share; the first replies count."""
-    deadline: float | None = None
-    """Seconds after which replies of a round are late."""
+    deadline: float = 0.0
+    """Seconds after which replies of a round are late; 0: never."""
     norm_bound: float = 100.0
     """Largest update, as a multiple of max(‖W‖, 1): beyond it a reply is rejected (with reducer `clip`: scaled down)."""
     reducer: Reducer = "mean"

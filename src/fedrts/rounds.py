@@ -175,9 +175,9 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     reference = order.reference
     robust = None if reference is None else reduction(plan.guard, reference, len(reference) - order.frame.statistics)
     sums = Sums(robust)
-    due = None if plan.guard.deadline is None else time.monotonic() + plan.guard.deadline
+    due = time.monotonic() + plan.guard.deadline if plan.guard.deadline else float("inf")
     for reply in plan.engine.run(order, [client for client in clients if client not in gone]):
-        if due is not None and time.monotonic() > due:
+        if time.monotonic() > due:
             record.rejected.append({"client": reply.client, "reason": LATE})
             break
         reason = reply.reason if isinstance(reply, Failure) else fault(reply, order, plan.guard, samples, record.clients)

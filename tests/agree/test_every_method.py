@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from fedrts import methods, rounds
+from fedrts.guard import encode_reply
 from fedrts.methods.contract import Round
 from fedrts.rounds import Plan
 from fedrts.sparse import budget
+from fedrts.wire import codec
+from fedrts.wire.codec import Header, Kind
 from fedrts.wire.fields import Values
+from helping import ask, order_of
 
 MODELS = ("mlp", "cnn", "tiny_gpt")
 SAME_AS_DENSE: dict[str, dict] = {}
@@ -56,7 +60,7 @@ def test_clients_train_and_stay_exactly_zero_outside_the_mask(toy, method, train
     state = run.plan.method.begin(run.setup)
     for exchange in run.method.exchanges(Round.of(0, run.plan.schedule, state.mask)):
         whole = replace(exchange, up={"weights": Values(on="all")})
-        for reply in run.plan.engine.run(whole, state, 0, [0, 1]):
+        for reply in ask(run, whole, state, 0, [0, 1]):
             weights = reply.message["weights"]
             assert weights[: run.layout.links][~state.mask.bits].count_nonzero() == 0
             assert not torch.equal(weights, state.weights)
@@ -92,7 +96,7 @@ def test_the_order_of_clients_does_not_matter(toy, method, monkeypatch):
     state = run.plan.method.begin(run.setup)
     forwards = rounds.play_round(run.plan, state, 0).state
     sample = Plan.sample
-    monkeypatch.setattr(Plan, "sample", lambda self, index: sample(self, index)[::-1])
+    monkeypatch.setattr(Plan, "sample", lambda *arguments: sample(*arguments)[::-1])
     backwards = rounds.play_round(run.plan, state, 0).state
     torch.testing.assert_close(forwards.weights, backwards.weights, rtol=1e-6, atol=1e-7)
     assert forwards.mask == backwards.mask
@@ -107,10 +111,15 @@ def test_a_round_leaves_the_state_before_it_as_it_was(toy, method):
     assert all(torch.equal(state[name], copies[name]) for name in state.memory)
 
 
-def test_traffic_is_that_of_the_declared_fields(toy, method):
-    run = toy(method)
+def test_traffic_is_the_length_of_encoded_messages(toy, method):
+    run = toy(method, "cnn")
     state = run.plan.method.begin(run.setup)
-    record = rounds.play_round(run.plan, state, 1).record
-    values = 4 * len(state.values) + (0 if state.mask.is_full else -(-run.layout.links // 8))
-    assert record.download_bytes == 3 * values
-    assert record.upload_bytes >= 3 * values
+    record = rounds.play_round(run.plan, state, 0).record
+    up = down = 0
+    for exchange in run.method.exchanges(Round.of(0, run.plan.schedule, state.mask)):
+        order = order_of(run, exchange, state, 0)
+        for reply in run.plan.engine.run(order, record.clients):
+            up += len(encode_reply(reply, order))
+            header = Header(Kind.DOWNLOAD, bytes.fromhex(run.layout.fingerprint), state.mask.fingerprint, 0, 0, reply.client)
+            down += len(codec.encode(header, exchange.down, order.sent, order.frame))
+    assert (record.upload_bytes, record.download_bytes) == (up, down)

@@ -7,6 +7,7 @@ import torch
 from fedrts import rounds
 from fedrts.methods.contract import ProbeGradient, Round
 from fedrts.wire.fields import Selection
+from helping import ask
 
 
 def test_each_observation_adds_the_scale_and_inner_rounds_skip_inactive_links(toy):
@@ -31,7 +32,7 @@ def test_uploads_name_inactive_links_and_carry_no_gradients(toy):
         current = Round.of(index, run.plan.schedule, state.mask)
         (exchange,) = run.method.exchanges(current)
         assert any(isinstance(step, ProbeGradient) for step in exchange.steps) == current.outer
-        for reply in run.plan.engine.run(exchange, state, index, [0, 1, 2]):
+        for reply in ask(run, exchange, state, index, [0, 1, 2]):
             assert set(reply.message) == names
             if current.outer:
                 votes = reply.message["votes"]
@@ -48,7 +49,7 @@ def test_votes_are_the_largest_gradients_after_training(toy):
     state = run.plan.method.begin(run.setup)
     current = Round.of(0, run.plan.schedule, state.mask)
     (exchange,) = run.method.exchanges(current)
-    (reply,) = run.plan.engine.run(exchange, state, 0, [2])
+    (reply,) = ask(run, exchange, state, 0, [2])
     # again by hand: the trained weights, the batch after the last epoch, a plain backward pass
     from fedrts.client import Job
     from fedrts.sparse import random

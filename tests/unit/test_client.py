@@ -9,6 +9,7 @@ from fedrts.client import Job
 from fedrts.methods.contract import Exchange, ProbeGradient, Train
 from fedrts.sparse import random
 from fedrts.wire.fields import Values
+from helping import ask
 
 EVERYTHING = Exchange(down={"weights": Values()}, steps=(Train(),), up={"weights": Values(on="all")})
 
@@ -29,7 +30,7 @@ def job_of(run, client):
 def test_training_is_a_plain_loop_with_a_mask_on_the_gradients(toy, model, train):
     run = toy("random", model, train=train)
     state = run.method.begin(run.setup)
-    (reply,) = run.plan.engine.run(EVERYTHING, state, 0, [1])
+    (reply,) = ask(run, EVERYTHING, state, 0, [1])
 
     module, data = run.module, run.data
     masks = run.layout.by_name(state.mask.bits)
@@ -69,14 +70,14 @@ def test_the_probe_changes_nothing_but_its_own_tensor(toy):
     run = toy("random", "cnn")
     state = run.method.begin(run.setup)
     probing = replace(EVERYTHING, steps=(Train(), ProbeGradient()), up={**EVERYTHING.up, "gradient": Values(of="gradient", on="all")})
-    (with_probe,) = run.plan.engine.run(probing, state, 0, [1])
-    (without,) = run.plan.engine.run(EVERYTHING, state, 0, [1])
+    (with_probe,) = ask(run, probing, state, 0, [1])
+    (without,) = ask(run, EVERYTHING, state, 0, [1])
     assert torch.equal(with_probe.message["weights"], without.message["weights"]), "BatchNorm statistics included"
     gradient = with_probe.message["gradient"]
     assert gradient.shape == (run.layout.links,)
     assert gradient[~state.mask.bits].count_nonzero() > 0, "the gradient is not masked"
     # training after a probe sees the same data as without one
-    (late,) = run.plan.engine.run(replace(EVERYTHING, steps=(ProbeGradient(), Train())), state, 0, [1])
+    (late,) = ask(run, replace(EVERYTHING, steps=(ProbeGradient(), Train())), state, 0, [1])
     assert torch.equal(late.message["weights"], without.message["weights"])
 
 
@@ -84,7 +85,7 @@ def test_the_probe_is_the_gradient_on_the_batch_after_the_last_epoch(toy):
     run = toy("random", "cnn")
     state = run.method.begin(run.setup)
     probing = replace(EVERYTHING, steps=(Train(), ProbeGradient()), up={**EVERYTHING.up, "gradient": Values(of="gradient", on="all")})
-    (reply,) = run.plan.engine.run(probing, state, 0, [1])
+    (reply,) = ask(run, probing, state, 0, [1])
     module = run.module
     module.load_state_dict(run.layout.state_dict(reply.message["weights"]))
     module.train()
@@ -111,7 +112,7 @@ def test_a_single_sample_is_skipped_under_batchnorm(toy):
     assert list(job.batches(0)) == []
     run.plan.engine.rows[0] = torch.arange(1)
     state = run.method.begin(run.setup)
-    (reply,) = run.plan.engine.run(EVERYTHING, state, 0, [0])
+    (reply,) = ask(run, EVERYTHING, state, 0, [0])
     assert torch.equal(reply.message["weights"], state.weights)
     assert reply.samples == 1
 
@@ -134,10 +135,10 @@ def test_dropout_in_a_users_model_is_reproducible_and_leaves_the_global_generato
     state = run.method.begin(run.setup)
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    (first,) = run.plan.engine.run(EVERYTHING, state, 0, [1])
+    (first,) = ask(run, EVERYTHING, state, 0, [1])
     assert torch.equal(before, torch.random.get_rng_state())
     torch.manual_seed(2)
-    (second,) = run.plan.engine.run(EVERYTHING, state, 0, [1])
-    (plain,) = toy("fedavg", "mlp").plan.engine.run(EVERYTHING, state, 0, [1])
+    (second,) = ask(run, EVERYTHING, state, 0, [1])
+    (plain,) = ask(toy("fedavg", "mlp"), EVERYTHING, state, 0, [1])
     assert torch.equal(first.message["weights"], second.message["weights"])
     assert not torch.equal(first.message["weights"], plain.message["weights"])

@@ -7,7 +7,7 @@ from fedrts.methods.contract import Exchange
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import Indices, Selection, Values, length
+from fedrts.wire.fields import Indices, Values
 
 
 def test_macs_of_convolutions_and_linear_layers():
@@ -28,20 +28,6 @@ def test_macs_of_a_tied_head_follow_the_tied_mask():
     by_name = dict(zip([e.name for e in layout.layers], macs.layers, strict=True))
     assert by_name["tokens.weight"] == 6 * 32 * 40
     assert by_name["blocks.0.attention.weight"] == 6 * 32 * 96
-
-
-def test_lengths_of_fields():
-    mask = Mask(torch.tensor([True, False, True, False, False, True, False, False, False]), [4, 5])
-    tensors = {"weights": torch.arange(11.0), "gradient": torch.tensor([0, 3.0, 0, -4, 1, 0, -9, 2, 0])}
-    fields = {"weights": Values(), "votes": Indices(of="gradient", k=(1, 2))}
-    message = {name: field.take(tensors, mask) for name, field in fields.items()}
-    assert message["weights"].tolist() == [0, 2, 5, 9, 10]
-    assert isinstance(message["votes"], Selection)
-    assert message["votes"].indices.tolist() == [3, 6, 7]
-    assert length(fields, message, mask) == (5 * 4 + 2) + 1  # values and bitmap; 1·2 + 2·3 bits
-    everything = Values(on="all")
-    assert everything.length(everything.take(tensors, mask), mask) == 44
-    assert torch.equal(fields["weights"].put(message["weights"], mask)[[0, 2, 5, 9, 10]], message["weights"])
 
 
 def resnet18_layout() -> Layout:

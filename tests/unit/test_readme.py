@@ -14,7 +14,7 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
         warnings.simplefilter("error")
         exec(compile(code, str(README), "exec"), {"__name__": "example"})
     first, second = capsys.readouterr().out.splitlines()
-    assert float(first.split()[0]) > 0.7
+    assert float(first.split()[0]) > 0.6
     assert float(second.split()[0]) > 0.8
     assert (tmp_path / "runs/a/summary.json").exists()
 

@@ -1,0 +1,365 @@
+"""Replies that break stock averaging: each is rejected, the round completes, and the model is that without the client."""
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedrts import rounds
+from fedrts.aggregate import Clipped, Sorted, Sums
+from fedrts.client import Failure, Reply
+from fedrts.errors import InputError
+from fedrts.guard import Guard, decode_reply, encode_reply
+from fedrts.ledger import Ledger
+from fedrts.wire.errors import WireError
+from fedrts.wire.fields import Selection
+from helping import ask
+
+ATTACKER = 2
+
+
+@dataclass
+class Tampered:
+    """An engine between whose clients and server somebody sits: `tamper(reply, order)` says what arrives instead of a reply."""
+
+    engine: object
+    tamper: object
+    attackers: tuple[int, ...] = (ATTACKER,)
+
+    def run(self, order, clients):
+        for reply in self.engine.run(order, clients):
+            if reply.client in self.attackers:
+                yield from self.tamper(reply, order)
+            else:
+                yield reply
+
+    def evaluate(self, state):
+        return self.engine.evaluate(state)
+
+
+def with_weights(change):
+    """Replace the weights of a reply."""
+
+    def tamper(reply, order):
+        weights = reply.message["weights"].clone()
+        return [replace(reply, message={**reply.message, "weights": change(weights)})]
+
+    return tamper
+
+
+def with_votes(change):
+    def tamper(reply, order):
+        votes = reply.message["votes"]
+        return [replace(reply, message={**reply.message, "votes": Selection(change(votes.indices.clone(), order), votes.size)})]
+
+    return tamper
+
+
+def poked(value):
+    def change(weights):
+        weights[5] = value
+        return weights
+
+    return change
+
+
+def as_bytes(change):
+    """Send the reply as bytes, and change these on their way."""
+
+    def tamper(reply, order):
+        data = bytearray(encode_reply(reply, order))
+        try:
+            return [decode_reply(bytes(change(data)), order)]
+        except WireError as error:
+            return [Failure(reply.client, str(error))]
+
+    return tamper
+
+
+def flipped(data):
+    data[len(data) // 2] ^= 16
+    return data
+
+
+def put(indices, at, value):
+    indices[at] = value
+    return indices
+
+
+def active_link(indices, order):
+    return torch.cat([indices[:-1], order.frame.mask.active[:1]]).sort().values
+
+
+ATTACKS = {
+    "NaN": (with_weights(poked(float("nan"))), "not finite"),
+    "infinity": (with_weights(poked(float("inf"))), "not finite"),
+    "1e30": (with_weights(poked(1e30)), "above the bound"),
+    "all times a million": (with_weights(lambda w: w * 1e6), "above the bound"),
+    "statistics of 1e30": (with_weights(lambda w: torch.cat([w[:-1], torch.tensor([1e30])])), "statistics beyond"),
+    "another layout": (with_weights(lambda w: w[:-1]), "asked for"),
+    "values outside the mask": (with_weights(lambda w: torch.cat([w, torch.ones(40)])), "asked for"),
+    "float64": (with_weights(lambda w: w.double()), "asked for"),
+    "no tensor": (lambda reply, order: [replace(reply, message={**reply.message, "weights": "zeros"})], "not of the type"),
+    "a field too few": (lambda reply, order: [replace(reply, message={"weights": reply.message["weights"]})], "fields"),
+    "a field too many": (lambda reply, order: [replace(reply, message={**reply.message, "gift": torch.ones(3)})], "fields"),
+    "another round": (lambda reply, order: [replace(reply, round=reply.round + 1)], "a reply to round 1"),
+    "another exchange": (lambda reply, order: [replace(reply, exchange=1)], "exchange 1"),
+    "a negative weight": (lambda reply, order: [replace(reply, samples=-reply.samples)], "samples where the client has"),
+    "an inflated weight": (lambda reply, order: [replace(reply, samples=10**6)], "1000000 samples"),
+    "a stranger": (lambda reply, order: [replace(reply, client=77)], "not asked"),
+    "votes out of range": (with_votes(lambda i, order: put(i, -1, 10**9)), "does not exist"),
+    "negative votes": (with_votes(lambda i, order: put(i, 0, -1)), "does not exist"),
+    "repeated votes": (with_votes(lambda i, order: put(i, 1, int(i[0]))), "twice or out of order"),
+    "votes for active links": (with_votes(active_link), "active link|layers have|twice"),
+    "too many votes": (with_votes(lambda i, order: order.frame.mask.inactive), "links are named"),
+    "votes for one layer alone": (with_votes(lambda i, order: order.frame.mask.inactive[: len(i)]), "layers have"),
+    "truncated": (as_bytes(lambda data: data[:-9]), "checksum|missing|short"),
+    "bit-flipped": (as_bytes(flipped), "checksum"),
+    "empty": (as_bytes(lambda data: b""), "too short"),
+    "zeros": (as_bytes(lambda data: bytes(len(data))), "no fedrts message"),
+    "a failure": (lambda reply, order: [Failure(reply.client, "out of memory")], "out of memory"),
+}
+
+
+def plan_of(run, tamper, attackers=(ATTACKER,), **guard):
+    return replace(run.plan, engine=Tampered(run.plan.engine, tamper, attackers), guard=replace(run.plan.guard, **guard))
+
+
+@pytest.fixture
+def run(toy):
+    return toy("fedrts", "cnn", clients={"total": 5, "per_round": 5})
+
+
+@pytest.fixture
+def without(run):
+    """The round as it is when the attacker says nothing."""
+    plan = plan_of(run, lambda reply, order: [])
+    return rounds.play_round(plan, run.method.begin(run.setup), 0).state
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_bad_reply_is_rejected_and_changes_nothing(run, without, attack):
+    tamper, reason = ATTACKS[attack]
+    ledger = Ledger.of(run.plan.guard)
+    played = rounds.play_round(plan_of(run, tamper), run.method.begin(run.setup), 0, ledger)
+    (rejected,) = played.record.rejected
+    assert re.search(reason, rejected["reason"]), rejected
+    assert played.record.clients == [0, 1, 3, 4]
+    assert torch.equal(played.state.weights, without.weights)
+    assert played.state.mask == without.mask
+    assert all(torch.equal(played.state[name], without[name]) for name in without.memory)
+    assert sum(ledger.strikes.counts.values()) == 1
+
+
+@pytest.mark.parametrize("again", ["duplicate", "replay"])
+def test_a_second_reply_of_a_client_does_not_count(run, again):
+    state = run.method.begin(run.setup)
+    honest = rounds.play_round(run.plan, state, 0)
+
+    def twice(reply, order):
+        return [reply, reply] if again == "duplicate" else [reply, replace(reply, round=-1)]
+
+    played = rounds.play_round(plan_of(run, twice, attackers=(0,)), state, 0)
+    assert [entry["client"] for entry in played.record.rejected] == [0]
+    assert played.record.clients == [0, 1, 2, 3, 4]
+    assert torch.equal(played.state.weights, honest.state.weights)
+
+
+def test_honest_replies_survive_the_wire(run):
+    state = run.method.begin(run.setup)
+    played = rounds.play_round(plan_of(run, as_bytes(lambda data: data), attackers=range(5)), state, 0)
+    honest = rounds.play_round(run.plan, state, 0)
+    assert played.record.rejected == []
+    assert torch.equal(played.state.weights, honest.state.weights)
+    assert played.record.upload_bytes == honest.record.upload_bytes
+
+
+def test_repeated_offenders_are_asked_no_more(toy):
+    run = toy("fedrts", "mlp", rounds=20, clients={"total": 5, "per_round": 4})
+    plan = plan_of(run, ATTACKS["NaN"][0])
+    ledger = Ledger.of(plan.guard)
+    records = [played.record for played in rounds.play(plan, run.method.begin(run.setup), -1, ledger)]
+    bad = [record.round for record in records if record.rejected]
+    assert len(bad) == 3
+    assert ledger.strikes.quarantined == {ATTACKER}
+    assert all(ATTACKER not in plan.sample(index, 0, ledger.strikes.quarantined) for index in range(bad[-1] + 1, 20))
+    assert all(len(record.clients) == 4 for record in records if record.round > bad[-1])
+
+
+def test_the_ledger_survives_its_tensors(run):
+    ledger = Ledger.of(run.plan.guard)
+    state = run.method.begin(run.setup)
+    for index in (0, 1, 3):
+        state = rounds.play_round(plan_of(run, ATTACKS["NaN"][0]), state, index, ledger).state
+    again = Ledger.restored(ledger.tensors(), state.mask.sizes, run.plan.guard, "cpu")
+    assert again.strikes.counts == ledger.strikes.counts == {ATTACKER: 3}
+    assert again.traffic.holds == ledger.traffic.holds
+    assert list(again.traffic.masks) == list(ledger.traffic.masks)
+    assert all(again.traffic.masks[name] == mask for name, mask in ledger.traffic.masks.items())
+
+
+def test_below_the_quorum_others_are_asked_and_nothing_is_half_applied(toy):
+    run = toy("fedrts", "mlp", clients={"total": 5, "per_round": 2})
+    bad = set(run.plan.sample(0)) - {min(run.plan.sample(0))}
+    plan = plan_of(run, ATTACKS["NaN"][0], attackers=tuple(bad), quorum=1.0)
+    state = run.method.begin(run.setup)
+    played = rounds.play_round(plan, state, 0)
+    assert played.record.rejected
+    assert not set(played.record.clients) & bad
+    attempts = [set(plan.sample(0, attempt)) for attempt in range(5)]
+    assert set(played.record.clients) == next(clients for clients in attempts if not clients & bad)
+    direct = rounds._attempt(
+        run.plan, state, 0, attempts.index(set(played.record.clients)), Ledger.of(plan.guard), rounds.Record(0, True, [])
+    )
+    assert torch.equal(direct.weights, played.state.weights)
+
+
+def test_a_round_that_never_succeeds_stops_the_run_and_says_why(toy):
+    run = toy("fedrts", "mlp")
+    plan = plan_of(run, ATTACKS["NaN"][0], attackers=range(5))
+    state = run.method.begin(run.setup)
+    with pytest.raises(InputError, match=r"round 0: fewer than 2 usable replies in 5 attempts .*not finite.*resume") as caught:
+        rounds.play_round(plan, state, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_over_selection_takes_the_first_replies_and_fills_gaps(toy):
+    run = toy("random", "mlp", clients={"total": 5, "per_round": 2})
+    plan = plan_of(run, lambda reply, order: [], attackers=(), over_select=1.0)
+    asked = plan.sample(4)
+    assert len(asked) == 4
+    state = run.method.begin(run.setup)
+    assert rounds.play_round(plan, state, 4).record.clients == sorted(asked[:2])
+    gap = plan_of(run, lambda reply, order: [], attackers=(asked[0],), over_select=1.0)
+    assert rounds.play_round(gap, state, 4).record.clients == sorted(asked[1:3])
+
+
+def test_replies_after_the_deadline_are_late(run, monkeypatch):
+    clock = iter(np.arange(0, 1000, 1.0))
+    monkeypatch.setattr(rounds.time, "monotonic", lambda: float(next(clock)))
+    played = rounds.play_round(replace(run.plan, guard=Guard(deadline=3.5)), run.method.begin(run.setup), 1)
+    assert played.record.clients == [0, 1, 2]
+    assert [entry["reason"] for entry in played.record.rejected] == ["late"]
+
+
+def test_dropouts_are_those_of_the_seed_and_only_cost_their_download(run):
+    plan = replace(run.plan, dropout=0.5)
+    state = run.method.begin(run.setup)
+    index = next(t for t in range(1, 50) if sum(plan.drops_out(t, 0, client) for client in range(5)) == 2)
+    played = rounds.play_round(plan, state, index)
+    gone = [client for client in range(5) if plan.drops_out(index, 0, client)]
+    assert [entry["client"] for entry in played.record.rejected] == gone
+    assert {entry["reason"] for entry in played.record.rejected} == {"dropped out"}
+    whole = rounds.play_round(run.plan, state, index)
+    assert played.record.download_bytes == whole.record.download_bytes
+    assert played.record.upload_bytes < whole.record.upload_bytes
+    rate = np.mean([plan.drops_out(t, 0, client) for t in range(400) for client in range(5)])
+    assert rate == pytest.approx(0.5, abs=0.05)
+
+
+# -- robust means, and how far one client or a few can move things -----------------------------------------------------------------
+
+
+def test_trimmed_mean_and_median_are_per_coordinate():
+    replies = torch.tensor([[1.0, 50.0], [2.0, -7.0], [3.0, 8.0], [4.0, 9.0], [1e6, 10.0]])
+
+    def reduced(trim, rows=replies):
+        reduction = Sorted(trim)
+        for row in rows:
+            reduction.add(row, 1)
+        return reduction.result().tolist()
+
+    assert reduced(0.5) == [3.0, 9.0]
+    assert reduced(0.2) == [3.0, 9.0]
+    assert reduced(0.5, replies[:4]) == [2.5, 8.5]
+    assert reduced(0.0, replies[:3]) == pytest.approx([2.0, 17.0])
+
+
+@pytest.mark.parametrize("reducer", ["clip", "trimmed_mean", "median"])
+def test_an_attacker_who_scales_by_a_thousand_is_contained(toy, reducer):
+    run = toy("random", "mlp", clients={"total": 5, "per_round": 5})
+    state = run.method.begin(run.setup)
+    reference = state.values
+
+    def scaled(weights):
+        return reference + 1000 * (weights - reference)
+
+    guard = (
+        {"reducer": reducer, "norm_bound": 0.05, "trim": 0.2} if reducer == "clip" else {"reducer": reducer, "norm_bound": 1e9, "trim": 0.2}
+    )
+    plan = plan_of(run, with_weights(scaled), **guard)
+    honest = rounds.play_round(replace(plan, engine=run.plan.engine), state, 1).state
+    attacked = rounds.play_round(plan, state, 1).state
+    moved = float((attacked.values - honest.values).double().norm())
+    if reducer == "clip":
+        share = run.plan.samples[ATTACKER] / sum(run.plan.samples)
+        bound = 2 * share * plan.guard.bound(reference)  # from one end of the ball to the other
+    else:
+        updates = [reply.message["weights"] for reply in helping_replies(run, state)]
+        spread = torch.stack(updates).max(0).values - torch.stack(updates).min(0).values
+        bound = float(spread.double().norm())  # the result stays between honest values
+    assert 0 < moved <= bound
+    plain = rounds.play_round(replace(plan, guard=replace(plan.guard, reducer="mean", norm_bound=1e9)), state, 1).state
+    assert float((plain.values - honest.values).double().norm()) > 10 * moved, "the plain mean is carried away"
+
+
+def helping_replies(run, state):
+    (exchange,) = run.method.exchanges(rounds.Round.of(1, run.plan.schedule, state.mask))
+    return [reply for reply in ask(run, exchange, state, 1, list(range(5))) if isinstance(reply, Reply)]
+
+
+def test_clipping_leaves_small_updates_alone():
+    reference = torch.randn(50)
+    clipped = Clipped(reference, 40, bound=10.0)
+    update = torch.randn(50) * 0.1
+    clipped.add(reference + update, 7)
+    torch.testing.assert_close(clipped.result(), reference + update)
+
+
+def test_three_colluders_move_the_posterior_by_no_more_than_their_share(toy):
+    """X moves by at most (1 − γ)·(sum of the colluders' capped shares), α and β by λ times that."""
+    run = toy("fedrts", "mlp", clients={"total": 10, "per_round": 10}, method_options={"gamma": 0.5})
+    state = run.method.begin(run.setup)
+    colluders, share = (1, 4, 7), 0.1
+
+    def vote_together(reply, order):
+        mask, k = order.frame.mask, order.exchange.up["votes"].k
+        picks, start = [], 0
+        for size, count in zip(mask.sizes, k, strict=True):
+            off = (~mask.bits[start : start + size]).nonzero().squeeze(-1)[:count] + start
+            picks.append(off)
+            start += size
+        return [replace(reply, message={**reply.message, "votes": Selection(torch.cat(picks), len(mask.bits))})]
+
+    guard = {"max_share": share}
+    plan = plan_of(run, vote_together, attackers=colluders, **guard)
+    honest = rounds.play_round(replace(plan, engine=run.plan.engine), state, 0).state
+    attacked = rounds.play_round(plan, state, 0).state
+    bound = 10.0 * (1 - 0.5) * len(colluders) * share
+    moved = (attacked["alpha"] - honest["alpha"]).abs().max()
+    assert 0 < float(moved) <= bound + 1e-4
+    assert float((attacked["beta"] - honest["beta"]).abs().max()) <= bound + 1e-4
+
+
+@pytest.mark.parametrize(
+    ("samples", "share", "expected"),
+    [
+        ([100, 1, 1, 1], 1.0, [100, 1, 1, 1]),
+        ([100, 30, 30, 30], 0.25, [30, 30, 30, 30]),
+        ([100, 10, 10, 10], 0.5, [30, 10, 10, 10]),
+        ([7, 7], 0.1, [1, 1]),
+    ],
+)
+def test_shares_are_capped_exactly(samples, share, expected):
+    capped = Guard(max_share=share).vote_weights(dict(enumerate(samples)))
+    assert list(capped.values()) == expected
+
+
+def test_indicators_count_with_the_capped_weight_and_values_with_the_whole():
+    sums = Sums()
+    sums.add({"x": torch.tensor([1.0]), "flag": torch.tensor([True])}, 90, 10)
+    sums.add({"x": torch.tensor([0.0]), "flag": torch.tensor([False])}, 10, 10)
+    assert sums.mean()["x"].tolist() == pytest.approx([0.9])
+    assert sums.mean()["flag"].tolist() == pytest.approx([0.5])
