@@ -102,7 +102,7 @@ class Wire(Table):
 class GuardTable(Table):
     """Under which rules clients' replies count."""
 
-    quorum: Number = Field(0.5, gt=0, le=1, description="share of a round's clients whose replies must be usable")
+    quorum: Number = Field(0.3, gt=0, le=1, description="share of a round's clients whose replies must be usable")
     over_select: Number = Field(0.0, ge=0, le=10, description="how many more clients than needed are asked, as a share")
     deadline: Number = Field(0.0, ge=0, description="seconds after which replies of a round are late; 0: never")
     attempts: int = Field(5, ge=1, description="times that a round is tried with other clients before the run stops")

@@ -25,7 +25,7 @@ _LARGEST_STATISTIC = 1e9
 class Guard:
     """The rules under which replies count."""
 
-    quorum: float = 0.5
+    quorum: float = 0.3
     """Share of the clients of a round whose replies must be usable; below it the round is repeated with others."""
     attempts: int = 5
     over_select: float = 0.0

@@ -15,6 +15,7 @@ import safetensors.torch
 
 ROUNDS = 12
 FLAGS = ["--rounds", ROUNDS, "--seed", 5, "--epochs", 1, "--clients", 8, "--per-round", 5, "--set", "topology.interval=3", "--quiet"]
+FLAGS += ["--set", "clients.dropout=0.2"]  # who holds which mask, and so the bytes, must survive too
 EVERY_ROUND = ["--set", "checkpoint.every=1"]
 
 
