@@ -18,6 +18,8 @@ import torch
 
 from fedrts import __version__, methods
 from fedrts.aggregate import Sums
+from fedrts.client import Order, Reply
+from fedrts.guard import Guard, fault
 from fedrts.methods.contract import Round, Setup, State
 from fedrts.sparse import random
 from fedrts.sparse.layout import Entry, Layout
@@ -92,6 +94,14 @@ def main() -> None:
             messages = messages_of(begin, current, options.clients)
             (outer if current.outer else inner).append(seconds(lambda c=current, m=messages: play_round(method, begin, c, m)))
     one_outer, one_inner = statistics.median(outer), statistics.median(inner)
+
+    current = Round.of(1, schedule, begin.mask)
+    order = Order.of(method.exchanges(current)[0], current, layout, begin, key=0)
+    replies = [Reply(client, 1, 0, 400, message) for client, message in enumerate(messages_of(begin, current, options.clients))]
+    samples = dict.fromkeys(range(options.clients), 400)
+    reasons = [fault(reply, order, Guard(), samples, []) for reply in replies]
+    assert reasons == [None] * options.clients, reasons
+    checks = statistics.median(seconds(lambda: [fault(reply, order, Guard(), samples, []) for reply in replies]) for _ in range(5))
     mean = (one_outer + 9 * one_inner) / 10
 
     print(
@@ -105,7 +115,8 @@ def main() -> None:
         (f"{methods.DEFAULT}, inner round", one_inner),
         (f"{methods.DEFAULT}, outer round", one_outer),
     ]
-    for name, value in [*rows, (f"{methods.DEFAULT}, mean of nine inner and one outer", mean)]:
+    rows += [(f"{methods.DEFAULT}, mean of nine inner and one outer", mean), ("the guard's checks of all replies, besides", checks)]
+    for name, value in rows:
         print(f"| {name} | {value * 1e3:.0f} | {value / plain:.2f} |")
 
 

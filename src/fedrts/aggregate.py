@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedrts.client import Order
 from fedrts.guard import Guard
 from fedrts.wire.fields import Message, Selection
 
@@ -75,15 +76,12 @@ class Reduction(Protocol):
     def result(self) -> Tensor: ...
 
 
-def reduction(guard: Guard, reference: Tensor, parameters: int) -> Reduction | None:
-    """The reducer that the guard asks for; None for the mean.
-
-    `reference [m]`: the weights that clients started from, the first `parameters` of which are no statistics.
-    """
-    if guard.reducer == "mean":
+def reduction(guard: Guard, order: Order) -> Reduction | None:
+    """The reducer of the weights that the guard asks for in an exchange; None for the mean."""
+    if guard.reducer == "mean" or order.reference is None:
         return None
     if guard.reducer == "clip":
-        return Clipped(reference, parameters, guard.bound(reference[:parameters]))
+        return Clipped(order.reference, len(order.reference) - order.frame.statistics, guard.bound(order.reference_norm))
     return Sorted(guard.trim if guard.reducer == "trimmed_mean" else 0.5)
 
 

@@ -65,6 +65,14 @@ class Order:
         """The weights on the mask as clients receive them, where they do."""
         return self.exchange.down["weights"].open(self.sent["weights"], self.frame) if "weights" in self.exchange.down else None
 
+    @cached_property
+    def reference_norm(self) -> float:
+        """‖W‖ of the parameters as clients receive them."""
+        if self.reference is None:
+            return 0.0
+        parameters = self.reference[: len(self.reference) - self.frame.statistics]
+        return float(torch.linalg.vector_norm(parameters, dtype=torch.float64))
+
     def upload_frame(self, key: int) -> Frame:
         """What both sides know of the upload."""
         return replace(self.frame, key=key, reference=self.reference)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from fedrts.client import Order, Reply
 from fedrts.wire import codec
@@ -48,9 +47,9 @@ class Guard:
     def asked(self, per_round: int) -> int:
         return math.ceil(per_round * (1 + self.over_select))
 
-    def bound(self, reference: Tensor) -> float:
-        """The largest norm of an update to the weights `reference`."""
-        return self.norm_bound * max(float(torch.linalg.vector_norm(reference.double())), 1.0)
+    def bound(self, norm: float) -> float:
+        """The largest norm of an update to weights of a `norm`."""
+        return self.norm_bound * max(norm, 1.0)
 
     def vote_weights(self, samples: Mapping[int, int]) -> dict[int, int]:
         """n_k, cut so that no client has more than `max_share` of their sum (with fewer clients than 1/max_share: equal ones)."""
@@ -111,10 +110,8 @@ def _too_large(message: Message, order: Order, guard: Guard) -> str | None:
     parameters = len(weights) - frame.statistics
     if weights[parameters:].numel() and float(weights[parameters:].abs().max()) > _LARGEST_STATISTIC:
         return "statistics beyond any measure"
-    update = float(torch.linalg.vector_norm((weights - order.reference)[:parameters].double()))
-    if not math.isfinite(update):
-        return "'weights' is not finite"
-    bound = guard.bound(order.reference[:parameters])
+    update = float(torch.linalg.vector_norm(weights[:parameters] - order.reference[:parameters]))
+    bound = guard.bound(order.reference_norm)
     if guard.reducer != "clip" and update > bound:
         return f"an update of norm {update:.3g}, above the bound of {bound:.3g}"
     return None

@@ -172,9 +172,7 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
         ledger.traffic.send(client, order.frame.mask)
     record.clients = []
     record.rejected += [{"client": client, "reason": DROPPED} for client in clients if client in gone]
-    reference = order.reference
-    robust = None if reference is None else reduction(plan.guard, reference, len(reference) - order.frame.statistics)
-    sums = Sums(robust)
+    sums = Sums(reduction(plan.guard, order))
     due = time.monotonic() + plan.guard.deadline if plan.guard.deadline else float("inf")
     for reply in plan.engine.run(order, [client for client in clients if client not in gone]):
         if time.monotonic() > due:

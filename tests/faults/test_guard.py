@@ -295,7 +295,7 @@ def test_an_attacker_who_scales_by_a_thousand_is_contained(toy, reducer):
     moved = float((attacked.values - honest.values).double().norm())
     if reducer == "clip":
         share = run.plan.samples[ATTACKER] / sum(run.plan.samples)
-        bound = 2 * share * plan.guard.bound(reference)  # from one end of the ball to the other
+        bound = 2 * share * plan.guard.bound(float(reference.norm()))  # from one end of the ball to the other
     else:
         updates = [reply.message["weights"] for reply in helping_replies(run, state)]
         spread = torch.stack(updates).max(0).values - torch.stack(updates).min(0).values

@@ -11,6 +11,7 @@ import torch
 
 from fedrts import guard, traffic
 from fedrts.client import Order, Reply
+from fedrts.guard import Guard
 from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
 from fedrts.rounds import play_round
@@ -108,6 +109,18 @@ def test_a_forgotten_client_gets_the_whole_mask() -> None:
     assert book.held_by(2) == mask_of(0)
     book.send(1, mask_of(0))
     assert book.held_by(1) == mask_of(0)
+
+
+@pytest.mark.parametrize("sizes", [(1200, 600), (7,), ()])
+def test_the_book_survives_a_checkpoint(sizes: tuple[int, ...]) -> None:
+    """Also of a model without prunable weights, which dense methods take."""
+    ledger = Ledger.of(Guard())
+    for client in range(12):
+        bits = torch.rand(sum(sizes), generator=torch.Generator().manual_seed(client)) < 0.5
+        ledger.traffic.send(client, Mask(bits, sizes))
+    restored = Ledger.restored(ledger.tensors(), sizes, Guard(), "cpu").traffic
+    assert list(restored.masks) == list(ledger.traffic.masks)
+    assert [restored.held_by(client) for client in range(13)] == [ledger.traffic.held_by(client) for client in range(13)]
 
 
 @pytest.mark.parametrize("type", ["float32", "float16", "int8"])

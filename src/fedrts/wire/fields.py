@@ -7,6 +7,7 @@ are named; a `Short` where values travel in fewer bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -158,7 +159,7 @@ class Values:
         expected = [((count,), dtype) for count, dtype in self._shapes(frame)]
         if found != expected:
             return f"'{self.of}' has {found} where {expected} was asked for"
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point()):
+        if not all(_is_finite(tensor) for tensor in tensors):
             return f"'{self.of}' is not finite"
         return None
 
@@ -253,6 +254,11 @@ class Indices:
         named[payload.indices.cpu().numpy()] = True
         for span, inactive, _ in self._layers(frame):
             yield named[span][inactive]
+
+
+def _is_finite(values: Tensor) -> bool:
+    """No NaN, no infinity: a sum keeps them, and float64 holds that of any number of float32."""
+    return not values.is_floating_point() or math.isfinite(float(values.sum(dtype=torch.float64)))
 
 
 def write_positions(bits: Bits, shape: Sequence[int]) -> bytes:
