@@ -1,6 +1,6 @@
 """What it takes to make and read whole messages of resnet18's size, against `torch.save` of the dense model in the same run.
 
-    python benchmarks/codec.py [--density 0.2] [--repeat 9]
+    python benchmarks/codec.py [--density 0.2] [--repeat 9] [--threads 1]
 
 An upload (values on the mask) and a download to a client that holds no mask (positions and values), float32 and lossless.
 Prints a table; benchmarks/results/codec.md is one such run.
@@ -31,8 +31,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--density", type=float, default=0.2)
     parser.add_argument("--repeat", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
 
     layout, fields = resnet18_layout(), {"weights": Values()}
     weights = torch.randn(layout.length)
@@ -67,7 +69,7 @@ def main() -> None:
     print(
         f"fedrts {__version__}, torch {torch.__version__}, numpy {np.__version__}, Python {platform.python_version()}, "
         f"{platform.machine()}, two cores of a shared virtual machine; {layout.links:,} links, density {options.density}; "
-        f"medians of {options.repeat} turns\n"
+        f"{options.threads} thread(s); medians of {options.repeat} turns\n"
     )
     print(f"| message | MB | ms | × torch.save (aim: at most {AIM}) |\n| --- | ---: | ---: | ---: |")
     for label, length, taken in zip(labels, lengths, times, strict=True):

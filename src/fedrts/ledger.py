@@ -29,10 +29,11 @@ class Ledger:
         """Everything as tensors: masks as packed bits, clients as numbers."""
         names = list(self.traffic.masks)
         holds = [(client, names.index(name) if name in self.traffic.masks else -1) for client, name in self.traffic.holds.items()]
+        packed = [np.packbits(mask.bits.cpu().numpy()) for mask in self.traffic.masks.values()]
         return {
             "holds": torch.tensor(holds, dtype=torch.int64).reshape(-1, 2),
             "strikes": torch.tensor(list(self.strikes.counts.items()), dtype=torch.int64).reshape(-1, 2),
-            "masks": torch.from_numpy(np.array([np.packbits(mask.bits.cpu().numpy()) for mask in self.traffic.masks.values()], np.uint8)),
+            "masks": torch.from_numpy(np.stack(packed) if packed else np.zeros((0, 0), np.uint8)),
         }
 
     @staticmethod
@@ -40,7 +41,7 @@ class Ledger:
         """The ledger again, from its `tensors`."""
         ledger = Ledger.of(guard)
         links = sum(sizes)
-        for packed in tensors["masks"].reshape(-1, -(-links // 8)).numpy():
+        for packed in tensors["masks"].numpy():
             bits = torch.from_numpy(np.unpackbits(packed, count=links).astype(np.bool_)).to(device)
             mask = Mask(bits, sizes)
             ledger.traffic.masks[mask.fingerprint] = mask

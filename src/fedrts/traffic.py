@@ -34,10 +34,9 @@ class Traffic:
     def send(self, client: int, mask: Mask) -> None:
         """Note that a client was sent a mask."""
         self.holds[client] = mask.fingerprint
-        if mask.fingerprint not in self.masks:
-            self.masks[mask.fingerprint] = mask
-            while len(self.masks) > REMEMBERED:
-                del self.masks[next(iter(self.masks))]
+        self.masks[mask.fingerprint] = self.masks.pop(mask.fingerprint, mask)
+        while len(self.masks) > REMEMBERED:
+            del self.masks[next(iter(self.masks))]
 
     def forget(self, client: int) -> None:
         """A client said that it does not hold what we thought: the next download carries the whole mask."""

@@ -21,7 +21,7 @@ from fedrts.sparse.mask import Mask
 from fedrts.sparse.topk import top_indices
 from fedrts.wire import positions
 from fedrts.wire.packing import Bits, Reader, varint, varint_size
-from fedrts.wire.quantise import Quantised, ValueType, blocks_of
+from fedrts.wire.quantise import LEVELS, Quantised, ValueType, blocks_of
 
 VALUE_BYTES = 4
 """Of a dense value in the accountings."""
@@ -111,7 +111,11 @@ class Values:
     of: str = "weights"
     on: Literal["mask", "links", "all"] = "mask"
     type: ValueType = "float32"
-    """float32 means the model's own type and is lossless. Shorter types keep statistics (buffers) whole."""
+    """float32 means the model's own type and is lossless. Shorter types are for values on the mask and keep statistics (buffers) whole."""
+
+    def __post_init__(self) -> None:
+        if self.type != "float32" and self.on != "mask":
+            raise ValueError("shorter types are for values on the mask")
 
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Payload:
         values = frame.mask.compact(tensors[self.of]) if self.on == "mask" else tensors[self.of].clone()
@@ -138,7 +142,8 @@ class Values:
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
         for tensor in self._tensors(payload):
-            yield tensor.cpu().contiguous().numpy().tobytes()
+            if tensor.numel():
+                yield tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()  # any type, bfloat16 too
 
     def read(self, reader: Reader, frame: Frame) -> Payload:
         device = frame.mask.bits.device
@@ -161,6 +166,8 @@ class Values:
             return f"'{self.of}' has {found} where {expected} was asked for"
         if not all(_is_finite(tensor) for tensor in tensors):
             return f"'{self.of}' is not finite"
+        if self.type == "int8" and (bool((tensors[0] < -LEVELS).any()) or bool((tensors[1] < 0).any())):
+            return f"'{self.of}' has levels or scales that no quantiser gives"
         return None
 
     def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
@@ -227,6 +234,8 @@ class Indices:
         if not isinstance(payload, Selection) or payload.values is not None or payload.size != len(mask.bits):
             return f"'{self.of}' is not a choice of this model's links"
         indices = payload.indices
+        if not isinstance(indices, Tensor):
+            return f"'{self.of}' is not a choice of this model's links"
         if indices.dtype != torch.int64 or indices.shape != (sum(self.k),):
             return f"{tuple(indices.shape)} links are named where {sum(self.k)} were asked for"
         if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= payload.size):

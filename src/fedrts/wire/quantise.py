@@ -35,14 +35,14 @@ class Quantised:
         """
         blocks = _blocks(values.float())
         scales = blocks.abs().amax(1)
-        units = blocks * torch.where(scales > 0, LEVELS / scales, torch.zeros_like(scales))[:, None]
+        units = blocks / torch.where(scales > 0, scales, torch.ones_like(scales))[:, None] * LEVELS  # in this order: no overflow
         dither = random.uniform(key, units.numel(), values.device).view_as(units)
         levels = torch.floor(units + dither).clamp_(-LEVELS, LEVELS).to(torch.int8)
         return Quantised(levels.flatten()[: len(values)].clone(), scales)
 
     def values(self) -> Tensor:
         """The float32 values `[m]` that were meant."""
-        scaled = _blocks(self.levels.float()) * (self.scales / LEVELS)[:, None]
+        scaled = _blocks(self.levels.float() / LEVELS) * self.scales[:, None]
         return scaled.flatten()[: len(self.levels)]
 
 

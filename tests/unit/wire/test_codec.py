@@ -385,7 +385,7 @@ def download(frame: Frame, entries: Mapping[str, Field], tensors: Mapping[str, t
 def targets() -> list[Target]:
     rng = np.random.default_rng(4)
     found = []
-    for layout, density in [(layout_of((3, 5), (17,)), 0.4), (layout_of((4, 2, 3), (0,), (40,), buffers=0), 0.1)]:
+    for layout, density in [(layout_of((3, 5), (17,)), 0.4), (layout_of((4, 2, 3), (0,), (300,), buffers=0), 0.1)]:
         frame = Frame(layout, random_mask(layout, density, rng))
         tensors = tensors_of(layout, torch.float32, rng, plain=True)
         votes = Indices(of="gradient", k=[(size - count) // 3 for size, count in zip(frame.mask.sizes, frame.mask.counts, strict=True)])
@@ -462,7 +462,7 @@ def outcome(target: Target, data: bytes) -> str:
     return "accepted"
 
 
-CASES = 60_000
+CASES = 30_000
 
 
 def damaged(number: int, seed: int) -> list[tuple[Target, bytes]]:
@@ -483,7 +483,7 @@ def test_targets_are_what_they_should_be() -> None:
 
 def test_no_damage_is_anything_but_an_error() -> None:
     outcomes = [outcome(target, data) for target, data in damaged(CASES, seed=5)]
-    shallow = ("accepted", "checksum", "too short", "no fedrts message", "another model", "another mask", "where UPLOAD", "where DOWNLOAD")
+    shallow = ("accepted", "checksum", "too short", "no fedrts message", "another model", "another mask", "version", "kind")
     deep = ("mask form", "ask for the whole", "missing", "too many", "a number above", "longer than it need be", "padding", "ascending")
     for reason in (*shallow, *deep, "cannot be decoded from coding", "active links instead", "gaps", "k ="):
         assert any(reason in found for found in outcomes), f"nothing reached '{reason}'"
@@ -498,7 +498,7 @@ def test_no_damage_to_a_mask_that_the_header_confirms_is_anything_but_an_error()
     helds = (None, changed(frame.mask, 2, rng))
     some = [(download(frame, entries, tensors, held), held) for held in helds]
     outcomes = []
-    for case in range(6000):
+    for case in range(4000):
         target, held = some[case % 2]
         data = mutated(target.data, some[1 - case % 2][0].data, rng)
         if len(data) > HEADER + 4:
