@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from fedrts.client import Order
+from fedrts.errors import InputError
 from fedrts.guard import Guard
-from fedrts.wire.fields import Message, Selection
+from fedrts.wire.fields import Message, Selection, Values
 
 
 class Sums:
@@ -80,6 +81,10 @@ def reduction(guard: Guard, order: Order) -> Reduction | None:
     """The reducer of the weights that the guard asks for in an exchange; None for the mean."""
     if guard.reducer == "mean" or order.reference is None:
         return None
+    if not isinstance(order.exchange.up.get("weights"), Values):
+        raise InputError(
+            f"guard.reducer = '{guard.reducer}' needs weights on one mask; this method's clients have masks of their own: use 'mean'"
+        )
     if guard.reducer == "clip":
         return Clipped(order.reference, len(order.reference) - order.frame.statistics, guard.bound(order.reference_norm))
     return Sorted(guard.trim if guard.reducer == "trimmed_mean" else 0.5)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrts.data.contract import Data
-from fedrts.methods.contract import Exchange, ProbeGradient, Round, State, Train
+from fedrts.methods.contract import Exchange, ProbeGradient, Rewire, Round, State, Train
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
@@ -125,6 +125,8 @@ class Workbench:
         index, exchange = order.round.index, order.exchange
         tensors = {name: entry.put(order.sent[name], order.frame) for name, entry in exchange.down.items()}
         job = Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", index, client))
+        if any(isinstance(step, Rewire) for step in exchange.steps):
+            job.tensors["received"] = job.weights.clone()
         self.layout.bind(self.module, job.weights, self.gradient)
         with _isolated(random.key(job.key, "module"), self.gradient.device):
             for step in exchange.steps:
@@ -186,15 +188,27 @@ def _train(step: Train, job: Job) -> None:
     optimizer = bench.training.make_optimizer(parameter)
     bench.module.train()
     samples = 0
-    for epoch in range(bench.training.epochs):
-        for rows in job.batches(epoch):
-            job.loss = job.loss + job.backward(rows)
-            if inactive is not None:
-                links.masked_fill_(inactive, 0.0)  # the optimisers leave a weight at exactly 0 whose gradient is always 0
-            optimizer.step()
-            samples += len(rows)
-            job.steps += 1
-    job.flops += 3 * samples * bench.macs.forward(job.mask)
+    first, last = (int(share * bench.training.epochs) for share in (step.start, step.stop))
+    received = parameter.detach().clone() if step.penalty else parameter
+    squares = torch.zeros_like(links) if step.record else None
+    batches = [rows for epoch in range(first, last) for rows in job.batches(epoch)]
+    for number, rows in enumerate(batches):
+        job.loss = job.loss + job.backward(rows)
+        if squares is not None:
+            squares += links.square() / len(batches)
+        if step.penalty is not None:
+            step.penalty(parameter, received).backward()
+        if step.lr is not None:
+            optimizer.param_groups[0]["lr"] = bench.training.lr * max(1.0, step.lr(number, len(batches), parameter.detach()))
+        if inactive is not None:
+            links.masked_fill_(inactive, 0.0)  # the optimisers leave a weight at exactly 0 whose gradient is always 0
+        optimizer.step()
+        samples += len(rows)
+        job.steps += 1
+    if step.record and squares is not None:
+        job.tensors[step.record] = squares
+    dense = 2 * bench.macs.dense + bench.macs.forward(job.mask) if step.record else 3 * bench.macs.forward(job.mask)
+    job.flops += samples * dense
 
 
 @perform.register
@@ -210,6 +224,13 @@ def _probe(step: ProbeGradient, job: Job) -> None:
         break
     buffers.copy_(before)
     job.tensors[step.into] = bench.gradient[: bench.layout.links].clone()
+
+
+@perform.register
+def _rewire(step: Rewire, job: Job) -> None:
+    kept, job.mask = step.choose(job.tensors, job.mask)
+    job.tensors["mask"] = job.mask.bits
+    job.weights[: len(kept.bits)].masked_fill_(~kept.bits, 0.0)
 
 
 @contextmanager

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from fedrts.client import Order, Reply
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
-from fedrts.wire.fields import Message
+from fedrts.wire.fields import Message, OwnValues
 
 Reducer = Literal["mean", "clip", "trimmed_mean", "median"]
 
@@ -104,13 +104,14 @@ def _too_large(message: Message, order: Order, guard: Guard) -> str | None:
     if "weights" not in order.exchange.up or order.reference is None:
         return None
     frame = order.upload_frame(0)
-    weights = order.exchange.up["weights"].open(message["weights"], frame)
-    if weights.shape != order.reference.shape:
-        return None
+    weights: Any = order.exchange.up["weights"].open(message["weights"], frame)
+    reference = order.reference
+    if isinstance(weights, OwnValues):  # compared where the client's own mask has links
+        weights, reference = weights.values, weights.mask.compact(frame.mask.expand(reference))
     parameters = len(weights) - frame.statistics
     if weights[parameters:].numel() and float(weights[parameters:].abs().max()) > _LARGEST_STATISTIC:
         return "statistics beyond any measure"
-    update = float(torch.linalg.vector_norm(weights[:parameters] - order.reference[:parameters]))
+    update = float(torch.linalg.vector_norm(weights[:parameters] - reference[:parameters]))
     bound = guard.bound(order.reference_norm)
     if guard.reducer != "clip" and update > bound:
         return f"an update of norm {update:.3g}, above the bound of {bound:.3g}"

@@ -7,12 +7,12 @@ import torch
 
 from fedrts import methods, rounds
 from fedrts.guard import encode_reply
-from fedrts.methods.contract import Round
+from fedrts.methods.contract import Rewire, Round
 from fedrts.rounds import Plan
 from fedrts.sparse import budget
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
-from fedrts.wire.fields import Values
+from fedrts.wire.fields import OnOwnMask, Values
 from helping import ask, order_of
 
 MODELS = ("mlp", "cnn", "tiny_gpt")
@@ -59,10 +59,13 @@ def test_clients_train_and_stay_exactly_zero_outside_the_mask(toy, method, train
     run = toy(method, "cnn", train=train)
     state = run.plan.method.begin(run.setup)
     for exchange in run.method.exchanges(Round.of(0, run.plan.schedule, state.mask)):
-        whole = replace(exchange, up={"weights": Values(on="all")})
+        own = {"own": OnOwnMask()} if any(isinstance(step, Rewire) for step in exchange.steps) else {}
+        whole = replace(exchange, up={"weights": Values(on="all"), **own})
         for reply in ask(run, whole, state, 0, [0, 1]):
             weights = reply.message["weights"]
-            assert weights[: run.layout.links][~state.mask.bits].count_nonzero() == 0
+            mask = reply.message["own"].mask if own else state.mask
+            assert mask.counts == state.mask.counts
+            assert weights[: run.layout.links][~mask.bits].count_nonzero() == 0
             assert not torch.equal(weights, state.weights)
 
 

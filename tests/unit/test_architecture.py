@@ -72,7 +72,9 @@ def test_no_method_is_named_outside_its_folder():
 
 def test_every_method_is_short():
     for file in (SOURCE / "methods").glob("*.py"):
-        assert len(file.read_text("utf-8").splitlines()) <= 180, file
+        if file.stem in ("contract", "base"):
+            continue
+        assert len(file.read_text("utf-8").splitlines()) <= 120, file
 
 
 def test_importing_the_package_imports_nothing_heavy():

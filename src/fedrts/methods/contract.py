@@ -60,7 +60,17 @@ class Round:
 
 @dataclass(frozen=True)
 class Train:
-    """Masked local training over all epochs of the experiment; changes the client's `weights`."""
+    """Masked local training over the epochs of the experiment, or a part of them; changes the client's `weights`."""
+
+    start: float = 0.0
+    stop: float = 1.0
+    """Shares of the epochs, rounded down: `Train(stop=0.5)` and `Train(start=0.5)` together are all of them."""
+    record: str | None = None
+    """Tensor `[P]` that receives the mean over steps of the squared, unmasked gradient."""
+    penalty: Callable[[Tensor, Tensor], Tensor] | None = None
+    """(parameters `[N_all]`, received values of them) → a term that is added to the loss of every step."""
+    lr: Callable[[int, int, Tensor], float] | None = None
+    """(step, steps, parameters) → least factor of the learning rate at that step."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,17 @@ class ProbeGradient:
     into: str = "gradient"
 
 
-Step = Train | ProbeGradient
+@dataclass(frozen=True)
+class Rewire:
+    """A new mask of the client's own, with as many links per layer: `choose(tensors, mask)` → (kept, new); weights off `kept` become 0.
+
+    `tensors` are the client's own by name, with the weights as it got them under `received`.
+    """
+
+    choose: Callable[[Mapping[str, Tensor], Mask], tuple[Mask, Mask]]
+
+
+Step = Train | ProbeGradient | Rewire
 
 
 @dataclass(frozen=True)
@@ -131,6 +151,10 @@ class State:
     def with_mask(self, mask: Mask) -> State:
         """A new topology: W ← W ⊙ m. A link that becomes active starts at 0."""
         return replace(self, values=mask.compact(self.weights), mask=mask)
+
+    def moved(self, weights: Tensor, mask: Mask) -> State:
+        """New weights `[n]`, of which those on a new mask stay."""
+        return replace(self, values=mask.compact(weights), mask=mask)
 
     def to(self, device: torch.device | str) -> State:
         memory = {name: tensor.to(device) for name, tensor in self.memory.items()}

@@ -11,6 +11,7 @@ aggregate (Eq. 3); the posterior rests from T_end on, when the mask is fixed.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -27,18 +28,11 @@ from fedrts.sparse.topk import top
 from fedrts.wire.fields import Indices, Message
 
 
-@register("fedrts")
-class FedRTS(Sparse):
-    """Thompson sampling over links: a Beta posterior each, updated every round, drawn from in outer rounds."""
+class Bandit(Sparse):
+    """Links as arms of a bandit: the outcomes X of Eq. 3 to 5. What is learned from them is the difference between bandits."""
 
     gamma: Annotated[float, Field(ge=0, le=1, description="γ: weight of the aggregate's outcome against the clients' (Eq. 3)")] = 0.5
-    scale: Annotated[float, Field(gt=0, allow_inf_nan=False, description="λ: how much one observation counts (Eq. 6)")] = 10.0
-
     update_after_end: Annotated[bool, Field(description="go on observing after T_end, when the mask is fixed")] = False
-
-    def begin(self, setup: Setup) -> State:
-        prior = torch.ones(setup.layout.links, dtype=torch.float32, device=setup.weights.device)  # Beta(1, 1): uniform
-        return super().begin(setup).remember(alpha=prior, beta=prior.clone())
 
     def exchanges(self, round: Round) -> tuple[Exchange, ...]:
         exchanges = super().exchanges(round)
@@ -53,20 +47,37 @@ class FedRTS(Sparse):
         updated = super().update(state, mean, round, rng)  # W^agg
         if self.rests(round):
             return updated
-        alpha, beta = state["alpha"], state["beta"]
         active = self.gamma * core(mean["weights"], round) + (1 - self.gamma) * mean["core"]  # Eq. 3, 4
         if not round.outer:
-            alpha, beta = posterior.observe(alpha, beta, active, self.scale, at=state.mask.active)  # Eq. 6; inactive: None
-            return updated.remember(alpha=alpha, beta=beta)
+            return self.learn(state, updated, active, state.mask.active, round, rng)  # inactive links: None
         outcome = torch.add(self.gamma * 0.5, mean["votes"], alpha=1 - self.gamma)  # Eq. 3, 5: inactive links
         outcome[state.mask.active] = active
-        alpha, beta = posterior.observe(alpha, beta, outcome, self.scale)  # Eq. 6
-        drawn = posterior.draw(alpha, beta, rng("topology"))
-        topology = Mask.top(drawn, round.counts, state.mask.sizes)  # Eq. 2
-        return updated.with_mask(topology).remember(alpha=alpha, beta=beta)
+        return self.learn(state, updated, outcome, None, round, rng)
+
+    @abstractmethod
+    def learn(self, state: State, updated: State, outcome: Tensor, at: Tensor | None, round: Round, rng: Rng) -> State:
+        """`updated` with what `outcome` teaches: of the links `at`, or (None) of all; in outer rounds with a new mask."""
 
     def rests(self, round: Round) -> bool:
         return round.frozen and not self.update_after_end
+
+
+@register("fedrts")
+class FedRTS(Bandit):
+    """Thompson sampling over links: a Beta posterior each, updated every round, drawn from in outer rounds."""
+
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False, description="λ: how much one observation counts (Eq. 6)")] = 10.0
+
+    def begin(self, setup: Setup) -> State:
+        prior = torch.ones(setup.layout.links, dtype=torch.float32, device=setup.weights.device)  # Beta(1, 1): uniform
+        return super().begin(setup).remember(alpha=prior, beta=prior.clone())
+
+    def learn(self, state: State, updated: State, outcome: Tensor, at: Tensor | None, round: Round, rng: Rng) -> State:
+        alpha, beta = posterior.observe(state["alpha"], state["beta"], outcome, self.scale, at)  # Eq. 6
+        if round.outer:
+            drawn = posterior.draw(alpha, beta, rng("topology"))
+            updated = updated.with_mask(Mask.top(drawn, round.counts, state.mask.sizes))  # Eq. 2
+        return updated.remember(alpha=alpha, beta=beta)
 
     def belief(self, state: State) -> Tensor:
         return posterior.mean(state["alpha"], state["beta"])

@@ -45,7 +45,7 @@ class Short:
 
 
 Payload = Any
-"""A tensor, a `Selection`, or a `Short` for values in a shorter type."""
+"""A tensor, a `Selection`, a `Short` for values in a shorter type, or `OwnValues` on a mask of the sender's own."""
 Message = dict[str, Payload]
 
 
@@ -196,15 +196,17 @@ class Values:
 class Indices:
     """Names of links: the `k[l]` largest magnitudes of the tensor `of` in each layer among the inactive links.
 
-    They travel as positions among the inactive links of the layer, in the smallest coding.
+    They travel as positions among the inactive links of the layer, in the smallest coding; their `values` only if asked for.
     """
 
     of: str
     k: Sequence[int]
+    values: bool = False
 
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Selection:
-        mask = frame.mask
-        return Selection(top_indices(tensors[self.of].abs(), self.k, ~mask.bits, mask.sizes), len(mask.bits))
+        mask, source = frame.mask, tensors[self.of]
+        indices = top_indices(source.abs(), self.k, ~mask.bits, mask.sizes)
+        return Selection(indices, len(mask.bits), source[indices] if self.values else None)
 
     def open(self, payload: Payload, frame: Frame) -> Selection:
         selection: Selection = payload
@@ -217,22 +219,32 @@ class Indices:
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
         for bits in self._among_inactive(payload, frame):
             yield write_positions(bits, (len(bits),))
+        if self.values:
+            yield payload.values.cpu().numpy().tobytes()
 
     def read(self, reader: Reader, frame: Frame) -> Selection:
+        device = frame.mask.bits.device
         named = np.zeros(len(frame.mask.bits), np.bool_)
         for span, inactive, k in self._layers(frame):
             layer = np.zeros(len(inactive), np.bool_)
             layer[inactive] = read_positions(reader, (int(inactive.sum()),), k)
             named[span] = layer
-        return Selection(torch.from_numpy(np.flatnonzero(named)).to(frame.mask.bits.device), len(named))
+        values = reader.tensor(sum(self.k), frame.dtype).to(device) if self.values else None
+        return Selection(torch.from_numpy(np.flatnonzero(named)).to(device), len(named), values)
 
     def size(self, payload: Payload, frame: Frame) -> int:
-        return sum(positions_size(bits, (len(bits),)) for bits in self._among_inactive(payload, frame))
+        values = sum(self.k) * frame.dtype.itemsize if self.values else 0
+        return values + sum(positions_size(bits, (len(bits),)) for bits in self._among_inactive(payload, frame))
 
     def fault(self, payload: Payload, frame: Frame) -> str | None:
         mask = frame.mask
-        if not isinstance(payload, Selection) or payload.values is not None or payload.size != len(mask.bits):
+        if not isinstance(payload, Selection) or (payload.values is not None) != self.values or payload.size != len(mask.bits):
             return f"'{self.of}' is not a choice of this model's links"
+        if payload.values is not None:
+            if payload.values.shape != payload.indices.shape or payload.values.dtype != frame.dtype:
+                return f"'{self.of}' has other values than asked for"
+            if not _is_finite(payload.values):
+                return f"'{self.of}' is not finite"
         indices = payload.indices
         if not isinstance(indices, Tensor):
             return f"'{self.of}' is not a choice of this model's links"
@@ -249,7 +261,7 @@ class Indices:
         return None if counts == list(self.k) else f"layers have {counts} links named where {list(self.k)} were asked for"
 
     def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
-        return 0.5 * fraction * Values().paper_length(layout, density, fraction)
+        return (1.0 if self.values else 0.5) * fraction * Values().paper_length(layout, density, fraction)
 
     def _layers(self, frame: Frame) -> Iterator[tuple[slice, Bits, int]]:
         """(span, which links are inactive, k) of every layer."""
@@ -263,6 +275,117 @@ class Indices:
         named[payload.indices.cpu().numpy()] = True
         for span, inactive, _ in self._layers(frame):
             yield named[span][inactive]
+
+
+@dataclass(frozen=True)
+class OwnValues:
+    """Values on a mask of the sender's own."""
+
+    mask: Mask
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class OnOwnMask:
+    """The client's weights on the mask that it made itself, with K^l links per layer like the one it was sent.
+
+    The mask travels as its difference to the sent one. The client's tensors hold it under `mask`, as a boolean vector `[P]`.
+    """
+
+    of: str = "weights"
+
+    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> OwnValues:
+        mask = Mask(tensors["mask"], frame.mask.sizes)
+        return OwnValues(mask, mask.compact(tensors[self.of]))
+
+    def open(self, payload: Payload, frame: Frame) -> OwnValues:
+        own: OwnValues = payload
+        return own
+
+    def put(self, payload: Payload, frame: Frame) -> Tensor:
+        vector: Tensor = payload.mask.expand(payload.values)
+        return vector
+
+    def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
+        for bits, shape in self._changes(payload, frame):
+            yield write_positions(bits, shape)
+        yield payload.values.cpu().contiguous().numpy().tobytes()
+
+    def read(self, reader: Reader, frame: Frame) -> OwnValues:
+        changes = [read_positions(reader, entry.shape) for entry in frame.layout.layers]
+        device = frame.mask.bits.device
+        bits = frame.mask.bits ^ torch.from_numpy(np.concatenate(changes)).to(device)
+        return OwnValues(Mask(bits, frame.mask.sizes), reader.tensor(self._count(frame), frame.dtype).to(device))
+
+    def size(self, payload: Payload, frame: Frame) -> int:
+        positions = sum(positions_size(bits, shape) for bits, shape in self._changes(payload, frame))
+        return positions + self._count(frame) * frame.dtype.itemsize
+
+    def fault(self, payload: Payload, frame: Frame) -> str | None:
+        if not isinstance(payload, OwnValues) or payload.mask.sizes != frame.mask.sizes:
+            return f"'{self.of}' is not a model on a mask of its own"
+        if payload.mask.counts != frame.mask.counts:
+            return f"layers have {payload.mask.counts} links where {frame.mask.counts} were asked for"
+        if payload.values.shape != (self._count(frame),) or payload.values.dtype != frame.dtype:
+            return f"'{self.of}' has other values than asked for"
+        return None if _is_finite(payload.values) else f"'{self.of}' is not finite"
+
+    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
+        return Values().paper_length(layout, density, fraction)
+
+    def _count(self, frame: Frame) -> int:
+        return frame.mask.number + frame.layout.length - frame.layout.links
+
+    def _changes(self, payload: OwnValues, frame: Frame) -> Iterator[tuple[Bits, tuple[int, ...]]]:
+        changed, begin = (payload.mask.bits ^ frame.mask.bits).cpu().numpy(), starts(frame.mask.sizes)
+        for entry, start, stop in zip(frame.layout.layers, begin, begin[1:], strict=False):
+            yield changed[start:stop], entry.shape
+
+
+@dataclass(frozen=True)
+class Signs:
+    """A map `[P]` of −1, 0 and 1 (int8): which links are positive, and which of the others negative, as positions."""
+
+    of: str
+
+    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
+        return tensors[self.of].clone()
+
+    def open(self, payload: Payload, frame: Frame) -> Tensor:
+        signs: Tensor = payload
+        return signs
+
+    def put(self, payload: Payload, frame: Frame) -> Tensor:
+        return self.open(payload, frame).clone()
+
+    def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
+        for bits in self._parts(payload, frame):
+            yield write_positions(bits, (len(bits),))
+
+    def read(self, reader: Reader, frame: Frame) -> Tensor:
+        layers = []
+        for size in frame.mask.sizes:
+            positive = read_positions(reader, (size,))
+            signs = positive.astype(np.int8)
+            signs[~positive] = -read_positions(reader, (size - int(positive.sum()),)).astype(np.int8)
+            layers.append(signs)
+        return torch.from_numpy(np.concatenate(layers or [np.zeros(0, np.int8)])).to(frame.mask.bits.device)
+
+    def size(self, payload: Payload, frame: Frame) -> int:
+        return sum(positions_size(bits, (len(bits),)) for bits in self._parts(payload, frame))
+
+    def fault(self, payload: Payload, frame: Frame) -> str | None:
+        right = isinstance(payload, Tensor) and payload.dtype == torch.int8 and payload.shape == frame.mask.bits.shape
+        return None if right and bool((payload.abs() <= 1).all()) else f"'{self.of}' is no map of signs"
+
+    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
+        return Values().paper_length(layout, density, fraction)
+
+    def _parts(self, payload: Tensor, frame: Frame) -> Iterator[Bits]:
+        for layer in payload.cpu().split(list(frame.mask.sizes)):
+            signs = layer.numpy()
+            yield signs > 0
+            yield (signs < 0)[signs <= 0]
 
 
 def _is_finite(values: Tensor) -> bool:

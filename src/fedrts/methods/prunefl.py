@@ -1,0 +1,70 @@
+"""PruneFL (Jiang et al., 2022), adaptive pruning by squared gradients.
+
+Outer rounds: clients upload, besides their weights, the squared gradient g² of every link, averaged over their local steps; the
+server drops the Q^l weakest links of each layer and grows those of largest mean g² (sizes fixed, as the FedRTS authors' library
+has it; random initial mask, every link takes the same time).
+
+`adaptive=true` is the original's rule, over all layers at once: links outside the weakest Q^l are kept for sure; dropped and inactive ones
+are added in the order of g² as long as g² exceeds Γ = Σ g² / (c + number of links), at most up to the size that the density
+allows. The model may then shrink. Inferred: c is the number of unpruned parameters, which cost time too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedrts.methods import register
+from fedrts.methods.base import Sparse
+from fedrts.methods.contract import Exchange, Rng, Round, Setup, State, Train
+from fedrts.sparse import rigl
+from fedrts.sparse.mask import Mask
+from fedrts.wire.fields import Values
+
+
+@register("prunefl")
+class PruneFL(Sparse):
+    """Drop by magnitude, grow by the clients' mean squared gradients, which travel whole."""
+
+    adaptive: Annotated[bool, Field(description="choose the size too: the original's greedy rule over all layers")] = False
+
+    def begin(self, setup: Setup) -> State:
+        state = super().begin(setup)
+        return state.remember(most=torch.tensor([state.mask.number])) if self.adaptive else state
+
+    def exchanges(self, round: Round) -> tuple[Exchange, ...]:
+        exchanges = super().exchanges(round)
+        if not round.outer:
+            return exchanges
+        up = {**exchanges[0].up, "squares": Values(of="squares", on="links")}
+        return (Exchange(exchanges[0].down, (Train(record="squares"),), up),)
+
+    def update(self, state: State, mean: Mapping[str, Tensor], round: Round, rng: Rng) -> State:
+        updated = super().update(state, mean, round, rng)
+        if not round.outer:
+            return updated
+        strength = updated.weights[: len(state.mask.bits)].abs()
+        if self.adaptive:
+            kept = rigl.weakest_dropped(strength, state.mask, round.quota)
+            dense = len(state.values) - state.mask.number
+            return updated.with_mask(kept).with_mask(greedy(mean["squares"], kept, dense, int(state["most"])))
+        kept, new = rigl.step(strength, mean["squares"], state.mask, round.quota)
+        return updated.with_mask(kept).with_mask(new)
+
+
+def greedy(squares: Tensor, kept: Mask, cost: float, most: int) -> Mask:
+    """`kept` and every further link whose g² exceeds Γ of those taken before it, the largest first; at most `most` links."""
+    candidates = (~kept.bits).nonzero().squeeze(-1)
+    order = candidates[torch.argsort(squares[candidates], descending=True, stable=True)]
+    gains = squares[order].double()
+    taken = float(squares[kept.active].double().sum()) + torch.cat([gains.new_zeros(1), gains.cumsum(0)[:-1]])
+    gamma = taken / (cost + kept.number + torch.arange(len(order), device=order.device))
+    refused = (gains <= gamma).nonzero()
+    count = int(refused[0]) if len(refused) else len(order)
+    bits = kept.bits.clone()
+    bits[order[: max(0, min(count, most - kept.number))]] = True
+    return Mask(bits, kept.sizes)
