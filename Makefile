@@ -20,8 +20,13 @@ lint: $(READY)           ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)          ## measurements; tables go to benchmarks/results
+bench: $(READY)          ## measurements, printed as tables; benchmarks/results holds one run of each
 	$(BIN)/python benchmarks/server.py
+	$(BIN)/python benchmarks/codec.py
+	$(BIN)/python benchmarks/traffic.py
+	$(BIN)/python benchmarks/positions.py
+	$(BIN)/python benchmarks/digits.py dropout
+	$(BIN)/python benchmarks/digits.py values
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

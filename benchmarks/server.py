@@ -99,9 +99,9 @@ def main() -> None:
     order = Order.of(method.exchanges(current)[0], current, layout, begin, key=0)
     replies = [Reply(client, 1, 0, 400, message) for client, message in enumerate(messages_of(begin, current, options.clients))]
     samples = dict.fromkeys(range(options.clients), 400)
-    reasons = [fault(reply, order, Guard(), samples, []) for reply in replies]
+    reasons = [fault(reply, order, Guard(), samples) for reply in replies]
     assert reasons == [None] * options.clients, reasons
-    checks = statistics.median(seconds(lambda: [fault(reply, order, Guard(), samples, []) for reply in replies]) for _ in range(5))
+    checks = statistics.median(seconds(lambda: [fault(reply, order, Guard(), samples) for reply in replies]) for _ in range(5))
     mean = (one_outer + 9 * one_inner) / 10
 
     print(

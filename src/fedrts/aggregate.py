@@ -100,7 +100,7 @@ class Clipped:
     _sums: Sums = field(default_factory=Sums)
 
     def add(self, weights: Tensor, weight: int) -> None:
-        update = (weights - self.reference).double()
+        update = weights.double() - self.reference
         norm = float(torch.linalg.vector_norm(update[: self.parameters]))
         if norm > self.bound:
             update *= self.bound / norm

@@ -110,16 +110,17 @@ def train(
     resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
     held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
     assembled = put_together(resolved, model, held, rows, prunable)
+    assembled.method.begin(assembled.setup)  # an infeasible density shows here, before there is a folder
     folder = RunFolder(out) if out else None
     if folder is not None and not (resume and (folder.path / "experiment.toml").exists()):
         folder.create(resolved)
     return _play(assembled, folder, observer or Silent())
 
 
-def load(path: str | Path, model: nn.Module | None = None) -> nn.Module:
+def load(path: str | Path, model: nn.Module | None = None, prunable: Prunable | None = None) -> nn.Module:
     """The model of a run folder: of a finished run its result, of an interrupted one its newest checkpoint.
 
-    A model that was given in Python must be given again.
+    A model (and a rule of what may be pruned) that was given in Python must be given again.
     """
     folder = RunFolder(path)
     if model is None:
@@ -127,11 +128,11 @@ def load(path: str | Path, model: nn.Module | None = None) -> nn.Module:
         if resolved.model == config.CUSTOM:
             raise InputError(f"the run in {folder.path} trained a model given in Python: pass it as fedrts.load(path, model=…)")
         model = assemble(resolved).module
-    model.load_state_dict(state_dict(folder, model), strict=True)
+    model.load_state_dict(state_dict(folder, model, prunable), strict=True)
     return model.eval()
 
 
-def state_dict(folder: RunFolder, module: nn.Module) -> dict[str, Tensor]:
+def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None = None) -> dict[str, Tensor]:
     """The named tensors of a run: model.safetensors, or the newest checkpoint's."""
     if (folder.path / "model.safetensors").exists():
         return folder.read_tensors("model.safetensors")
@@ -139,14 +140,17 @@ def state_dict(folder: RunFolder, module: nn.Module) -> dict[str, Tensor]:
     if saved is None:
         raise InputError(f"{folder.path} has neither a model nor a checkpoint yet: run `fedrts resume {folder.path}` first")
     resolved = config.resolve(config.from_file(folder.experiment_file()))
-    return layout_of(resolved, module).state_dict(saved.state.weights)
+    layout = layout_of(resolved, module, prunable)
+    if layout.fingerprint != saved.facts["identity"]["model"]:
+        raise InputError(f"the run in {folder.path} has another model, or another rule of what may be pruned: give the same ones")
+    return layout.state_dict(saved.state.weights)
 
 
 def _play(run: Assembled, folder: RunFolder | None, observer: Observer) -> Result:
     if folder is None:
         return _play_rounds(run, None, None, observer)
     with folder.writing():
-        saved = folder.load(run.experiment, run.experiment.device)
+        saved = folder.load(run.experiment, run.identity, run.experiment.device)
         folder.rewind(saved)
         return _play_rounds(run, folder, saved, observer)
 
@@ -166,6 +170,8 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         "parameters": run.layout.parameters,
         "active": state.mask.number + run.layout.parameters - run.layout.links,
         "density": loop.density(run.layout, state.mask),
+        "bytes": sum(line["upload_bytes"] + line["download_bytes"] for line in history),
+        "missing": sum(len(line["rejected"]) for line in history),
     }
     observer.started(experiment, facts, max(first, 0))
     try:
@@ -175,7 +181,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
             if folder is not None:
                 _write_round(folder, played, run, ledger, pace)
             observer.played(played.record)
-        summary = summarise(run, state, history)
+        summary = summarise(run, state, ledger, history)
         masks = run.layout.by_name(state.mask.bits)
         run.layout.bind(run.module, state.weights.clone())
         if folder is not None:
@@ -194,7 +200,7 @@ def _write_round(folder: RunFolder, played: Played, run: Assembled, ledger: Ledg
         folder.append("topology.jsonl", played.topology)
     done = played.record.round + 1
     if pace.is_due(done) or done == run.experiment.rounds:
-        pace.timed(lambda: folder.save(played.state, done, ledger, run.experiment, [entry.name for entry in run.layout.layers]))
+        pace.timed(lambda: folder.save(played.state, done, ledger, run.experiment, run.identity))
 
 
 def with_folder(experiment: Experiment) -> Experiment:

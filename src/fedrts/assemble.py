@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +41,12 @@ class Assembled:
     data: Data
     rows: Sequence[Tensor]
     training: LocalTraining
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint belongs to beside the experiment: the model's layout, its layers, and who holds how many samples."""
+        samples = hashlib.blake2b(repr(list(self.plan.samples)).encode(), digest_size=8).hexdigest()
+        return {"model": self.layout.fingerprint, "clients": samples, "layers": [entry.name for entry in self.layout.layers]}
 
 
 def assemble(experiment: Experiment) -> Assembled:
@@ -79,6 +87,8 @@ def put_together(
         init_mask=e.topology.init_mask,
     )
     training = LocalTraining(t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay)
+    if t.batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
+        raise InputError("train.batch_size = 1 gives BatchNorm no statistics: use at least 2")
     try:
         macs = Macs.of(module, layout, held.x[:1])
     except (RuntimeError, ValueError, IndexError, TypeError) as error:

@@ -73,8 +73,8 @@ class Order:
         parameters = self.reference[: len(self.reference) - self.frame.statistics]
         return float(torch.linalg.vector_norm(parameters, dtype=torch.float64))
 
-    def upload_frame(self, key: int) -> Frame:
-        """What both sides know of the upload."""
+    def upload_frame(self, key: int = 0) -> Frame:
+        """What both sides know of an upload; the `key` of its rounding is the client's alone."""
         return replace(self.frame, key=key, reference=self.reference)
 
 
@@ -118,6 +118,10 @@ class Workbench:
     def __post_init__(self) -> None:
         parameter = next(self.module.parameters())
         self.gradient = torch.zeros(self.layout.parameters, dtype=parameter.dtype, device=parameter.device)
+        named = dict(self.module.named_parameters())
+        trained = [torch.full((entry.size,), named[entry.name].requires_grad) for entry in self.layout.layers + self.layout.dense]
+        flags = torch.cat(trained) if trained else torch.ones(0, dtype=torch.bool)
+        self.frozen = None if bool(flags.all()) else (~flags).nonzero().squeeze(-1).to(parameter.device)
         self.has_batchnorm = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.module.modules())
 
     def work(self, order: Order, client: int, rows: Tensor) -> Reply:
@@ -189,7 +193,7 @@ def _train(step: Train, job: Job) -> None:
     bench.module.train()
     samples = 0
     first, last = (int(share * bench.training.epochs) for share in (step.start, step.stop))
-    received = parameter.detach().clone() if step.penalty else parameter
+    received = parameter.detach().clone() if step.penalty or bench.frozen is not None else parameter
     squares = torch.zeros_like(links) if step.record else None
     batches = [rows for epoch in range(first, last) for rows in job.batches(epoch)]
     for number, rows in enumerate(batches):
@@ -203,6 +207,8 @@ def _train(step: Train, job: Job) -> None:
         if inactive is not None:
             links.masked_fill_(inactive, 0.0)  # the optimisers leave a weight at exactly 0 whose gradient is always 0
         optimizer.step()
+        if bench.frozen is not None:
+            parameter.data[bench.frozen] = received[bench.frozen]  # weight decay would move them
         samples += len(rows)
         job.steps += 1
     if step.record and squares is not None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +23,8 @@ from fedrts.errors import InputError, note
 from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
 
-_NOT_COMPARED = {"out"}
+_NOT_COMPARED = {"out", "checkpoint.every"} | {f"guard.{key}" for key in ("quorum", "attempts", "over_select", "deadline", "strikes")}
+"""Keys that may change before a run is resumed: they can mend what stopped it."""
 _LOGS = ("history.jsonl", "topology.jsonl")
 
 
@@ -94,16 +95,16 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"cannot write {self.path / log}: {error.strerror}; free the space, then resume") from error
 
-    def save(self, state: State, next_round: int, ledger: Ledger, experiment: Experiment, layers: Sequence[str]) -> None:
-        """A checkpoint, with the names of the prunable `layers`; the logs are on disk before it is."""
+    def save(self, state: State, next_round: int, ledger: Ledger, experiment: Experiment, identity: Mapping[str, Any]) -> None:
+        """A checkpoint that says what it belongs to; the logs are on disk before it is."""
         for log in self._logs.values():
             os.fsync(log.fileno())
         logs = {name: log.tell() for name, log in self._logs.items()}
-        facts = {"experiment": _comparable(experiment), "logs": logs, "layers": list(layers)}
+        facts = {"experiment": _comparable(experiment), "logs": logs, "identity": dict(identity)}
         checkpoint.save(self.path / "checkpoint", Saved(state, next_round, facts, ledger.tensors()))
 
-    def load(self, experiment: Experiment, device: torch.device | str) -> Saved | None:
-        """The newest checkpoint, if it belongs to this experiment."""
+    def load(self, experiment: Experiment, identity: Mapping[str, Any], device: torch.device | str) -> Saved | None:
+        """The newest checkpoint, if it belongs to this experiment, model and federation."""
         saved = checkpoint.load(self.path / "checkpoint", device, repair=True)
         if saved is None:
             return None
@@ -112,6 +113,9 @@ class RunFolder:
         if changed:
             what = ", ".join(f"{key} (was {then.get(key)!r}, is {now.get(key)!r})" for key in changed)
             raise InputError(f"the experiment in {self.path} was changed after its checkpoint: {what}; undo that, or start a new run")
+        for what, name in (("model", "model (or its rule of what may be pruned)"), ("clients", "clients' data")):
+            if saved.facts["identity"][what] != identity[what]:
+                raise InputError(f"the {name} is not that of the checkpoint in {self.path}: give the same, or start a new run")
         return saved
 
     # -- results --------------------------------------------------------------------------------------------------

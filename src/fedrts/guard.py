@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
 from fedrts.client import Order, Reply
+from fedrts.errors import note
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
 from fedrts.wire.fields import Message, OwnValues
 
 Reducer = Literal["mean", "clip", "trimmed_mean", "median"]
 
-_LARGEST_STATISTIC = 1e9
-"""No honest BatchNorm statistic is larger; they have no update whose norm could be bounded."""
+_ROUNDING = 1e-9
+"""0.55 of 100 clients are 55, whatever floating point says."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,18 @@ class Guard:
     reducer: Reducer = "mean"
     trim: float = 0.2
     """Share of clients cut off at each end by the trimmed mean."""
+    statistic_bound: float = 1e9
+    """Largest BatchNorm statistic; inputs that are not normalised may need more."""
     max_share: float = 1.0
-    """Largest share that one client has in votes and indicators."""
+    """Largest share that one client has in votes and indicators, of all that were asked."""
     strikes: int = 3
     """Rejected replies after which a client is asked no more."""
 
     def needed(self, per_round: int) -> int:
-        return max(1, math.ceil(self.quorum * per_round))
+        return max(1, math.ceil(self.quorum * per_round - _ROUNDING))
 
     def asked(self, per_round: int) -> int:
-        return math.ceil(per_round * (1 + self.over_select))
+        return math.ceil(per_round * (1 + self.over_select) - _ROUNDING)
 
     def bound(self, norm: float) -> float:
         """The largest norm of an update to weights of a `norm`."""
@@ -66,30 +69,39 @@ class Guard:
 
 @dataclass
 class Strikes:
-    """How often each client's replies were rejected."""
+    """In how many rounds each client's reply was rejected."""
 
     limit: int
     counts: dict[int, int] = field(default_factory=dict)
+    _last: dict[int, int] = field(default_factory=dict)
 
-    def add(self, client: int) -> None:
+    def add(self, client: int, round_index: int) -> None:
+        """One strike at most for each client and round."""
+        if self._last.get(client) == round_index:
+            return
+        self._last[client] = round_index
         self.counts[client] = self.counts.get(client, 0) + 1
+        if self.counts[client] == self.limit:
+            note(f"client {client} is asked no more: {self.limit} of its replies were rejected")
 
     @property
     def quarantined(self) -> set[int]:
         return {client for client, count in self.counts.items() if count >= self.limit}
 
 
-def fault(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int], answered: Sequence[int]) -> str | None:
-    """Why a reply to `order` must not count; None if it may.
-
-    `samples` are the sizes of the clients that were asked, as the server knows them; `answered` those that count already.
-    """
+def stray(reply: Reply, order: Order, samples: Mapping[int, int], answered: Collection[int]) -> str | None:
+    """Why a reply is none to this order, whoever sent it (late, doubled, replayed, misaddressed): it is dropped, and nobody is blamed."""
     if reply.client not in samples:
         return "this client was not asked"
     if reply.client in answered:
         return "a second reply of the same client"
     if (reply.round, reply.exchange) != (order.round.index, order.round.exchange):
         return f"a reply to round {reply.round}, exchange {reply.exchange}"
+    return None
+
+
+def fault(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]) -> str | None:
+    """What is wrong with a client's reply to `order`; None if it may count. `samples`: n_k as the server knows them."""
     if reply.samples != samples[reply.client]:
         return f"{reply.samples} samples where the client has {samples[reply.client]}"
     if set(reply.message) != set(order.exchange.up):
@@ -97,20 +109,23 @@ def fault(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int], 
     for name, entry in order.exchange.up.items():
         if (reason := entry.fault(reply.message[name], order.frame)) is not None:
             return reason
-    return _too_large(reply.message, order, guard)
+    return _beyond_bounds(reply.message, order, guard)
 
 
-def _too_large(message: Message, order: Order, guard: Guard) -> str | None:
+def _beyond_bounds(message: Message, order: Order, guard: Guard) -> str | None:
     if "weights" not in order.exchange.up or order.reference is None:
         return None
-    frame = order.upload_frame(0)
+    frame = order.upload_frame()
     weights: Any = order.exchange.up["weights"].open(message["weights"], frame)
     reference = order.reference
     if isinstance(weights, OwnValues):  # compared where the client's own mask has links
         weights, reference = weights.values, weights.mask.compact(frame.mask.expand(reference))
     parameters = len(weights) - frame.statistics
-    if weights[parameters:].numel() and float(weights[parameters:].abs().max()) > _LARGEST_STATISTIC:
-        return "statistics beyond any measure"
+    statistics = weights[parameters:]
+    if any(bool((statistics[span] < 0).any()) for span in frame.layout.variances()):
+        return "a negative variance"
+    if len(statistics) and float(statistics.abs().max()) > guard.statistic_bound:
+        return f"statistics above guard.statistic_bound = {guard.statistic_bound:g}"
     update = float(torch.linalg.vector_norm(weights[:parameters] - reference[:parameters]))
     bound = guard.bound(order.reference_norm)
     if guard.reducer != "clip" and update > bound:

@@ -43,7 +43,7 @@ def _layers(folder: RunFolder) -> list[tuple[str, int, int]]:
     saved = checkpoint.load(folder.path / "checkpoint")
     if saved is None:
         return []
-    return list(zip(saved.facts["layers"], saved.state.mask.sizes, saved.state.mask.counts, strict=True))
+    return list(zip(saved.facts["identity"]["layers"], saved.state.mask.sizes, saved.state.mask.counts, strict=True))
 
 
 def evaluate_run(path: Path, data_name: str | None = None) -> Metrics:

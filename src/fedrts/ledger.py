@@ -20,6 +20,8 @@ class Ledger:
 
     traffic: Traffic
     strikes: Strikes
+    messages: int = 0
+    """Downloads and uploads so far that dense averaging would have needed too."""
 
     @staticmethod
     def of(guard: Guard) -> Ledger:
@@ -28,9 +30,10 @@ class Ledger:
     def tensors(self) -> dict[str, Tensor]:
         """Everything as tensors: masks as packed bits, clients as numbers."""
         names = list(self.traffic.masks)
-        holds = [(client, names.index(name) if name in self.traffic.masks else -1) for client, name in self.traffic.holds.items()]
+        holds = [(client, names.index(name)) for client, name in self.traffic.holds.items()]
         packed = [np.packbits(mask.bits.cpu().numpy()) for mask in self.traffic.masks.values()]
         return {
+            "messages": torch.tensor([self.messages]),
             "holds": torch.tensor(holds, dtype=torch.int64).reshape(-1, 2),
             "strikes": torch.tensor(list(self.strikes.counts.items()), dtype=torch.int64).reshape(-1, 2),
             "masks": torch.from_numpy(np.stack(packed) if packed else np.zeros((0, 0), np.uint8)),
@@ -40,6 +43,7 @@ class Ledger:
     def restored(tensors: Mapping[str, Tensor], sizes: Sequence[int], guard: Guard, device: torch.device | str) -> Ledger:
         """The ledger again, from its `tensors`."""
         ledger = Ledger.of(guard)
+        ledger.messages = int(tensors["messages"])
         links = sum(sizes)
         for packed in tensors["masks"].numpy():
             bits = torch.from_numpy(np.unpackbits(packed, count=links).astype(np.bool_)).to(device)
@@ -47,7 +51,6 @@ class Ledger:
             ledger.traffic.masks[mask.fingerprint] = mask
         names = list(ledger.traffic.masks)
         for client, number in tensors["holds"].tolist():
-            if number >= 0:
-                ledger.traffic.holds[client] = names[number]
+            ledger.traffic.holds[client] = names[number]
         ledger.strikes.counts.update(dict(tensors["strikes"].tolist()))
         return ledger

@@ -14,7 +14,7 @@ from fedrts.aggregate import Sums, reduction
 from fedrts.client import Failure, Order, Reply
 from fedrts.engines import Engine
 from fedrts.errors import InputError
-from fedrts.guard import Guard, fault
+from fedrts.guard import Guard, fault, stray
 from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Exchange, Round, State
@@ -157,7 +157,10 @@ def _attempt(plan: Plan, state: State, index: int, attempt: int, ledger: Ledger,
         if len(record.clients) < plan.guard.needed(plan.per_round):
             return None
         clients = list(record.clients)
-        state = plan.method.update(state, sums.mean(), current, lambda purpose: plan.key(index, purpose))
+        mean = sums.mean()
+        if plan.value_type != "float32" and order.reference is not None and "weights" in mean:
+            mean["weights"] += state.values - order.reference  # the server keeps its full precision: W ← W + Σ p_k Q(ΔW_k)
+        state = plan.method.update(state, mean, current, lambda purpose: plan.key(index, purpose))
     return state
 
 
@@ -165,34 +168,48 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     """Send an order to `clients` and sum what may count of their replies; `record.clients` are those that did."""
     samples = {client: plan.samples[client] for client in clients}
     votes = plan.guard.vote_weights(samples)
-    gone = {client for client in clients if plan.drops_out(order.round.index, attempt, client)}
+    gone = [client for client in clients if plan.drops_out(order.round.index, attempt, client)]
+    missing = dict.fromkeys(gone, DROPPED)
     lengths = Lengths(order.exchange.down, order.sent, order.frame)
     for client in clients:
         record.download_bytes += lengths.download(ledger.traffic.held_by(client))
         ledger.traffic.send(client, order.frame.mask)
-    record.clients = []
-    record.rejected += [{"client": client, "reason": DROPPED} for client in clients if client in gone]
+    comparable = order.round.index >= 0 and order.round.exchange == 0  # what dense averaging would have sent too
+    ledger.messages += len(clients) * comparable
     sums = Sums(reduction(plan.guard, order))
+    frame = order.upload_frame()
+    counted: list[int] = []
+    answered: set[int] = set()
     due = time.monotonic() + plan.guard.deadline if plan.guard.deadline else float("inf")
-    for reply in plan.engine.run(order, [client for client in clients if client not in gone]):
+    reason: str | None
+    for reply in plan.engine.run(order, [client for client in clients if client not in missing]):
         if time.monotonic() > due:
-            record.rejected.append({"client": reply.client, "reason": LATE})
+            missing |= {client: LATE for client in clients if client not in answered and client not in missing}
             break
-        reason = reply.reason if isinstance(reply, Failure) else fault(reply, order, plan.guard, samples, record.clients)
+        if isinstance(reply, Failure):
+            reason, blame = reply.reason, reply.client in samples and reply.client not in counted
+        else:
+            reason, blame = stray(reply, order, samples, counted), False
+            if reason is None:
+                reason, blame = fault(reply, order, plan.guard, samples), True
         if reason is not None:
             record.rejected.append({"client": reply.client, "reason": reason})
-            ledger.strikes.add(reply.client)
+            if blame:
+                ledger.strikes.add(reply.client, order.round.index)
+            answered.add(reply.client)
             continue
         assert isinstance(reply, Reply)
-        frame = order.upload_frame(0)
         record.upload_bytes += reply.size or codec.size(Kind.UPLOAD, order.exchange.up, reply.message, frame)
+        ledger.messages += comparable
         record.flops += reply.flops
         opened = {name: entry.open(reply.message[name], frame) for name, entry in order.exchange.up.items()}
         sums.add(plan.method.contribution(opened, state, order.round), reply.samples, votes[reply.client])
-        record.clients.append(reply.client)
-        if len(record.clients) == plan.per_round:
+        counted.append(reply.client)
+        answered.add(reply.client)
+        if len(counted) == plan.per_round:
             break
-    record.clients.sort()
+    record.rejected += [{"client": client, "reason": reason} for client, reason in missing.items()]
+    record.clients = sorted(counted)
     return sums
 
 

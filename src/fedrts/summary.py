@@ -10,8 +10,8 @@ import torch
 import fedrts
 from fedrts import rounds
 from fedrts.assemble import Assembled
+from fedrts.ledger import Ledger
 from fedrts.methods.contract import Round, State
-from fedrts.wire.fields import VALUE_BYTES
 
 
 def describe_clients(run: Assembled) -> list[dict[str, Any]]:
@@ -28,16 +28,14 @@ def describe_clients(run: Assembled) -> list[dict[str, Any]]:
     ]
 
 
-def summarise(run: Assembled, state: State, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """summary.json: a function of the final state and the history."""
+def summarise(run: Assembled, state: State, ledger: Ledger, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """summary.json: a function of the final state, the ledger and the history."""
     experiment, layout = run.experiment, run.layout
     metrics = run.plan.engine.evaluate(state)
     accuracies = [line["accuracy"] for line in history if line["accuracy"] is not None]
     last = [line["accuracy"] for line in history[-10:] if line["accuracy"] is not None]
     upload, download = (sum(line[f"{way}_bytes"] for line in history) for way in ("upload", "download"))
-    asked = sum(len(line["clients"]) + len(line["rejected"]) for line in history if line["round"] >= 0)
-    answered = sum(len(line["clients"]) for line in history if line["round"] >= 0)
-    dense = VALUE_BYTES * layout.length * (asked + answered)
+    dense = state.values.element_size() * layout.length * ledger.messages
     seconds = sum(line["seconds"] for line in history)
     samples = sum(run.training.samples(len(run.rows[client])) for line in history if line["round"] >= 0 for client in line["clients"])
     return {

@@ -20,7 +20,7 @@ REMEMBERED = 8
 
 @dataclass
 class Traffic:
-    """The server's book on its clients' masks. Memory: one entry per client that ever took part, and the last eight masks."""
+    """The server's book on its clients' masks. Memory: an entry per client with one of the last eight masks, and these masks."""
 
     holds: dict[int, bytes] = field(default_factory=dict)
     """Client → fingerprint of the mask it holds."""
@@ -34,9 +34,12 @@ class Traffic:
     def send(self, client: int, mask: Mask) -> None:
         """Note that a client was sent a mask."""
         self.holds[client] = mask.fingerprint
-        self.masks[mask.fingerprint] = self.masks.pop(mask.fingerprint, mask)
+        known = self.masks.pop(mask.fingerprint, None) or Mask(mask.bits, mask.sizes)  # without the indices that ours has cached
+        self.masks[mask.fingerprint] = known
         while len(self.masks) > REMEMBERED:
-            del self.masks[next(iter(self.masks))]
+            oldest = next(iter(self.masks))
+            del self.masks[oldest]
+            self.holds = {client: held for client, held in self.holds.items() if held != oldest}
 
     def forget(self, client: int) -> None:
         """A client said that it does not hold what we thought: the next download carries the whole mask."""

@@ -120,6 +120,47 @@ def test_a_run_folder_resumes_to_the_same_bits(tmp_path):
         fedrts.load(tmp_path / "run")
 
 
+def test_another_model_or_other_clients_are_not_resumed(tmp_path):
+    class Stop(Exception):
+        pass
+
+    class Stopper(fedrts.observe.Silent):
+        def played(self, record):
+            raise Stop
+
+    def rule(name, parameter):
+        return name == "2.weight"
+
+    common = {"test": Points(99, 60), "method": "fedrts", "density": 0.7, "out": tmp_path / "run", **SMALL}
+    with pytest.raises(Stop):
+        fedrts.train(model=net(), clients=clients(), prunable=rule, observer=Stopper(), **common)
+    with pytest.raises(InputError, match="rule of what may be pruned"):
+        fedrts.train(model=net(), clients=clients(), resume=True, **common)
+    with pytest.raises(InputError, match="clients' data"):
+        fedrts.train(model=net(), clients=[*clients(3), Points(3, 7)], prunable=rule, resume=True, **common)
+    with pytest.raises(InputError, match="give the same ones"):
+        fedrts.load(tmp_path / "run", model=net())
+    fedrts.load(tmp_path / "run", model=net(), prunable=rule)
+
+
+def test_frozen_parameters_stay_and_masks_of_infinity_do_no_harm():
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = net()
+            self.body[0].requires_grad_(False)
+            self.register_buffer("shut", torch.tensor([0.0, float("-inf")]))
+
+        def forward(self, x):
+            return self.body(x) + torch.where(torch.isinf(self.shut), torch.zeros(2), self.shut)
+
+    result = fedrts.train(model=Gated(), clients=clients(), test=Points(9, 20), method="fedavg", train={"weight_decay": 0.1}, **SMALL)
+    assert torch.equal(result.model.body[0].weight, net()[0].weight)
+    assert not torch.equal(result.model.body[2].weight, net()[2].weight)
+    assert torch.isinf(result.model.shut[1])
+
+
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -130,6 +171,7 @@ def test_a_run_folder_resumes_to_the_same_bits(tmp_path):
         ({"method": "fedrt"}, "did you mean 'fedrts'"),
         ({"model": nn.Linear(5, 2)}, "cannot read the inputs"),
         ({"lr": 1e6, "rounds": 30}, "usable replies.*train.lr"),
+        ({"model": nn.Sequential(nn.Linear(2, 9), nn.BatchNorm1d(9), nn.Linear(9, 2)), "batch_size": 1}, "train.batch_size = 1"),
         ({"learning_rate": 0.1}, "unknown key 'learning_rate'"),
     ],
 )

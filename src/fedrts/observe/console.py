@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from fedrts.config import Experiment
     from fedrts.rounds import Record
 
+EXCUSED = ("dropped out", "late")
+"""Reasons for a missing reply that need no line of their own."""
+
 _PLAIN_LINES = 10
 """About how many progress lines a run prints where there is no terminal."""
 
@@ -46,6 +49,7 @@ class ConsoleObserver:
         )
         if experiment.out:
             self.console.print(f"writing to {experiment.out}", highlight=False, soft_wrap=True)
+        self.bytes, self.rejected = facts["bytes"], facts["missing"]
         self.task = self.progress.add_task("training", total=experiment.rounds, completed=first_round, status="")
         self.progress.start()
 
@@ -54,6 +58,11 @@ class ConsoleObserver:
         self.accuracy = record.accuracy if record.accuracy is not None else self.accuracy
         self.changed = record.links_changed if record.outer else self.changed
         self.rejected += len(record.rejected)
+        for entry in record.rejected:
+            if entry["reason"] not in EXCUSED:
+                self.console.print(
+                    f"round {record.round}: rejected client {entry['client']}: {entry['reason']}", highlight=False, soft_wrap=True
+                )
         done = record.round + 1
         status = " · ".join(
             [

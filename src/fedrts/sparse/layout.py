@@ -1,7 +1,7 @@
 """A model as one flat vector: prunable weights first, then the dense parameters, then the buffers.
 
-`P` is the number of prunable weights, `n` the length of the vector. Tied tensors occur once. Buffers that are not
-floating point (BatchNorm's `num_batches_tracked`) are no part of the vector: they are constants that every client starts from.
+`P` is the number of prunable weights, `n` the length of the vector. Tied tensors occur once. Buffers that are not floating point
+(BatchNorm's `num_batches_tracked`) or not finite (attention masks) are no part of it: they are constants that every client starts from.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Layout:
         return Layout(
             layers=tuple(layers),
             dense=tuple(dense),
-            buffers=tuple(Entry(names, tuple(b.shape)) for names, b in buffers if b.is_floating_point()),
-            constants={name: b.detach().clone() for names, b in buffers if not b.is_floating_point() for name in names},
+            buffers=tuple(Entry(names, tuple(b.shape)) for names, b in buffers if _is_statistic(b)),
+            constants={name: b.detach().clone() for names, b in buffers if not _is_statistic(b) for name in names},
         )
 
     @cached_property
@@ -108,6 +108,11 @@ class Layout:
         """Equal for two layouts exactly when their vectors mean the same."""
         text = repr([(kind, e.names, e.shape) for kind in ("layers", "dense", "buffers") for e in getattr(self, kind)])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def variances(self) -> list[slice]:
+        """Where among the buffers (the last part of the vector) BatchNorm's running variances are."""
+        begin = starts([entry.size for entry in self.buffers])
+        return [slice(a, b) for entry, a, b in zip(self.buffers, begin, begin[1:], strict=False) if entry.name.endswith("running_var")]
 
     def views(self, vector: Tensor, entries: Sequence[Entry] | None = None) -> dict[str, Tensor]:
         """The tensors of `entries` (default: all, of a vector `[n]`) by first name, as views of `vector`.
@@ -188,6 +193,11 @@ def output_layer(module: nn.Module) -> nn.Module | None:
 def starts(sizes: Sequence[int]) -> list[int]:
     """Where each layer begins: `[0, n^1, n^1+n^2, …]`, one longer than `sizes`."""
     return [0, *accumulate(sizes)]
+
+
+def _is_statistic(buffer: Tensor) -> bool:
+    """Numbers that training may change and averaging may mix; counters and masks of −∞ are constants."""
+    return buffer.is_floating_point() and bool(torch.isfinite(buffer).all())
 
 
 def _grouped(named: object) -> list[tuple[tuple[str, ...], Tensor]]:
