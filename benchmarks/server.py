@@ -1,6 +1,6 @@
 """What a round costs the server: FedRTS on resnet18's links against plain averaging of dense models, in one run.
 
-    python benchmarks/server.py [--density 0.2] [--clients 10] [--repeat 3]
+    python benchmarks/server.py [--density 0.2] [--clients 10] [--repeat 7]
 
 Ten rounds (one outer, nine inner) with ready-made client messages; only the server's work is timed: contributions,
 sums, posterior, draw, top-k. Prints a table; benchmarks/results/server.md is one such run.
@@ -68,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--density", type=float, default=0.2)
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=7)
     options = parser.parse_args()
     torch.manual_seed(0)
 
@@ -81,19 +81,17 @@ def main() -> None:
             total.add_(weights, alpha=1 / len(dense))
         return total
 
-    average()
-    plain = statistics.median(seconds(average) for _ in range(5))
-
     method = methods.get(methods.DEFAULT)(density=options.density)
     begin = method.begin(Setup(layout, dense[0], (3, 32, 32), rng=lambda purpose: random.key(0, purpose)))
     schedule = Schedule()
-    outer, inner = [], []
-    for _ in range(options.repeat):
-        for index in (0, 1, 2):
-            current = Round.of(index, schedule, begin.mask)
-            messages = messages_of(begin, current, options.clients)
-            (outer if current.outer else inner).append(seconds(lambda c=current, m=messages: play_round(method, begin, c, m)))
-    one_outer, one_inner = statistics.median(outer), statistics.median(inner)
+    turns = [(current := Round.of(index, schedule, begin.mask), messages_of(begin, current, options.clients)) for index in (0, 1)]
+    times: dict[str, list[float]] = {"plain": [], "outer": [], "inner": []}
+    for _ in range(options.repeat):  # turn by turn, because other work comes and goes on a shared machine
+        times["plain"].append(seconds(average))
+        for current, messages in turns:
+            spent = seconds(lambda c=current, m=messages: play_round(method, begin, c, m))
+            times["outer" if current.outer else "inner"].append(spent)
+    plain, one_outer, one_inner = (statistics.median(times[name]) for name in ("plain", "outer", "inner"))
 
     current = Round.of(1, schedule, begin.mask)
     order = Order.of(method.exchanges(current)[0], current, layout, begin, key=0)

@@ -11,9 +11,11 @@ import fedrts
 from fedrts import rounds
 from fedrts.aggregate import Clipped, Sorted, Sums
 from fedrts.client import Failure, Reply
+from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, Note
 from fedrts.guard import Guard, decode_reply, encode_reply
 from fedrts.ledger import Ledger
+from fedrts.observe import Silent
 from fedrts.wire.errors import WireError
 from fedrts.wire.fields import Selection
 from helping import ask
@@ -422,3 +424,49 @@ def test_a_stopped_run_can_be_mended_and_resumed(tmp_path):
     file = tmp_path / "run" / "experiment.toml"
     file.write_text(file.read_text("utf-8").replace("quorum = 1.0", "quorum = 0.1").replace("attempts = 1", "attempts = 50"), "utf-8")
     assert len(fedrts.resume(tmp_path / "run").history) == 5
+
+
+def test_an_update_is_judged_by_its_size_and_not_by_the_models(run):
+    state = run.method.begin(run.setup)
+    played = rounds.play_round(replace(run.plan, guard=Guard(norm_bound=0.9)), state, 1)
+    assert played.record.rejected == []
+
+
+def test_another_attempt_is_another_throw(run):
+    plan = replace(run.plan, dropout=0.5)
+    throws = [[plan.drops_out(1, attempt, client) for client in range(5)] for attempt in range(6)]
+    assert len({tuple(throw) for throw in throws}) > 1
+
+
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
+def test_who_misbehaved_is_remembered_over_a_restart(tmp_path, monkeypatch):
+    """A run in which one client always answers NaN, whole and interrupted: the same history, quarantine and bytes included."""
+    honest = SerialEngine.run
+
+    def poisoned(self, order, clients):
+        yield from Tampered(self_proxy(self, honest), ATTACKS["NaN"][0]).run(order, clients)
+
+    monkeypatch.setattr(SerialEngine, "run", poisoned)
+
+    class Stop(Exception):
+        pass
+
+    class Stopper(Silent):
+        def played(self, record):
+            if record.round == 5:
+                raise Stop
+
+    common = {"data": "toy_images", "model": "mlp", "method": "fedrts", "density": 0.5, "rounds": 12, "train": {"epochs": 1}}
+    common |= {"clients": {"total": 5, "per_round": 4, "partition": "iid", "min_size": 1}, "checkpoint": {"every": 1}}
+    whole = fedrts.run(**common, out=str(tmp_path / "whole"))
+    with pytest.raises(Stop):
+        fedrts.run(**common, out=str(tmp_path / "cut"), observer=Stopper())
+    resumed = fedrts.resume(tmp_path / "cut")
+    assert [{**line, "seconds": 0} for line in resumed.history] == [{**line, "seconds": 0} for line in whole.history]
+    assert resumed.summary["comm_ratio"] == whole.summary["comm_ratio"]
+    assert whole.summary["rejected_replies"] == 3
+
+
+def self_proxy(engine, run):
+    """`engine` with its honest `run`."""
+    return type("Honest", (), {"run": lambda _, order, clients: run(engine, order, clients)})()
