@@ -30,6 +30,9 @@ from fedrts.sparse.layout import Prunable
 from fedrts.summary import describe_clients, summarise
 from fedrts.tasks import Classification, Loss, Task
 
+ANYWHERE = {"device": "cpu"}
+"""A model can be looked at on a machine that lacks the device it was trained on."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -124,7 +127,7 @@ def load(path: str | Path, model: nn.Module | None = None, prunable: Prunable | 
     """
     folder = RunFolder(path)
     if model is None:
-        resolved = config.resolve(config.from_file(folder.experiment_file()))
+        resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
         if resolved.model == config.CUSTOM:
             raise InputError(f"the run in {folder.path} trained a model given in Python: pass it as fedrts.load(path, model=…)")
         model = assemble(resolved).module
@@ -139,7 +142,7 @@ def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None =
     saved = checkpoint.load(folder.path / "checkpoint")
     if saved is None:
         raise InputError(f"{folder.path} has neither a model nor a checkpoint yet: run `fedrts resume {folder.path}` first")
-    resolved = config.resolve(config.from_file(folder.experiment_file()))
+    resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
     layout = layout_of(resolved, module, prunable)
     if layout.fingerprint != saved.facts["identity"]["model"]:
         raise InputError(f"the run in {folder.path} has another model, or another rule of what may be pruned: give the same ones")

@@ -188,6 +188,7 @@ def from_keywords(keywords: Settings) -> dict[str, Any]:
     for name, value in keywords.items():
         if value is None:
             continue
+        value = str(value) if isinstance(value, Path) else value
         if name in SHORT and not isinstance(value, Mapping):
             table, entry = SHORT[name]
             settings = merged(settings, {table: {entry: value}})

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from fedrts.client import Order, Reply
+from fedrts.client import Failure, Order, Reply
 from fedrts.errors import note
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
@@ -87,6 +87,25 @@ class Strikes:
     @property
     def quarantined(self) -> set[int]:
         return {client for client, count in self.counts.items() if count >= self.limit}
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why a reply does not count, and whether that speaks against its client."""
+
+    reason: str
+    blamed: bool
+
+
+def judge(reply: Reply | Failure, order: Order, guard: Guard, samples: Mapping[int, int], counted: Collection[int]) -> Rejection | None:
+    """None if a reply may count. `samples`: n_k of the clients that were asked; `counted`: whose replies count already."""
+    if isinstance(reply, Failure):
+        return Rejection(reply.reason, blamed=reply.client in samples and reply.client not in counted)
+    if (reason := stray(reply, order, samples, counted)) is not None:
+        return Rejection(reason, blamed=False)
+    if (reason := fault(reply, order, guard, samples)) is not None:
+        return Rejection(reason, blamed=True)
+    return None
 
 
 def stray(reply: Reply, order: Order, samples: Mapping[int, int], answered: Collection[int]) -> str | None:

@@ -49,7 +49,7 @@ def _layers(folder: RunFolder) -> list[tuple[str, int, int]]:
 def evaluate_run(path: Path, data_name: str | None = None) -> Metrics:
     """Metrics of a run's model on the test set of its data, or of another data set with the same shapes."""
     model = api.load(path)
-    experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()))
+    experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
     held = data.get(data_name)() if data_name else data.get(experiment.data)(**experiment.data_options)
     try:
         return held.task.evaluate(model.cpu(), held.test_x, held.test_y, experiment.eval.batch_size)
@@ -60,7 +60,7 @@ def evaluate_run(path: Path, data_name: str | None = None) -> Metrics:
 def export_run(path: Path, format: str, out: Path | None) -> Path:
     """Write the named tensors of a run's model, exact zeros outside the mask, as safetensors or as a PyTorch state dict."""
     folder = RunFolder(path)
-    experiment = config.resolve(config.from_file(folder.experiment_file()))
+    experiment = config.resolve(config.from_file(folder.experiment_file()), api.ANYWHERE)
     finished = (folder.path / "model.safetensors").exists()
     tensors = folder.read_tensors("model.safetensors") if finished else api.state_dict(folder, assemble(experiment).module)
     if format == "dense":

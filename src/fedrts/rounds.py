@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fedrts.aggregate import Sums, reduction
-from fedrts.client import Failure, Order, Reply
+from fedrts.client import Order, Reply
 from fedrts.engines import Engine
 from fedrts.errors import InputError
-from fedrts.guard import Guard, fault, stray
+from fedrts.guard import Guard, judge
 from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Exchange, Round, State
@@ -181,31 +181,24 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     counted: list[int] = []
     answered: set[int] = set()
     due = time.monotonic() + plan.guard.deadline if plan.guard.deadline else float("inf")
-    reason: str | None
     for reply in plan.engine.run(order, [client for client in clients if client not in missing]):
         if time.monotonic() > due:
             missing |= {client: LATE for client in clients if client not in answered and client not in missing}
             break
-        if isinstance(reply, Failure):
-            reason, blame = reply.reason, reply.client in samples and reply.client not in counted
-        else:
-            reason, blame = stray(reply, order, samples, counted), False
-            if reason is None:
-                reason, blame = fault(reply, order, plan.guard, samples), True
-        if reason is not None:
-            record.rejected.append({"client": reply.client, "reason": reason})
-            if blame:
+        answered.add(reply.client)
+        rejection = judge(reply, order, plan.guard, samples, counted)
+        if rejection is not None:
+            record.rejected.append({"client": reply.client, "reason": rejection.reason})
+            if rejection.blamed:
                 ledger.strikes.add(reply.client, order.round.index)
-            answered.add(reply.client)
             continue
-        assert isinstance(reply, Reply)
+        assert isinstance(reply, Reply)  # a failure never counts
         record.upload_bytes += reply.size or codec.size(Kind.UPLOAD, order.exchange.up, reply.message, frame)
         ledger.messages += comparable
         record.flops += reply.flops
         opened = {name: entry.open(reply.message[name], frame) for name, entry in order.exchange.up.items()}
         sums.add(plan.method.contribution(opened, state, order.round), reply.samples, votes[reply.client])
         counted.append(reply.client)
-        answered.add(reply.client)
         if len(counted) == plan.per_round:
             break
     record.rejected += [{"client": client, "reason": reason} for client, reason in missing.items()]

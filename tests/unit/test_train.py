@@ -7,6 +7,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import fedrts
 from fedrts.errors import InputError
+from fedrts.inspection import evaluate_run
 from fedrts.methods.base import Sparse
 
 
@@ -180,3 +181,20 @@ def test_mistakes_are_one_clear_line(change, message):
     with pytest.raises(InputError, match=message) as caught:
         fedrts.train(**arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_trained_on_a_gpu_loads_without_one(tmp_path, monkeypatch):
+    """Finished or not; only resuming needs the device."""
+    result = fedrts.run(
+        data="toy_images", model="mlp", density=0.5, rounds=2, clients={"total": 4, "partition": "iid"}, out=tmp_path / "run"
+    )
+    file = tmp_path / "run" / "experiment.toml"
+    file.write_text(file.read_text("utf-8").replace('device = "cpu"', 'device = "cuda"'), "utf-8")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    expected = result.model.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in fedrts.load(tmp_path / "run").state_dict().items())
+    assert evaluate_run(tmp_path / "run")["accuracy"] == pytest.approx(result.summary["accuracy"])
+    (tmp_path / "run" / "model.safetensors").unlink()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in fedrts.load(tmp_path / "run").state_dict().items())
+    with pytest.raises(InputError, match="device 'cuda' is not there"):
+        fedrts.resume(tmp_path / "run")
