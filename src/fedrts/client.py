@@ -57,7 +57,7 @@ class Order:
     def of(exchange: Exchange, round: Round, layout: Layout, state: State, key: int) -> Order:
         """The order that a server in `state` gives; `key` decides the rounding of what it sends."""
         frame = Frame(layout, state.mask, state.values.dtype, key)
-        tensors = {"weights": state.weights, **state.memory}
+        tensors = {"weights": state.values, **state.memory}
         return Order(exchange, round, frame, {name: entry.take(tensors, frame) for name, entry in exchange.down.items()})
 
     @cached_property

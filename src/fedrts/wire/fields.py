@@ -63,6 +63,11 @@ class Frame:
     """The weights on the mask `[A + n − P]` as the client received them: quantised uploads are changes from these."""
 
     @property
+    def on_mask(self) -> int:
+        """A model's values on the mask: `A + n − P`."""
+        return self.mask.number + self.layout.length - self.layout.links
+
+    @property
     def statistics(self) -> int:
         """How many of a model's values, the last ones, are buffers; these are never quantised."""
         return self.layout.length - self.layout.parameters
@@ -118,7 +123,13 @@ class Values:
             raise ValueError("shorter types are for values on the mask")
 
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Payload:
-        values = frame.mask.compact(tensors[self.of]) if self.on == "mask" else tensors[self.of].clone()
+        values = tensors[self.of]  # of a client everything, of a server what is on the mask
+        if self.on == "mask" and len(values) != frame.on_mask:
+            values = frame.mask.compact(values)
+        elif self.on == "all" and len(values) != frame.layout.length:
+            values = frame.mask.expand(values)
+        else:
+            values = values.clone()
         if self.type == "float32":
             return values
         kept = len(values) - frame.statistics
@@ -177,8 +188,7 @@ class Values:
 
     def _shapes(self, frame: Frame) -> list[tuple[int, torch.dtype]]:
         """(number, type) of the tensors that travel."""
-        links = frame.mask.number if self.on == "mask" else frame.layout.links
-        count = links + (0 if self.on == "links" else frame.layout.length - frame.layout.links)
+        count = {"mask": frame.on_mask, "links": frame.layout.links, "all": frame.layout.length}[self.on]
         if self.type == "float32":
             return [(count, frame.dtype)]
         kept = count - frame.statistics
@@ -315,26 +325,23 @@ class OnOwnMask:
         changes = [read_positions(reader, entry.shape) for entry in frame.layout.layers]
         device = frame.mask.bits.device
         bits = frame.mask.bits ^ torch.from_numpy(np.concatenate(changes)).to(device)
-        return OwnValues(Mask(bits, frame.mask.sizes), reader.tensor(self._count(frame), frame.dtype).to(device))
+        return OwnValues(Mask(bits, frame.mask.sizes), reader.tensor(frame.on_mask, frame.dtype).to(device))
 
     def size(self, payload: Payload, frame: Frame) -> int:
         positions = sum(positions_size(bits, shape) for bits, shape in self._changes(payload, frame))
-        return positions + self._count(frame) * frame.dtype.itemsize
+        return positions + frame.on_mask * frame.dtype.itemsize
 
     def fault(self, payload: Payload, frame: Frame) -> str | None:
         if not isinstance(payload, OwnValues) or payload.mask.sizes != frame.mask.sizes:
             return f"'{self.of}' is not a model on a mask of its own"
         if payload.mask.counts != frame.mask.counts:
             return f"layers have {payload.mask.counts} links where {frame.mask.counts} were asked for"
-        if payload.values.shape != (self._count(frame),) or payload.values.dtype != frame.dtype:
+        if payload.values.shape != (frame.on_mask,) or payload.values.dtype != frame.dtype:
             return f"'{self.of}' has other values than asked for"
         return None if _is_finite(payload.values) else f"'{self.of}' is not finite"
 
     def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
         return Values().paper_length(layout, density, fraction)
-
-    def _count(self, frame: Frame) -> int:
-        return frame.mask.number + frame.layout.length - frame.layout.links
 
     def _changes(self, payload: OwnValues, frame: Frame) -> Iterator[tuple[Bits, tuple[int, ...]]]:
         changed, begin = (payload.mask.bits ^ frame.mask.bits).cpu().numpy(), starts(frame.mask.sizes)

@@ -246,3 +246,15 @@ def test_the_papers_accounting() -> None:
     assert Values().paper_length(LAYOUT, 1.0, 0.4) == 4 * 19
     assert Values(on="all").paper_length(LAYOUT, 0.2, 0.4) == 4 * 19
     assert VOTES.paper_length(LAYOUT, 0.2, 0.4) == pytest.approx(0.5 * 0.4 * sparse)
+
+
+def test_a_server_and_a_client_take_the_same_values():
+    """The server keeps what is on the mask, a client everything: both can send either."""
+    layout = Layout((Entry(("a",), (3, 2)),), (Entry(("b",), (2,)),), ())
+    mask = Mask(torch.tensor([True, False, True, False, False, True]), [6])
+    frame = Frame(layout, mask)
+    everything = mask.expand(mask.compact(torch.arange(8.0) + 1))
+    for on in ("mask", "all"):
+        of_client, of_server = (Values(on=on).take({"weights": w}, frame) for w in (everything, mask.compact(everything)))
+        assert torch.equal(of_client, of_server)
+        assert len(of_client) == (5 if on == "mask" else 8)
