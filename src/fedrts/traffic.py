@@ -6,13 +6,17 @@ nothing if the mask is still the same, else the cheaper of the whole mask and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from fedrts.client import Order
+from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.wire import codec
-from fedrts.wire.codec import Kind
+from fedrts.wire.codec import Header, Kind
+from fedrts.wire.errors import MaskMissingError, WireError
 from fedrts.wire.fields import Field, Frame, Message
+from fedrts.wire.packing import Reader
 
 REMEMBERED = 8
 """Masks that the server keeps; a client with an older one gets the whole mask."""
@@ -44,6 +48,47 @@ class Traffic:
     def forget(self, client: int) -> None:
         """A client said that it does not hold what we thought: the next download carries the whole mask."""
         self.holds.pop(client, None)
+
+    def deliver(self, client: int, order: Order, hand_over: Callable[[bytes], bool]) -> int:
+        """Send a client the download of an order, and the whole mask with it where it turns out to lack ours; bytes sent in all.
+
+        `hand_over(data)` is true when the client could read the message: a lost mask costs a second message, never an error.
+        """
+        frame = order.frame
+        header = Header(
+            Kind.DOWNLOAD,
+            bytes.fromhex(frame.layout.fingerprint),
+            frame.mask.fingerprint,
+            order.round.index,
+            order.round.exchange,
+            client,
+        )
+        sent = 0
+        for _ in range(2):
+            data = codec.encode(header, order.exchange.down, order.sent, frame, self.held_by(client))
+            sent += len(data)
+            if hand_over(data):
+                self.send(client, frame.mask)
+                return sent
+            self.forget(client)
+        raise WireError(f"client {client} cannot read a message that carries the whole mask")
+
+
+@dataclass
+class MaskHolder:
+    """A client's side: the mask it holds, and downloads that count on it."""
+
+    layout: Layout
+    held: Mask | None = None
+
+    def open(self, data: bytes) -> tuple[Header, Mask, Reader] | None:
+        """Header, mask and field reader of a download; None if it counts on a mask that this client does not hold."""
+        try:
+            header, mask, reader = codec.open_download(data, self.layout, self.held)
+        except MaskMissingError:
+            return None
+        self.held = mask
+        return header, mask, reader
 
 
 @dataclass

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from fedrts import guard, traffic
+from fedrts import guard, rounds, traffic
 from fedrts.client import Order, Reply
 from fedrts.guard import Guard
 from fedrts.ledger import Ledger
-from fedrts.methods.contract import State
+from fedrts.methods.contract import Round, State
 from fedrts.rounds import play_round
+from fedrts.sparse import random
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
-from fedrts.traffic import REMEMBERED, Lengths, Traffic
+from fedrts.traffic import REMEMBERED, Lengths, MaskHolder, Traffic
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
+from fedrts.wire.errors import WireError
 from fedrts.wire.fields import Frame, Values
 
 LAYOUT = Layout((Entry(("a",), (40, 30)), Entry(("b",), (600,))), (Entry(("bias",), (3,)),), (Entry(("mean",), (2,)),))
@@ -221,3 +224,48 @@ def test_the_bytes_of_a_run_are_those_of_its_messages(
     assert ledger.traffic.holds == wire.book.holds
     assert list(ledger.traffic.masks) == list(wire.book.masks)
     assert len(ledger.traffic.masks) <= kept
+
+
+def reads(data: bytes, holder: MaskHolder, order: Order, state: State, client: int, tries: list[int]) -> bool:
+    """A client reads a download, if it holds the mask: what it finds is what the server has."""
+    tries.append(len(data))
+    opened = holder.open(data)
+    if opened is None:
+        return False
+    header, mask, reader = opened
+    frame = replace(order.frame, mask=mask)
+    message = codec.read_fields(reader, order.exchange.down, frame)
+    assert (header.client, header.round) == (client, order.round.index)
+    assert mask == state.mask
+    assert torch.equal(order.exchange.down["weights"].put(message["weights"], frame), state.weights)
+    return True
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.4])
+def test_a_client_that_lost_its_mask_is_told_the_whole_and_goes_on(toy, loss):
+    """Clients over real bytes, some of which forget what they held between rounds: all read the server's mask and weights."""
+    run = toy("fedrts", "cnn", rounds=9)
+    book, holders = Traffic(), {client: MaskHolder(run.layout) for client in range(5)}
+    state, repeated = run.method.begin(run.setup), 0
+    for index in range(9):
+        current = Round.of(index, run.plan.schedule, state.mask)
+        (exchange,) = run.method.exchanges(current)
+        order = Order.of(exchange, current, run.layout, state, key=0)
+        for client in run.plan.sample(index):
+            if float(random.uniform(random.key("lost", index, client), 1)) < loss:
+                holders[client].held = None
+            tries: list[int] = []
+            hand_over = partial(reads, holder=holders[client], order=order, state=state, client=client, tries=tries)
+            assert book.deliver(client, order, hand_over) == sum(tries)
+            repeated += len(tries) - 1
+        state = rounds.play_round(run.plan, state, index).state
+    assert (repeated > 0) == (loss > 0)
+
+
+def test_a_client_that_reads_nothing_is_an_error_after_the_whole(toy):
+    run = toy("random", "mlp")
+    state = run.method.begin(run.setup)
+    current = Round.of(1, run.plan.schedule, state.mask)
+    order = Order.of(run.method.exchanges(current)[0], current, run.layout, state, key=0)
+    with pytest.raises(WireError, match="client 3 cannot read"):
+        Traffic().deliver(3, order, lambda data: False)

@@ -30,7 +30,7 @@ import torch
 
 from fedrts.sparse.layout import Layout, starts
 from fedrts.sparse.mask import Mask
-from fedrts.wire.errors import WireError
+from fedrts.wire.errors import MaskMissingError, WireError
 from fedrts.wire.fields import Field, Frame, Message, positions_size, read_positions, write_positions
 from fedrts.wire.packing import Bits, Reader
 
@@ -105,13 +105,13 @@ def peek(data: bytes | memoryview) -> Header:
 def open_download(data: bytes | memoryview, layout: Layout, held: Mask | None) -> tuple[Header, Mask, Reader]:
     """The header and mask of a download, for a client that holds `held`, and the reader of its fields (see `read_fields`).
 
-    With these the client knows which exchange it is in. Where it does not hold the mask that the message counts on, this is a
-    `WireError` and the client asks for the whole.
+    With these the client knows which exchange it is in. Where it does not hold the mask that the message counts on, this is
+    `MaskMissingError` and the client asks for the whole.
     """
     header, reader = _opened(data, Kind.DOWNLOAD, layout)
     mask = _read_mask(reader, layout, held)
     if mask is None or mask.fingerprint != header.mask:
-        raise WireError("the mask that the message is on is not here: ask for the whole")
+        raise MaskMissingError("the mask that the message is on is not here: ask for the whole")
     return header, mask, reader
 
 
