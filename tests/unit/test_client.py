@@ -69,7 +69,7 @@ def test_one_client_and_one_step_is_sgd(toy):
 def test_the_probe_changes_nothing_but_its_own_tensor(toy):
     run = toy("random", "cnn")
     state = run.method.begin(run.setup)
-    probing = replace(EVERYTHING, steps=(Train(), ProbeGradient()), up={**EVERYTHING.up, "gradient": Values(of="gradient", on="all")})
+    probing = replace(EVERYTHING, steps=(Train(), ProbeGradient()), up={**EVERYTHING.up, "gradient": Values(of="gradient", on="links")})
     (with_probe,) = ask(run, probing, state, 0, [1])
     (without,) = ask(run, EVERYTHING, state, 0, [1])
     assert torch.equal(with_probe.message["weights"], without.message["weights"]), "BatchNorm statistics included"
@@ -84,7 +84,7 @@ def test_the_probe_changes_nothing_but_its_own_tensor(toy):
 def test_the_probe_is_the_gradient_on_the_batch_after_the_last_epoch(toy):
     run = toy("random", "cnn")
     state = run.method.begin(run.setup)
-    probing = replace(EVERYTHING, steps=(Train(), ProbeGradient()), up={**EVERYTHING.up, "gradient": Values(of="gradient", on="all")})
+    probing = replace(EVERYTHING, steps=(Train(), ProbeGradient()), up={**EVERYTHING.up, "gradient": Values(of="gradient", on="links")})
     (reply,) = ask(run, probing, state, 0, [1])
     module = run.module
     module.load_state_dict(run.layout.state_dict(reply.message["weights"]))
