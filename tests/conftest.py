@@ -1,5 +1,7 @@
 """Small federations for every test: toy images and toy text, registered like any user's data set."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -11,7 +13,13 @@ from fedrts.tasks import Language
 
 torch.set_num_threads(1)  # two test processes share two cores
 
-settings.register_profile("fedrts", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "fedrts",
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),  # a change is judged by the same examples every time; elsewhere they are new ones
+)
 settings.load_profile("fedrts")
 
 

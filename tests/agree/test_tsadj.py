@@ -96,7 +96,10 @@ def test_tsadj_is_equations_2_to_6(problem, gamma, scale, adjust):
     )
     assert after["alpha"].tolist() == pytest.approx([alpha[i] for i in range(links)], rel=1e-5)
     assert after["beta"].tolist() == pytest.approx([beta[i] for i in range(links)], rel=1e-5)
-    assert all(0 <= x <= 1 for x in outcomes.values())
+    assert all(0 <= x <= 1 + 1e-12 for x in outcomes.values())
+    for before, now in ((alpha0, after["alpha"]), (beta0, after["beta"])):
+        assert bool((now >= before).all())
+        assert bool((now - before <= scale * (1 + 1e-6)).all())
 
     if outer:  # Eq. 2: the top K of one draw from the updated posteriors, in every layer
         xi = posterior.draw(after["alpha"], after["beta"], random.key(seed, "topology")).tolist()
