@@ -193,17 +193,13 @@ def _train(step: Train, job: Job) -> None:
     bench.module.train()
     samples = 0
     first, last = (int(share * bench.training.epochs) for share in (step.start, step.stop))
-    received = parameter.detach().clone() if step.penalty or bench.frozen is not None else parameter
+    received = parameter if bench.frozen is None else parameter.detach().clone()
     squares = torch.zeros_like(links) if step.record else None
     batches = [rows for epoch in range(first, last) for rows in job.batches(epoch)]
-    for number, rows in enumerate(batches):
+    for rows in batches:
         job.loss = job.loss + job.backward(rows)
         if squares is not None:
             squares += links.square() / len(batches)
-        if step.penalty is not None:
-            step.penalty(parameter, received).backward()
-        if step.lr is not None:
-            optimizer.param_groups[0]["lr"] = bench.training.lr * max(1.0, step.lr(number, len(batches), parameter.detach()))
         if inactive is not None:
             links.masked_fill_(inactive, 0.0)  # the optimisers leave a weight at exactly 0 whose gradient is always 0
         optimizer.step()

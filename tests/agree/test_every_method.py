@@ -1,15 +1,17 @@
 """What holds for every registered method; a new one is covered by being registered."""
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
 import torch
 
 from fedrts import methods, rounds
-from fedrts.guard import encode_reply
+from fedrts.guard import decode_reply, encode_reply, judge
 from fedrts.methods.contract import Rewire, Round
 from fedrts.rounds import Plan
 from fedrts.sparse import budget
+from fedrts.sparse.mask import Mask
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
 from fedrts.wire.fields import OnOwnMask, Values
@@ -126,3 +128,32 @@ def test_traffic_is_the_length_of_encoded_messages(toy, method):
             header = Header(Kind.DOWNLOAD, bytes.fromhex(run.layout.fingerprint), state.mask.fingerprint, 0, 0, reply.client)
             down += len(codec.encode(header, exchange.down, order.sent, order.frame))
     assert (record.upload_bytes, record.download_bytes) == (up, down)
+
+
+def same(a, b):
+    """Are two payloads equal, bit for bit?"""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, Mask):
+        return a == b
+    if dataclasses.is_dataclass(a):
+        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    return a == b
+
+
+@pytest.mark.parametrize("index", [1, 3])
+def test_messages_survive_the_wire_and_the_guard(toy, method, index):
+    run = toy(method, "cnn")
+    *_, before = (played.state for played in rounds.play(replace(run.plan, rounds=index), run.plan.method.begin(run.setup), -1))
+    samples = dict(enumerate(run.plan.samples))
+    for exchange in run.method.exchanges(Round.of(index, run.plan.schedule, before.mask)):
+        order = order_of(run, exchange, before, index)
+        for reply in run.plan.engine.run(order, [0, 3]):
+            again = decode_reply(encode_reply(reply, order), order)
+            assert all(same(again.message[name], reply.message[name]) for name in exchange.up)
+            assert judge(again, order, run.plan.guard, samples, []) is None
+        header = Header(Kind.DOWNLOAD, bytes.fromhex(run.layout.fingerprint), before.mask.fingerprint, index, 0, 0)
+        _, mask, reader = codec.open_download(codec.encode(header, exchange.down, order.sent, order.frame), run.layout, None)
+        assert mask == before.mask
+        received = codec.read_fields(reader, exchange.down, order.frame)
+        assert all(same(received[name], order.sent[name]) for name in exchange.down)

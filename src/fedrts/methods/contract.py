@@ -67,10 +67,6 @@ class Train:
     """Shares of the epochs, rounded down: `Train(stop=0.5)` and `Train(start=0.5)` together are all of them."""
     record: str | None = None
     """Tensor `[P]` that receives the mean over steps of the squared, unmasked gradient."""
-    penalty: Callable[[Tensor, Tensor], Tensor] | None = None
-    """(parameters `[N_all]`, received values of them) → a term that is added to the loss of every step."""
-    lr: Callable[[int, int, Tensor], float] | None = None
-    """(step, steps, parameters) → least factor of the learning rate at that step."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Frame, Indices, Payload, Selection, Short, Values
+from fedrts.wire.packing import Reader
 from fedrts.wire.quantise import Quantised
 
 LAYOUT = Layout((Entry(("a",), (2, 4)), Entry(("b",), (6,))), (Entry(("bias",), (3,)),), (Entry(("mean",), (2,)),))
@@ -258,3 +259,24 @@ def test_a_server_and_a_client_take_the_same_values():
         of_client, of_server = (Values(on=on).take({"weights": w}, frame) for w in (everything, mask.compact(everything)))
         assert torch.equal(of_client, of_server)
         assert len(of_client) == (5 if on == "mask" else 8)
+
+
+def test_named_links_with_their_values():
+    layout = Layout((Entry(("a",), (3, 2)), Entry(("b",), (4,))), (), ())
+    mask = Mask(torch.tensor([True, False, True, False, False, True, False, True, False, False]), [6, 4])
+    frame = Frame(layout, mask)
+    gradient = torch.tensor([9.0, -1.0, 9.0, 5.0, 0.5, 9.0, 0.1, 9.0, -7.0, 2.0])
+    field = Indices(of="gradient", k=(2, 1), values=True)
+    payload = field.take({"gradient": gradient}, frame)
+    assert payload.indices.tolist() == [1, 3, 8]
+    assert payload.values.tolist() == [-1.0, 5.0, -7.0]
+    data = b"".join(field.write(payload, frame))
+    assert len(data) == field.size(payload, frame)
+    again = field.read(Reader(data), frame)
+    assert torch.equal(again.indices, payload.indices)
+    assert torch.equal(again.values, payload.values)
+    assert field.fault(payload, frame) is None
+    assert "finite" in str(field.fault(replace(payload, values=payload.values * float("nan")), frame))
+    assert field.fault(replace(payload, values=payload.values[:2]), frame) is not None
+    assert field.fault(replace(payload, values=None), frame) is not None
+    assert Indices(of="gradient", k=(2, 1)).fault(payload, frame) is not None
