@@ -31,7 +31,8 @@ ALWAYS_EVALUATED = 10
 """The last rounds of a run, each of which is evaluated."""
 
 DROPPED, LATE = "dropped out", "late"
-"""Reasons why a reply is missing that are not the client's fault."""
+EXCUSED = (DROPPED, LATE)
+"""Reasons why a reply is missing that are no rejection."""
 
 _BINS = 20
 

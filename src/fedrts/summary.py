@@ -59,7 +59,7 @@ def summarise(run: Assembled, state: State, ledger: Ledger, history: Sequence[Ma
         "flops": sum(line["flops"] for line in history),
         "seconds": seconds,
         "samples_per_second": samples / seconds,
-        "rejected_replies": sum(entry["reason"] not in (rounds.DROPPED, rounds.LATE) for line in history for entry in line["rejected"]),
+        "rejected_replies": sum(entry["reason"] not in rounds.EXCUSED for line in history for entry in line["rejected"]),
         "version": fedrts.__version__,
     }
 

@@ -8,12 +8,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedrts.rounds import EXCUSED
+
 if TYPE_CHECKING:
     from fedrts.config import Experiment
     from fedrts.rounds import Record
-
-EXCUSED = ("dropped out", "late")
-"""Reasons for a missing reply that need no line of their own."""
 
 _PLAIN_LINES = 10
 """About how many progress lines a run prints where there is no terminal."""
