@@ -141,6 +141,18 @@ class Workbench:
         return Reply(client, index, order.round.exchange, len(rows), message, job.flops, loss)
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Data rows of one step."""
+
+    rows: Tensor
+    key: int
+    """Of its augmentation."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 @dataclass
 class Job:
     """One client's work in progress."""
@@ -158,20 +170,22 @@ class Job:
     def weights(self) -> Tensor:
         return self.tensors["weights"]
 
-    def batches(self, epoch: int) -> Iterator[Tensor]:
-        """Row numbers of each batch of an epoch. Only full batches, or one short one if the client has less than a batch."""
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch. Only full ones, or one short one if the client has less than a batch."""
         size = self.bench.training.batch_size
         order = self.rows[random.permutation(random.key(self.key, "order", epoch), len(self.rows)).to(self.rows.device)]
         if len(order) >= size:
-            yield from order[: len(order) // size * size].split(size)
+            for index, rows in enumerate(order[: len(order) // size * size].split(size)):
+                yield Batch(rows, random.key(self.key, "augment", epoch, index))
         elif len(order) > 1 or not self.bench.has_batchnorm:  # BatchNorm has no statistics of a single sample
-            yield order
+            yield Batch(order, random.key(self.key, "augment", epoch, 0))
 
-    def backward(self, rows: Tensor) -> Tensor:
+    def backward(self, batch: Batch) -> Tensor:
         """Loss on a batch, and its gradient in `bench.gradient [N_all]`."""
         bench = self.bench
         bench.gradient.zero_()
-        loss = bench.data.task.loss(bench.module(bench.data.x[rows]), bench.data.y[rows])
+        x, y = bench.data.training_batch(batch.rows, batch.key)
+        loss = bench.data.task.loss(bench.module(x), y)
         loss.backward()
         return loss.detach()
 

@@ -91,6 +91,7 @@ class Record:
     loss: float | None = None
     accuracy: float | None = None
     perplexity: float | None = None
+    valid_accuracy: float | None = None
     density: float = 1.0
     links_changed: float = 0.0
     upload_bytes: int = 0
@@ -143,6 +144,7 @@ def play_round(plan: Plan, before: State, index: int, ledger: Ledger | None = No
     if plan.is_evaluated(index):
         metrics = plan.engine.evaluate(state)
         record.loss, record.accuracy, record.perplexity = (metrics.get(name) for name in ("loss", "accuracy", "perplexity"))
+        record.valid_accuracy = metrics.get("valid_accuracy")
     record.seconds = time.perf_counter() - started
     return Played(state, record, describe(plan, before, state, index) if record.outer else None)
 
