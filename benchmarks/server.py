@@ -84,7 +84,7 @@ def main() -> None:
     method = methods.get(methods.DEFAULT)(density=options.density)
     begin = method.begin(Setup(layout, dense[0], (3, 32, 32), rng=lambda purpose: random.key(0, purpose)))
     schedule = Schedule()
-    turns = [(current := Round.of(index, schedule, begin.mask), messages_of(begin, current, options.clients)) for index in (0, 1)]
+    turns = [(current := Round.of(index, schedule, begin.mask, layout), messages_of(begin, current, options.clients)) for index in (0, 1)]
     times: dict[str, list[float]] = {"plain": [], "outer": [], "inner": []}
     for _ in range(options.repeat):  # turn by turn, because other work comes and goes on a shared machine
         times["plain"].append(seconds(average))
@@ -93,7 +93,7 @@ def main() -> None:
             times["outer" if current.outer else "inner"].append(spent)
     plain, one_outer, one_inner = (statistics.median(times[name]) for name in ("plain", "outer", "inner"))
 
-    current = Round.of(1, schedule, begin.mask)
+    current = Round.of(1, schedule, begin.mask, layout)
     order = Order.of(method.exchanges(current)[0], current, layout, begin, key=0)
     replies = [Reply(client, 1, 0, 400, message) for client, message in enumerate(messages_of(begin, current, options.clients))]
     samples = dict.fromkeys(range(options.clients), 400)

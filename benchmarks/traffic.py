@@ -48,7 +48,7 @@ def main() -> None:
     def order_of(name: str, density: float, index: int = INNER, type: ValueType = "float32") -> Order:
         method = methods.get(name)(density=density)
         state = method.begin(setup)
-        current = Round.of(index, Schedule(), state.mask)
+        current = Round.of(index, Schedule(), state.mask, layout)
         return Order.of(method.exchanges(current)[0].with_values_as(type), current, layout, state, key=0)
 
     def both_ways(order: Order, held: Mask | None) -> float:

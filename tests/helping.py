@@ -2,13 +2,24 @@
 
 from fedrts.client import Order
 from fedrts.methods.contract import Round
+from fedrts.sparse.layout import Entry, Layout
 
 
 def order_of(run, exchange, state, index, number=0):
     """The order that the server of a run would give for an exchange."""
-    return Order.of(exchange, Round.of(index, run.plan.schedule, state.mask, number), run.layout, state, key=0)
+    return Order.of(exchange, run.plan.round(index, state.mask, number), run.layout, state, key=0)
 
 
 def ask(run, exchange, state, index, clients):
     """The replies of `clients` to an exchange."""
     return list(run.plan.engine.run(order_of(run, exchange, state, index), clients))
+
+
+def layout_of(mask):
+    """A layout whose layers are vectors, of the mask's sizes."""
+    return Layout(tuple(Entry((f"layer{index}.weight",), (size,)) for index, size in enumerate(mask.sizes)), (), ())
+
+
+def round_of(index, schedule, mask):
+    """A round of a model that is nothing but its mask."""
+    return Round.of(index, schedule, mask, layout_of(mask))

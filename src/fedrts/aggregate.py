@@ -15,6 +15,7 @@ from torch import Tensor
 from fedrts.client import Order
 from fedrts.errors import InputError
 from fedrts.guard import Guard
+from fedrts.methods.contract import Means
 from fedrts.wire.fields import Message, Selection, Values
 
 
@@ -28,12 +29,15 @@ class Sums:
 
     def __init__(self, weights: Reduction | None = None) -> None:
         self._totals: dict[str, _Total] = {}
+        self._clients = self._samples = 0
         self._weights = weights
         """What takes the place of the mean of `weights`."""
 
     def add(self, contribution: Message, weight: int, vote_weight: int | None = None) -> None:
         """Add one client's contribution with its number of samples; in votes and indicators it may count less."""
         votes = weight if vote_weight is None else vote_weight
+        self._clients += 1
+        self._samples += weight
         for name, payload in contribution.items():
             if name == "weights" and self._weights is not None:
                 self._weights.add(payload, weight)
@@ -49,10 +53,12 @@ class Sums:
                 total.sum.add_(payload, alpha=share)
                 total.weight += share
 
-    def mean(self) -> dict[str, Tensor]:
+    def mean(self) -> Means:
         """Weighted means by name, in the type of the contributions (shares in float32)."""
         means = {name: (total.sum / total.weight).to(total.dtype) for name, total in self._totals.items()}
-        return means if self._weights is None else {**means, "weights": self._weights.result()}
+        if self._weights is not None:
+            means["weights"] = self._weights.result()
+        return Means(means, self._clients, self._samples)
 
     def _total(self, name: str, shape: tuple[int, ...], like: Tensor) -> _Total:
         if name not in self._totals:
@@ -79,7 +85,7 @@ class Reduction(Protocol):
 
 def reduction(guard: Guard, order: Order) -> Reduction | None:
     """The reducer of the weights that the guard asks for in an exchange; None for the mean."""
-    if guard.reducer == "mean" or order.reference is None:
+    if guard.reducer == "mean" or order.reference is None or "weights" not in order.exchange.up:
         return None
     if not isinstance(order.exchange.up.get("weights"), Values):
         raise InputError(

@@ -23,6 +23,7 @@ from fedrts.methods.base import Method
 from fedrts.methods.contract import Setup
 from fedrts.registry import import_path
 from fedrts.rounds import Plan
+from fedrts.server_optimizer import ServerOptimizer
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout, Prunable
@@ -88,11 +89,13 @@ def put_together(
         weights,
         held.input_shape,
         rng=lambda purpose: random.key(e.seed, "server", -1, purpose),
+        module=module,
+        samples=sum(len(part) for part in rows),
         budget=e.topology.budget,
         layer_density=e.topology.layer_density,
         init_mask=e.topology.init_mask,
     )
-    training = LocalTraining(t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay)
+    training = LocalTraining(t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal)
     if t.batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
         raise InputError("train.batch_size = 1 gives BatchNorm no statistics: use at least 2")
     try:
@@ -116,6 +119,7 @@ def put_together(
         guard=Guard(**e.guard.model_dump()),
         value_type=e.wire.value_type,
         dropout=e.clients.dropout,
+        optimizer=ServerOptimizer(t.server_optimizer, t.server_lr or 1.0, t.server_momentum, t.server_beta2, t.server_tau),
     )
     return Assembled(experiment, method, module, layout, setup, plan, held, rows, training)
 

@@ -13,14 +13,15 @@ from functools import cached_property, singledispatch
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedrts.data.contract import Data
-from fedrts.methods.contract import Exchange, ProbeGradient, Rewire, Round, State, Train
+from fedrts.methods.contract import Calibrate, Evaluate, Exchange, ProbeCurvature, ProbeGradient, Rewire, Round, State, Train
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import Frame, Message
+from fedrts.wire.fields import Frame, Message, Values
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class LocalTraining:
     optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
+    proximal: float = 0.0
+    """μ of the proximal term μ/2·‖W − W_received‖² (FedProx)."""
 
     def samples(self, rows: int) -> int:
         """Samples that a client with so many rows sees in a round."""
@@ -64,6 +67,12 @@ class Order:
     def reference(self) -> Tensor | None:
         """The weights on the mask as clients receive them, where they do."""
         return self.exchange.down["weights"].open(self.sent["weights"], self.frame) if "weights" in self.exchange.down else None
+
+    @property
+    def is_lossy(self) -> bool:
+        """Do clients receive other weights than the server has?"""
+        weights = self.exchange.down.get("weights")
+        return isinstance(weights, Values) and weights.type != "float32"
 
     @cached_property
     def reference_norm(self) -> float:
@@ -119,7 +128,7 @@ class Workbench:
         parameter = next(self.module.parameters())
         self.gradient = torch.zeros(self.layout.parameters, dtype=parameter.dtype, device=parameter.device)
         named = dict(self.module.named_parameters())
-        trained = [torch.full((entry.size,), named[entry.name].requires_grad) for entry in self.layout.layers + self.layout.dense]
+        trained = [torch.full((entry.size,), named[entry.name].requires_grad) for entry in self.layout.parameter_entries]
         flags = torch.cat(trained) if trained else torch.ones(0, dtype=torch.bool)
         self.frozen = None if bool(flags.all()) else (~flags).nonzero().squeeze(-1).to(parameter.device)
         self.has_batchnorm = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.module.modules())
@@ -129,8 +138,7 @@ class Workbench:
         index, exchange = order.round.index, order.exchange
         tensors = {name: entry.put(order.sent[name], order.frame) for name, entry in exchange.down.items()}
         job = Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", index, client))
-        if any(isinstance(step, Rewire) for step in exchange.steps):
-            job.tensors["received"] = job.weights.clone()
+        job.tensors["received"] = job.weights.clone()
         self.layout.bind(self.module, job.weights, self.gradient)
         with _isolated(random.key(job.key, "module"), self.gradient.device):
             for step in exchange.steps:
@@ -146,8 +154,8 @@ class Batch:
     """Data rows of one step."""
 
     rows: Tensor
-    key: int
-    """Of its augmentation."""
+    key: int | None = None
+    """Of its augmentation; None: it is not augmented."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -180,14 +188,37 @@ class Job:
         elif len(order) > 1 or not self.bench.has_batchnorm:  # BatchNorm has no statistics of a single sample
             yield Batch(order, random.key(self.key, "augment", epoch, 0))
 
-    def backward(self, batch: Batch) -> Tensor:
-        """Loss on a batch, and its gradient in `bench.gradient [N_all]`."""
+    def loss_on(self, batch: Batch, temperature: float = 1.0) -> Tensor:
+        """Mean loss of a batch."""
         bench = self.bench
-        bench.gradient.zero_()
         x, y = bench.data.training_batch(batch.rows, batch.key)
-        loss = bench.data.task.loss(bench.module(x), y)
+        output = bench.module(x)
+        return bench.data.task.loss(output / temperature if temperature != 1 else output, y)
+
+    def backward(self, batch: Batch, temperature: float = 1.0) -> Tensor:
+        """Loss on a batch, and its gradient in `bench.gradient [N_all]`."""
+        self.bench.gradient.zero_()
+        loss = self.loss_on(batch, temperature)
         loss.backward()
         return loss.detach()
+
+    @contextmanager
+    def probing(self) -> Iterator[None]:
+        """Train-mode passes that leave the weights and BatchNorm statistics as they were."""
+        buffers = self.weights[self.bench.layout.parameters :]
+        before = buffers.clone()
+        self.bench.module.train()
+        yield
+        buffers.copy_(before)
+
+    def candidates(self, name: str) -> Iterator[Mask]:
+        """The model on one candidate mask of the tensor `name` after the other; the client's own weights come back at the end."""
+        kept = self.weights.clone()
+        for bits in self.tensors[name]:
+            self.weights.copy_(kept)
+            self.weights[: len(bits)].masked_fill_(~bits, 0.0)
+            yield Mask(bits, self.mask.sizes)
+        self.weights.copy_(kept)
 
 
 @singledispatch
@@ -207,13 +238,20 @@ def _train(step: Train, job: Job) -> None:
     bench.module.train()
     samples = 0
     first, last = (int(share * bench.training.epochs) for share in (step.start, step.stop))
-    received = parameter if bench.frozen is None else parameter.detach().clone()
+    received = job.tensors["received"][: bench.layout.parameters]
+    influence = step.influence(received, job.mask) if step.influence else None
     squares = torch.zeros_like(links) if step.record else None
     batches = [rows for epoch in range(first, last) for rows in job.batches(epoch)]
-    for rows in batches:
+    for number, rows in enumerate(batches):
         job.loss = job.loss + job.backward(rows)
         if squares is not None:
             squares += links.square() / len(batches)
+        if influence is not None:
+            bench.gradient += influence.pull(parameter.data)
+            rate = influence.rate(parameter.data, number, len(batches), bench.training.lr, bench.training.lr)
+            optimizer.param_groups[0]["lr"] = float(rate)
+        if bench.training.proximal:
+            bench.gradient.add_(parameter.data - received, alpha=bench.training.proximal)
         if inactive is not None:
             links.masked_fill_(inactive, 0.0)  # the optimisers leave a weight at exactly 0 whose gradient is always 0
         optimizer.step()
@@ -230,16 +268,65 @@ def _train(step: Train, job: Job) -> None:
 @perform.register
 def _probe(step: ProbeGradient, job: Job) -> None:
     bench = job.bench
+    total, samples = torch.zeros_like(bench.gradient[: bench.layout.links]), 0
+    with job.probing():
+        for rows in job.batches(bench.training.epochs):  # the order of the epoch after the last
+            job.backward(rows, step.temperature)
+            total.add_(bench.gradient[: bench.layout.links], alpha=len(rows))
+            samples += len(rows)
+            if step.batches == "one":
+                break
+    job.tensors[step.into] = total / max(samples, 1)
+    job.flops += samples * (bench.macs.forward(job.mask) + 2 * bench.macs.dense)
+
+
+@perform.register
+def _probe_curvature(step: ProbeCurvature, job: Job) -> None:
+    bench, layers = job.bench, job.bench.layout.layers
+    named = dict(bench.module.named_parameters())
+    links = [named[entry.name] for entry in layers]
+    along = bench.layout.views(job.tensors[step.along], layers)
+    total, samples = torch.zeros_like(job.tensors[step.along]), 0
+    with job.probing(), sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
+        for rows in job.batches(bench.training.epochs):
+            gradients = torch.autograd.grad(job.loss_on(rows, step.temperature), links, create_graph=True)
+            slope = torch.stack([(g * along[entry.name]).sum() for g, entry in zip(gradients, layers, strict=True)]).sum()
+            products = torch.autograd.grad(slope, links)
+            total.add_(torch.cat([product.flatten() for product in products]), alpha=len(rows))
+            samples += len(rows)
+    job.tensors[step.into] = total / max(samples, 1)
+    job.flops += samples * 6 * bench.macs.dense  # a gradient, and the gradient of it
+
+
+@perform.register
+def _calibrate(step: Calibrate, job: Job) -> None:
+    bench = job.bench
     buffers = job.weights[bench.layout.parameters :]
-    before = buffers.clone()
     bench.module.train()
-    bench.gradient.zero_()
-    for rows in job.batches(bench.training.epochs):  # the order of the epoch after the last
-        job.backward(rows)
-        job.flops += len(rows) * (bench.macs.forward(job.mask) + 2 * bench.macs.dense)
-        break
-    buffers.copy_(before)
-    job.tensors[step.into] = bench.gradient[: bench.layout.links].clone()
+    found = []
+    for mask in job.candidates(step.masks):
+        for batch in (batch for epoch in range(step.passes) for batch in job.batches(epoch)):
+            with torch.no_grad():
+                bench.module(bench.data.training_batch(batch.rows, batch.key)[0])
+            job.flops += len(batch) * bench.macs.forward(mask)
+        found.append(buffers.clone())
+    job.tensors[step.into] = torch.cat(found)
+
+
+@perform.register
+def _evaluate(step: Evaluate, job: Job) -> None:
+    bench = job.bench
+    buffers = job.weights[bench.layout.parameters :]
+    bench.module.eval()
+    losses = []
+    for index, mask in enumerate(job.candidates(step.masks)):
+        if step.statistics is not None:
+            buffers.copy_(job.tensors[step.statistics].view(-1, len(buffers))[index])
+        with torch.no_grad():
+            total = sum(job.loss_on(Batch(rows)) * len(rows) for rows in job.rows.split(bench.training.batch_size))
+        losses.append(torch.as_tensor(total) / len(job.rows))
+        job.flops += len(job.rows) * bench.macs.forward(mask)
+    job.tensors[step.into] = torch.stack(losses)
 
 
 @perform.register

@@ -21,6 +21,7 @@ from fedrts.data.partition import Partition
 from fedrts.errors import InputError, nearest, note
 from fedrts.guard import Reducer
 from fedrts.methods.base import Method
+from fedrts.server_optimizer import DEFAULT_RATE, Kind
 from fedrts.wire.quantise import ValueType
 
 CUSTOM = "custom"
@@ -61,6 +62,12 @@ class Train(Table):
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, new for every client and round")
     momentum: Number = Field(0.0, ge=0, lt=1, description="of sgd")
     weight_decay: Number = Field(0.0, ge=0, description="L2 penalty of the optimiser")
+    proximal: Number = Field(0.0, ge=0, description="μ: pull towards the received model, μ/2·‖W − W_received‖² (FedProx)")
+    server_optimizer: Kind = Field("sgd", description="of the server: sgd (averaging), momentum (FedAvgM) or adam (FedAdam)")
+    server_lr: Number | None = Field(None, gt=0, description="of the server; default 1, for adam 0.01")
+    server_momentum: Number = Field(0.9, ge=0, lt=1, description="β of momentum, β_1 of adam")
+    server_beta2: Number = Field(0.99, ge=0, lt=1, description="β_2 of adam")
+    server_tau: Number = Field(1e-3, gt=0, description="τ of adam: how far its steps adapt")
 
 
 class Topology(Table):
@@ -262,6 +269,8 @@ def complete(experiment: Experiment) -> Experiment:
     if experiment.data != CUSTOM:
         check_options("data_options", experiment.data_options, data.get(experiment.data), ("folder",), {"validation"})
     options = {key: value for key, value in method.model_dump().items() if key != "density"}
+    train = experiment.train
+    rate = DEFAULT_RATE[train.server_optimizer] if train.server_lr is None else train.server_lr
     return experiment.model_copy(
         update={
             "method_options": {key: value for key, value in options.items() if value is not None},
@@ -270,6 +279,7 @@ def complete(experiment: Experiment) -> Experiment:
             "engine": experiment.engine.model_copy(update={"name": "serial"}) if experiment.engine.name == "auto" else experiment.engine,
             "topology": experiment.topology.model_copy(update={"end": experiment.end}),
             "clients": experiment.clients.model_copy(update={"min_size": experiment.min_size}),
+            "train": experiment.train.model_copy(update={"server_lr": rate}),
         }
     )
 

@@ -18,6 +18,7 @@ from fedrts.guard import Guard, judge
 from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Exchange, Round, State
+from fedrts.server_optimizer import ServerOptimizer
 from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
@@ -54,6 +55,7 @@ class Plan:
     guard: Guard = field(default_factory=Guard)
     value_type: ValueType = "float32"
     dropout: float = 0.0
+    optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
 
     def sample(self, index: int, attempt: int = 0, quarantined: Collection[int] = ()) -> list[int]:
         """The clients asked in a round: a function of (seed, round, attempt) and of who is quarantined.
@@ -68,6 +70,9 @@ class Plan:
     def drops_out(self, index: int, attempt: int, client: int) -> bool:
         """Does the simulation let this client vanish after its download?"""
         return self.dropout > 0 and float(random.uniform(random.key(self.seed, "dropout", index, attempt, client), 1)) < self.dropout
+
+    def round(self, index: int, mask: Mask, exchange: int = 0) -> Round:
+        return Round.of(index, self.schedule, mask, self.layout, exchange)
 
     def exchanges(self, round: Round) -> list[Exchange]:
         return [exchange.with_values_as(self.value_type) for exchange in self.method.exchanges(round)]
@@ -117,7 +122,7 @@ def play(plan: Plan, state: State, first: int, ledger: Ledger | None = None) -> 
     """Rounds from `first` (-1: the set-up) to the last, each with the state after it."""
     ledger = ledger or Ledger.of(plan.guard)
     for index in range(first, plan.rounds):
-        if index < 0 and not plan.method.exchanges(Round.of(index, plan.schedule, state.mask)):
+        if index < 0 and not plan.method.exchanges(plan.round(index, state.mask)):
             continue
         played = play_round(plan, state, index, ledger)
         state = played.state
@@ -149,11 +154,12 @@ def play_round(plan: Plan, before: State, index: int, ledger: Ledger | None = No
     return Played(state, record, describe(plan, before, state, index) if record.outer else None)
 
 
-def _attempt(plan: Plan, state: State, index: int, attempt: int, ledger: Ledger, record: Record) -> State | None:
+def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: Ledger, record: Record) -> State | None:
     """All exchanges of a round with one sample of clients; None if too few replies were usable."""
+    state = before
     clients = plan.sample(index, attempt, ledger.strikes.quarantined)
-    for number in range(len(plan.method.exchanges(Round.of(index, plan.schedule, state.mask)))):
-        current = Round.of(index, plan.schedule, state.mask, number)
+    for number in range(len(plan.method.exchanges(plan.round(index, state.mask)))):
+        current = plan.round(index, state.mask, number)
         exchange = plan.exchanges(current)[number]  # of the mask as the exchange before left it
         order = Order.of(exchange, current, plan.layout, state, plan.key(index, f"rounding {number}"))
         sums = _collect(plan, order, state, attempt, clients, ledger, record)
@@ -161,10 +167,10 @@ def _attempt(plan: Plan, state: State, index: int, attempt: int, ledger: Ledger,
             return None
         clients = list(record.clients)
         mean = sums.mean()
-        if plan.value_type != "float32" and order.reference is not None and "weights" in mean:
+        if order.is_lossy and order.reference is not None and "weights" in mean:
             mean["weights"] += state.values - order.reference  # the server keeps its full precision: W ← W + Σ p_k Q(ΔW_k)
         state = plan.method.update(state, mean, current, lambda purpose: plan.key(index, purpose))
-    return state
+    return plan.optimizer.step(before, state, plan.layout.parameters) if index >= 0 else state
 
 
 def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list[int], ledger: Ledger, record: Record) -> Sums:
@@ -228,6 +234,7 @@ def describe(plan: Plan, before: State, after: State, index: int) -> dict[str, A
         "changed": dict(zip(names, changed, strict=True)),
         "belief_active": _histogram(belief, after.mask.active),
         "belief_inactive": _histogram(belief, after.mask.inactive),
+        **plan.method.remarks(before, after, plan.round(index, before.mask)),
     }
 
 

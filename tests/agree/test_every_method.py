@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from fedrts import methods, rounds
+from fedrts.aggregate import Sums
 from fedrts.guard import decode_reply, encode_reply, judge
-from fedrts.methods.contract import Rewire, Round
+from fedrts.methods.contract import Rewire
 from fedrts.rounds import Plan
-from fedrts.sparse import budget
+from fedrts.sparse import budget, random
 from fedrts.sparse.mask import Mask
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
@@ -18,14 +19,24 @@ from fedrts.wire.fields import OnOwnMask, Values
 from helping import ask, order_of
 
 MODELS = ("mlp", "cnn", "tiny_gpt")
-SAME_AS_DENSE: dict[str, dict] = {}
+SAME_AS_DENSE: dict[str, dict] = {"fedtiny": {"abns": False}}
 """Options under which a method equals dense averaging at density 1, where its defaults do not."""
+ROUNDED = {"fedpaq": 0.02}
+"""Methods whose messages are rounded, and how far that takes the weights of a short run."""
 
 
-def played(run, first=-1):
-    state = run.plan.method.begin(run.setup)
-    states, records = [state], []
-    for step in rounds.play(run.plan, state, first):
+def ready(run):
+    """The state with which round 0 starts, after the set-up if there is one."""
+    state = run.method.begin(run.setup)
+    if run.method.exchanges(run.plan.round(-1, state.mask)):
+        state = rounds.play_round(run.plan, state, -1).state
+    return state
+
+
+def played(run):
+    """The states before every round and after the last, and the records of the rounds."""
+    states, records = [ready(run)], []
+    for step in rounds.play(run.plan, states[0], 0):
         states.append(step.state)
         records.append(step.record)
     return states, records
@@ -59,8 +70,8 @@ def test_budgets_hold_and_only_outer_rounds_change_the_mask(toy, method, model):
 @pytest.mark.parametrize("train", [{"momentum": 0.9, "weight_decay": 0.01}, {"optimizer": "adam", "lr": 0.01}])
 def test_clients_train_and_stay_exactly_zero_outside_the_mask(toy, method, train):
     run = toy(method, "cnn", train=train)
-    state = run.plan.method.begin(run.setup)
-    for exchange in run.method.exchanges(Round.of(0, run.plan.schedule, state.mask)):
+    state = ready(run)
+    for exchange in run.method.exchanges(run.plan.round(0, state.mask)):
         own = {"own": OnOwnMask()} if any(isinstance(step, Rewire) for step in exchange.steps) else {}
         whole = replace(exchange, up={"weights": Values(on="all"), **own})
         for reply in ask(run, whole, state, 0, [0, 1]):
@@ -76,7 +87,8 @@ def test_at_density_one_every_method_is_dense_averaging(toy, method, model):
     reference, _ = played(toy("fedavg", model))
     states, _ = played(toy(method, model, density=1.0, method_options=SAME_AS_DENSE.get(method, {})))
     assert states[-1].mask.is_full
-    torch.testing.assert_close(states[-1].weights, reference[-1].weights)
+    close = {"rtol": 0.0, "atol": ROUNDED[method]} if method in ROUNDED else {}
+    torch.testing.assert_close(states[-1].weights, reference[-1].weights, **close)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(toy, method):
@@ -98,7 +110,7 @@ def test_all_methods_see_the_same_clients_and_start_from_the_same_weights(toy, m
 
 def test_the_order_of_clients_does_not_matter(toy, method, monkeypatch):
     run = toy(method, "cnn")
-    state = run.plan.method.begin(run.setup)
+    state = ready(run)
     forwards = rounds.play_round(run.plan, state, 0).state
     sample = Plan.sample
     monkeypatch.setattr(Plan, "sample", lambda *arguments: sample(*arguments)[::-1])
@@ -109,7 +121,7 @@ def test_the_order_of_clients_does_not_matter(toy, method, monkeypatch):
 
 def test_a_round_leaves_the_state_before_it_as_it_was(toy, method):
     run = toy(method)
-    state = run.plan.method.begin(run.setup)
+    state = ready(run)
     copies = {"values": state.values.clone(), **{name: tensor.clone() for name, tensor in state.memory.items()}}
     rounds.play_round(run.plan, state, 0)
     assert torch.equal(state.values, copies["values"])
@@ -118,10 +130,10 @@ def test_a_round_leaves_the_state_before_it_as_it_was(toy, method):
 
 def test_traffic_is_the_length_of_encoded_messages(toy, method):
     run = toy(method, "cnn")
-    state = run.plan.method.begin(run.setup)
+    state = ready(run)
     record = rounds.play_round(run.plan, state, 0).record
     up = down = 0
-    for exchange in run.method.exchanges(Round.of(0, run.plan.schedule, state.mask)):
+    for exchange in run.method.exchanges(run.plan.round(0, state.mask)):
         order = order_of(run, exchange, state, 0)
         for reply in run.plan.engine.run(order, record.clients):
             up += len(encode_reply(reply, order))
@@ -141,19 +153,24 @@ def same(a, b):
     return a == b
 
 
-@pytest.mark.parametrize("index", [1, 3])
+@pytest.mark.parametrize("index", [-1, 1, 3])
 def test_messages_survive_the_wire_and_the_guard(toy, method, index):
     run = toy(method, "cnn")
-    *_, before = (played.state for played in rounds.play(replace(run.plan, rounds=index), run.plan.method.begin(run.setup), -1))
+    before = run.method.begin(run.setup)
+    for step in rounds.play(replace(run.plan, rounds=index), before, -1):
+        before = step.state
     samples = dict(enumerate(run.plan.samples))
-    for exchange in run.method.exchanges(Round.of(index, run.plan.schedule, before.mask)):
-        order = order_of(run, exchange, before, index)
+    for number, exchange in enumerate(run.method.exchanges(run.plan.round(index, before.mask))):
+        order, sums = order_of(run, exchange, before, index, number), Sums()
         for reply in run.plan.engine.run(order, [0, 3]):
             again = decode_reply(encode_reply(reply, order), order)
             assert all(same(again.message[name], reply.message[name]) for name in exchange.up)
             assert judge(again, order, run.plan.guard, samples, []) is None
+            opened = {name: entry.open(again.message[name], order.upload_frame()) for name, entry in exchange.up.items()}
+            sums.add(run.method.contribution(opened, before, order.round), again.samples)
         header = Header(Kind.DOWNLOAD, bytes.fromhex(run.layout.fingerprint), before.mask.fingerprint, index, 0, 0)
         _, mask, reader = codec.open_download(codec.encode(header, exchange.down, order.sent, order.frame), run.layout, None)
         assert mask == before.mask
         received = codec.read_fields(reader, exchange.down, order.frame)
         assert all(same(received[name], order.sent[name]) for name in exchange.down)
+        before = run.method.update(before, sums.mean(), order.round, lambda purpose: random.key(purpose))

@@ -5,7 +5,7 @@ import itertools
 import torch
 
 from fedrts import rounds
-from fedrts.methods.contract import ProbeGradient, Round
+from fedrts.methods.contract import ProbeGradient
 from fedrts.wire.fields import Selection
 from helping import ask
 
@@ -29,7 +29,7 @@ def test_uploads_name_inactive_links_and_carry_no_gradients(toy):
     run = toy("fedrts")
     state = run.plan.method.begin(run.setup)
     for index, names in ((0, {"weights", "votes"}), (1, {"weights"})):
-        current = Round.of(index, run.plan.schedule, state.mask)
+        current = run.plan.round(index, state.mask)
         (exchange,) = run.method.exchanges(current)
         assert any(isinstance(step, ProbeGradient) for step in exchange.steps) == current.outer
         for reply in ask(run, exchange, state, index, [0, 1, 2]):
@@ -47,7 +47,7 @@ def test_uploads_name_inactive_links_and_carry_no_gradients(toy):
 def test_votes_are_the_largest_gradients_after_training(toy):
     run = toy("fedrts", "mlp")
     state = run.plan.method.begin(run.setup)
-    current = Round.of(0, run.plan.schedule, state.mask)
+    current = run.plan.round(0, state.mask)
     (exchange,) = run.method.exchanges(current)
     (reply,) = ask(run, exchange, state, 0, [2])
     # again by hand: the trained weights, the batch after the last epoch, a plain backward pass

@@ -11,13 +11,14 @@ from fedrts import rounds
 from fedrts.aggregate import Sums
 from fedrts.errors import InputError
 from fedrts.methods import FedCUCB, FedDST
-from fedrts.methods.contract import Round, State
+from fedrts.methods.contract import State
 from fedrts.methods.fedsgc import by_direction
 from fedrts.methods.prunefl import greedy
 from fedrts.sparse import random, rigl
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
 from fedrts.wire.fields import OwnValues, Selection
+from helping import round_of
 
 
 def largest(values, k):
@@ -108,7 +109,7 @@ def test_merging_masks_by_hand(merge, expected):
     mask = Mask(torch.tensor([1, 1, 0, 0], dtype=torch.bool), [4])
     method = FedDST(density=0.5, merge=merge)
     state = State(torch.zeros(3), mask)
-    current = Round.of(0, Schedule(1, 10), mask)
+    current = round_of(0, Schedule(1, 10), mask)
     sums = Sums()
     sums.add(method.contribution({"weights": own([1, 1, 0, 0], [2.0, 6.0])}, state, current), 30)
     sums.add(method.contribution({"weights": own([0, 1, 0, 1], [6.0, -5.0])}, state, current), 10)
@@ -120,7 +121,7 @@ def test_merging_masks_by_hand(merge, expected):
 def test_merging_identical_clients_changes_nothing():
     mask = Mask(torch.tensor([1, 1, 0, 0], dtype=torch.bool), [4])
     method, state = FedDST(density=0.5), State(torch.zeros(3), mask)
-    current, sums = Round.of(0, Schedule(1, 10), mask), Sums()
+    current, sums = round_of(0, Schedule(1, 10), mask), Sums()
     for samples in (3, 70, 11):
         sums.add(method.contribution({"weights": own([0, 1, 1, 0], [0.3, -0.7])}, state, current), samples)
     after = method.update(state, sums.mean(), current, lambda purpose: 0)
@@ -165,7 +166,7 @@ def test_upper_confidence_bounds_by_hand():
     for updates, index in enumerate((0, 1, 2), start=1):
         active = state.mask.active.tolist()
         inactive = [i for i in range(4) if i not in active]
-        current = Round.of(index, schedule, state.mask)
+        current = round_of(index, schedule, state.mask)
         message = {"weights": torch.tensor([3.0, 1.0])}
         if current.outer:
             message["votes"] = Selection(torch.tensor(inactive[: sum(current.quota)], dtype=torch.int64), 4)

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from fedrts.aggregate import Sums
 from fedrts.methods import FedRTS
-from fedrts.methods.contract import Round, State
+from fedrts.methods.contract import State
 from fedrts.sparse import posterior, random
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
 from fedrts.wire.fields import Selection
+from helping import round_of
 
 
 def top_set(values: dict[int, float], k: int) -> set[int]:
@@ -65,7 +66,7 @@ def test_tsadj_is_equations_2_to_6(problem, gamma, scale, adjust):
     links = sum(sizes)
     mask = Mask.top(random.uniform(seed, links), counts, sizes)
     schedule = Schedule(interval=2, end=10, adjust=adjust)
-    current = Round.of(0 if outer else 1, schedule, mask)
+    current = round_of(0 if outer else 1, schedule, mask)
     assert current.outer == outer
     starts = [0, *np.cumsum(sizes)]
     layers = [range(starts[i], starts[i + 1]) for i in range(len(sizes))]
@@ -121,7 +122,7 @@ def one_outer_round(gamma=0.5, scale=10.0, voters=(0, 1, 2)):
     mask = Mask(torch.tensor([1, 1, 1, 1, 0, 0, 0, 0], dtype=torch.bool), [LINKS])
     method = FedRTS(density=0.5, gamma=gamma, scale=scale)
     state = State(torch.zeros(4), mask).remember(alpha=torch.ones(LINKS), beta=torch.ones(LINKS))
-    current = Round.of(0, Schedule(10, 100, adjust=0.5), mask)
+    current = round_of(0, Schedule(10, 100, adjust=0.5), mask)
     assert current.quota == (2,)
     assert current.core == (2,)
     sums = Sums()
@@ -160,7 +161,7 @@ def test_a_huge_scale_makes_the_draw_the_posterior_mean():
 
 def test_the_posterior_rests_after_the_end_unless_told_otherwise():
     mask = Mask(torch.tensor([1, 1, 0, 0], dtype=torch.bool), [4])
-    current = Round.of(100, Schedule(10, 100), mask)
+    current = round_of(100, Schedule(10, 100), mask)
     message = {"weights": torch.tensor([1.0, 2.0])}
     for go_on in (False, True):
         method = FedRTS(density=0.5, update_after_end=go_on)

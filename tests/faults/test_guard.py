@@ -319,7 +319,7 @@ def test_an_attacker_who_scales_by_a_thousand_is_contained(toy, reducer):
 
 
 def helping_replies(run, state):
-    (exchange,) = run.method.exchanges(rounds.Round.of(1, run.plan.schedule, state.mask))
+    (exchange,) = run.method.exchanges(run.plan.round(1, state.mask))
     return [reply for reply in ask(run, exchange, state, 1, list(range(5))) if isinstance(reply, Reply)]
 
 

@@ -17,6 +17,7 @@ LAYERS = ["errors", "registry", "sparse", "wire", "methods", "tasks", "data", "m
 LAYERS += [
     "ledger",
     "aggregate",
+    "server_optimizer",
     "engines",
     "rounds",
     "checkpoint",

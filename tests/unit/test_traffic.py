@@ -14,7 +14,7 @@ from fedrts import guard, rounds, traffic
 from fedrts.client import Order, Reply
 from fedrts.guard import Guard
 from fedrts.ledger import Ledger
-from fedrts.methods.contract import Round, State
+from fedrts.methods.contract import State
 from fedrts.rounds import play_round
 from fedrts.sparse import random
 from fedrts.sparse.layout import Entry, Layout
@@ -248,7 +248,7 @@ def test_a_client_that_lost_its_mask_is_told_the_whole_and_goes_on(toy, loss):
     book, holders = Traffic(), {client: MaskHolder(run.layout) for client in range(5)}
     state, repeated = run.method.begin(run.setup), 0
     for index in range(9):
-        current = Round.of(index, run.plan.schedule, state.mask)
+        current = run.plan.round(index, state.mask)
         (exchange,) = run.method.exchanges(current)
         order = Order.of(exchange, current, run.layout, state, key=0)
         for client in run.plan.sample(index):
@@ -265,7 +265,7 @@ def test_a_client_that_lost_its_mask_is_told_the_whole_and_goes_on(toy, loss):
 def test_a_client_that_reads_nothing_is_an_error_after_the_whole(toy):
     run = toy("random", "mlp")
     state = run.method.begin(run.setup)
-    current = Round.of(1, run.plan.schedule, state.mask)
+    current = run.plan.round(1, state.mask)
     order = Order.of(run.method.exchanges(current)[0], current, run.layout, state, key=0)
     with pytest.raises(WireError, match="client 3 cannot read"):
         Traffic().deliver(3, order, lambda data: False)

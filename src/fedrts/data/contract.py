@@ -58,10 +58,10 @@ class Data:
         """Stored rows `[m, …]` as a model reads them, for evaluation."""
         return x if self.view is None else self.view.inputs(x)
 
-    def training_batch(self, rows: Tensor, key: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the training rows `rows [m]`; `key` decides the augmentation."""
+    def training_batch(self, rows: Tensor, key: int | None) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the training rows `rows [m]`; `key` decides the augmentation (None: as for evaluation)."""
         x, y = self.x[rows], _wide(self.y[rows])
-        if self.view is None or not self.view.numbers:
+        if self.view is None or key is None or not self.view.numbers:
             return self.inputs(x), y
         u = random.uniform(key, len(x) * self.view.numbers, x.device)
         return self.view.augment(x, u.view(len(x), -1)), y

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from fedrts.methods.contract import Exchange, Rng, Round, Setup, State, Train
+from fedrts.methods.contract import Exchange, Means, Rng, Round, Setup, State, Train
 from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Message, Values
@@ -40,19 +40,27 @@ class Method(BaseModel):
         """What happens between server and clients in this round; the set-up round (-1) has none by default."""
         if round.index < 0:
             return ()
-        return (Exchange(down={"weights": Values()}, steps=(Train(),), up={"weights": Values()}),)
+        return (Exchange(down={"weights": Values()}, steps=(self.training(round),), up={"weights": Values()}),)
+
+    def training(self, round: Round) -> Train:
+        """How clients train in this round."""
+        return Train()
 
     def contribution(self, message: Message, state: State, round: Round) -> Message:
         """What one client adds to the sums, made of its message; tensors may have leading axes for several clients."""
         return message
 
-    def update(self, state: State, mean: Mapping[str, Tensor], round: Round, rng: Rng) -> State:
+    def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
         """The next state, from the means over clients weighted by p_k = n_k / Σ n_j."""
         return state.with_values(mean["weights"])
 
     def belief(self, state: State) -> Tensor | None:
         """How good the method thinks each link is, `[P]` in [0, 1], where it keeps an opinion."""
         return None
+
+    def remarks(self, before: State, after: State, round: Round) -> Mapping[str, float]:
+        """Further numbers on an outer round, for topology.jsonl."""
+        return {}
 
 
 class Sparse(Method):

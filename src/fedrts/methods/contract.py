@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedrts.sparse import budget
 from fedrts.sparse.layout import Layout
@@ -38,17 +39,22 @@ class Round:
     """K^l: active links in each layer, counted in the mask."""
     quota: tuple[int, ...]
     """Q^l_t: links of each layer up for exchange."""
+    layout: Layout
+    outers: int = 0
+    """Outer rounds before this one."""
     exchange: int = 0
     """Which of the round's exchanges this is."""
 
     @staticmethod
-    def of(index: int, schedule: Schedule, mask: Mask, exchange: int = 0) -> Round:
+    def of(index: int, schedule: Schedule, mask: Mask, layout: Layout, exchange: int = 0) -> Round:
         return Round(
             index=index,
             outer=schedule.is_outer(index),
             frozen=index >= schedule.end,
             counts=mask.counts,
             quota=schedule.quota(index, mask.counts, mask.sizes),
+            layout=layout,
+            outers=schedule.outers_before(index),
             exchange=exchange,
         )
 
@@ -56,6 +62,18 @@ class Round:
     def core(self) -> tuple[int, ...]:
         """κ^l = K^l − Q^l_t: links of each layer that count as important."""
         return tuple(active - quota for active, quota in zip(self.counts, self.quota, strict=True))
+
+
+class Influence(Protocol):
+    """What bends a client's training besides its loss. Tensors may have leading axes for several clients."""
+
+    def pull(self, weights: Tensor) -> Tensor:
+        """What is added to the gradient: `[..., N_all]` → `[..., N_all]`."""
+        ...
+
+    def rate(self, weights: Tensor, step: int, steps: int, rate: float, initial: float) -> Tensor | float:
+        """The learning rate of a step, of so many, where `rate` is this round's and `initial` the experiment's: `[...]`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -67,16 +85,51 @@ class Train:
     """Shares of the epochs, rounded down: `Train(stop=0.5)` and `Train(start=0.5)` together are all of them."""
     record: str | None = None
     """Tensor `[P]` that receives the mean over steps of the squared, unmasked gradient."""
+    influence: Callable[[Tensor, Mask], Influence] | None = None
+    """Made of the parameters `[N_all]` as the client received them, and their mask."""
 
 
 @dataclass(frozen=True)
 class ProbeGradient:
-    """The unmasked gradient `[P]` on one batch after training, into the client's tensor `into`.
+    """The unmasked gradient `[P]` after training, into the client's tensor `into`.
 
     Changes nothing else: no step, no BatchNorm statistics, no data order.
     """
 
     into: str = "gradient"
+    batches: Literal["one", "all"] = "one"
+    """Of one batch, or the mean over all of the client's data."""
+    temperature: float = 1.0
+    """The model's outputs are divided by this."""
+
+
+@dataclass(frozen=True)
+class ProbeCurvature:
+    """The product `[P]` of the links' Hessian with the tensor `along [P]`, averaged over the data of `ProbeGradient(batches="all")`."""
+
+    along: str
+    into: str = "curvature"
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """BatchNorm statistics of each candidate mask: `passes` over the client's data without a step, into `into [C · statistics]`."""
+
+    masks: str
+    """Tensor bool `[C, P]`."""
+    into: str = "statistics"
+    passes: int = 1
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Mean loss of each candidate mask on the client's training data, into `into [C]`."""
+
+    masks: str
+    statistics: str | None = None
+    """Tensor `[C · statistics]` with which BatchNorm normalises; None: with those that the client received."""
+    into: str = "losses"
 
 
 @dataclass(frozen=True)
@@ -89,7 +142,7 @@ class Rewire:
     choose: Callable[[Mapping[str, Tensor], Mask], tuple[Mask, Mask]]
 
 
-Step = Train | ProbeGradient | Rewire
+Step = Train | ProbeGradient | ProbeCurvature | Calibrate | Evaluate | Rewire
 
 
 @dataclass(frozen=True)
@@ -101,10 +154,11 @@ class Exchange:
     up: Mapping[str, Field]
 
     def with_values_as(self, type: ValueType) -> Exchange:
-        """This exchange with the weights in another type, both ways."""
+        """This exchange with the weights in a shorter type, both ways, where the method does not say one itself."""
 
         def typed(entry: Field) -> Field:
-            return replace(entry, type=type) if isinstance(entry, Values) and entry.of == "weights" and entry.on == "mask" else entry
+            whole = isinstance(entry, Values) and entry.of == "weights" and entry.on == "mask" and entry.type == "float32"
+            return replace(entry, type=type) if isinstance(entry, Values) and whole else entry
 
         down, up = ({name: typed(entry) for name, entry in way.items()} for way in (self.down, self.up))
         return Exchange(down, self.steps, up)
@@ -112,6 +166,17 @@ class Exchange:
     def then(self, *steps: Step, **up: Field) -> Exchange:
         """This exchange with further steps and further fields in the upload."""
         return Exchange(self.down, self.steps + steps, {**self.up, **up})
+
+
+class Means(dict[str, Tensor]):
+    """Weighted means over the clients of an exchange by name: Σ p_k x_k with p_k = n_k / Σ n_j."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], clients: int = 1, samples: int = 1) -> None:
+        super().__init__(tensors)
+        self.clients = clients
+        """How many replies counted."""
+        self.samples = samples
+        """Σ n_k of those."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +205,9 @@ class State:
     def remember(self, **tensors: Tensor) -> State:
         return replace(self, memory={**self.memory, **tensors})
 
+    def forget(self, *names: str) -> State:
+        return replace(self, memory={name: tensor for name, tensor in self.memory.items() if name not in names})
+
     def with_values(self, values: Tensor) -> State:
         """New weights on the current mask."""
         return replace(self, values=values)
@@ -166,6 +234,10 @@ class Setup:
     """W_0 `[n]`, dense."""
     input_shape: tuple[int, ...]
     rng: Rng
+    module: nn.Module = field(default_factory=nn.Module)
+    """The model with its initial weights; to be copied, never changed."""
+    samples: int = 0
+    """Σ n_k over the whole federation."""
     budget: str = "all"
     """Does the target density count over `all` parameters or over the `prunable` ones?"""
     layer_density: str = "erk"

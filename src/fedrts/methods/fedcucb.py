@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedrts.methods import register
 from fedrts.methods.contract import Rng, Round, Setup, State
-from fedrts.methods.fedrts import Bandit
+from fedrts.methods.fedrts import Bandit, Outcome
 from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
 
@@ -35,13 +35,14 @@ class FedCUCB(Bandit):
         nothing = torch.zeros(setup.layout.links, dtype=torch.float32, device=setup.weights.device)
         return super().begin(setup).remember(mean=nothing, tried=nothing.clone(), updates=nothing.new_zeros(1))
 
-    def learn(self, state: State, updated: State, outcome: Tensor, at: Tensor | None, round: Round, rng: Rng) -> State:
+    def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
+        values, at = outcome.values, outcome.at
         if at is None and not self.observe_inactive:
             at = state.mask.active
-            outcome = outcome[at]
-        links = torch.arange(len(state["mean"]), device=outcome.device) if at is None else at
-        tried = state["tried"].index_add(0, links, torch.ones_like(outcome))
-        mean = state["mean"].index_add(0, links, (outcome - state["mean"][links]) / tried[links])
+            values = values[at]
+        links = torch.arange(len(state["mean"]), device=values.device) if at is None else at
+        tried = state["tried"].index_add(0, links, torch.ones_like(values))
+        mean = state["mean"].index_add(0, links, (values - state["mean"][links]) / tried[links])
         updates = state["updates"] + 1
         updated = updated.remember(mean=mean, tried=tried, updates=updates)
         if not round.outer:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedrts.methods import register
 from fedrts.methods.base import Sparse
-from fedrts.methods.contract import Exchange, ProbeGradient, Rewire, Rng, Round, State, Train
+from fedrts.methods.contract import Exchange, Means, ProbeGradient, Rewire, Rng, Round, State, Train
 from fedrts.sparse import rigl
 from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Message, OnOwnMask, OwnValues
@@ -46,12 +46,12 @@ class FedDST(Sparse):
         own = message["weights"]
         return {"total": own.mask.expand(own.values), "has": own.mask.bits} if isinstance(own, OwnValues) else message
 
-    def update(self, state: State, mean: Mapping[str, Tensor], round: Round, rng: Rng) -> State:
+    def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
         if not round.outer:
             return super().update(state, mean, round, rng)
         return self.pruned(state, self.merged(state, mean), round)
 
-    def merged(self, state: State, mean: Mapping[str, Tensor]) -> Tensor:
+    def merged(self, state: State, mean: Means) -> Tensor:
         """The clients' models as one vector `[n]`, before it is pruned."""
         weights, has = mean["total"].clone(), mean["has"]
         if self.merge == "sparse":

@@ -13,67 +13,104 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedrts.methods import register
 from fedrts.methods.base import Sparse
-from fedrts.methods.contract import Exchange, ProbeGradient, Rng, Round, Setup, State
-from fedrts.sparse import posterior
+from fedrts.methods.contract import Exchange, Means, ProbeGradient, Rng, Round, Setup, State, Train
+from fedrts.sparse import importance, posterior
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.topk import top
-from fedrts.wire.fields import Indices, Message
+from fedrts.wire.fields import Indices, Message, Values
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round showed of the links."""
+
+    values: Tensor
+    """X in [0, 1]."""
+    at: Tensor | None
+    """Of which links; None: of all."""
+    clients: int
+    """How many clients it is the mean of."""
 
 
 class Bandit(Sparse):
     """Links as arms of a bandit: the outcomes X of Eq. 3 to 5. What is learned from them is the difference between bandits."""
 
     gamma: Annotated[float, Field(ge=0, le=1, description="γ: weight of the aggregate's outcome against the clients' (Eq. 3)")] = 0.5
+    score: Annotated[str, Field(description="importance of active links: magnitude, fisher, or an import path")] = "magnitude"
     update_after_end: Annotated[bool, Field(description="go on observing after T_end, when the mask is fixed")] = False
+
+    @field_validator("score")
+    @classmethod
+    def _known(cls, score: str) -> str:
+        importance.get(score)
+        return score
 
     def exchanges(self, round: Round) -> tuple[Exchange, ...]:
         exchanges = super().exchanges(round)
+        if self.squares_in(round):
+            exchanges = (exchanges[0].then(squares=Values("squares", on="active")),)
         if not round.outer:
             return exchanges
         return (exchanges[0].then(ProbeGradient(), votes=Indices(of="gradient", k=round.quota)),)  # I^n of Algorithm 2
 
-    def contribution(self, message: Message, state: State, round: Round) -> Message:
-        return message if self.rests(round) else {**message, "core": core(message["weights"], round)}  # X^n, Eq. 4
+    def training(self, round: Round) -> Train:
+        return Train(record="squares") if self.squares_in(round) else super().training(round)
 
-    def update(self, state: State, mean: Mapping[str, Tensor], round: Round, rng: Rng) -> State:
+    def contribution(self, message: Message, state: State, round: Round) -> Message:
+        return message if self.rests(round) else {**message, "core": self.core(message, round)}  # X^n, Eq. 4
+
+    def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
         updated = super().update(state, mean, round, rng)  # W^agg
         if self.rests(round):
             return updated
-        active = self.gamma * core(mean["weights"], round) + (1 - self.gamma) * mean["core"]  # Eq. 3, 4
+        active = self.gamma * self.core(mean, round) + (1 - self.gamma) * mean["core"]  # Eq. 3, 4
         if not round.outer:
-            return self.learn(state, updated, active, state.mask.active, round, rng)  # inactive links: None
+            return self.learn(state, updated, Outcome(active, state.mask.active, mean.clients), round, rng)  # inactive links: None
         outcome = torch.add(self.gamma * 0.5, mean["votes"], alpha=1 - self.gamma)  # Eq. 3, 5: inactive links
         outcome[state.mask.active] = active
-        return self.learn(state, updated, outcome, None, round, rng)
+        return self.learn(state, updated, Outcome(outcome, None, mean.clients), round, rng)
 
     @abstractmethod
-    def learn(self, state: State, updated: State, outcome: Tensor, at: Tensor | None, round: Round, rng: Rng) -> State:
-        """`updated` with what `outcome` teaches: of the links `at`, or (None) of all; in outer rounds with a new mask."""
+    def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
+        """`updated` with what the outcome teaches; in outer rounds with a new mask."""
+
+    def core(self, model: Mapping[str, Tensor], round: Round) -> Tensor:
+        """h(i, |W|, κ): is link i among the κ^l most important ones of its layer? `[..., A + n - P]` → bool `[..., A]` (Eq. 4)."""
+        links = model["weights"][..., : sum(round.counts)]
+        score = importance.get(self.score)
+        return top(score(links, model["squares"]) if importance.needs_squares(score) else score(links), round.core, round.counts)
 
     def rests(self, round: Round) -> bool:
         return round.frozen and not self.update_after_end
+
+    def squares_in(self, round: Round) -> bool:
+        return importance.needs_squares(importance.get(self.score)) and round.index >= 0 and not self.rests(round)
 
 
 @register("fedrts")
 class FedRTS(Bandit):
     """Thompson sampling over links: a Beta posterior each, updated every round, drawn from in outer rounds."""
 
-    scale: Annotated[float, Field(gt=0, allow_inf_nan=False, description="λ: how much one observation counts (Eq. 6)")] = 10.0
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["clients"] = Field(
+        10.0, description="λ: how much one observation counts (Eq. 6); clients: as many as took part in the round"
+    )
 
     def begin(self, setup: Setup) -> State:
         prior = torch.ones(setup.layout.links, dtype=torch.float32, device=setup.weights.device)  # Beta(1, 1): uniform
         return super().begin(setup).remember(alpha=prior, beta=prior.clone())
 
-    def learn(self, state: State, updated: State, outcome: Tensor, at: Tensor | None, round: Round, rng: Rng) -> State:
-        alpha, beta = posterior.observe(state["alpha"], state["beta"], outcome, self.scale, at)  # Eq. 6
+    def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
+        scale = outcome.clients if self.scale == "clients" else self.scale
+        alpha, beta = posterior.observe(state["alpha"], state["beta"], outcome.values, scale, outcome.at)  # Eq. 6
         if round.outer:
             drawn = posterior.draw(alpha, beta, rng("topology"))
             updated = updated.with_mask(Mask.top(drawn, round.counts, state.mask.sizes))  # Eq. 2
@@ -81,9 +118,3 @@ class FedRTS(Bandit):
 
     def belief(self, state: State) -> Tensor:
         return posterior.mean(state["alpha"], state["beta"])
-
-
-def core(weights: Tensor, round: Round) -> Tensor:
-    """h(i, |W|, κ): is link i among the κ^l largest magnitudes of its layer? `[..., A + n - P]` → bool `[..., A]` (Eq. 4)."""
-    links = weights[..., : sum(round.counts)]
-    return top(links.abs(), round.core, round.counts)

@@ -6,7 +6,7 @@ drop, up to ⌊λ_drop·Q^l⌋ are the weakest among those in conflict (D·d < 0
 ⌊λ_grow·Q^l⌋ have the largest gradients among those in agreement (D·d > 0), the rest the largest of all others.
 
 Inferred: D on inactive links, and λ = 0.5 for both (the FedRTS authors' library has 0.01 but never applies its masks). Participants only
-are averaged; the original lets absent clients count with the old model.
+are averaged; in the original absent clients count with the old model (`residual`), which damps a step of ten in a hundred clients tenfold.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrts.methods import register
-from fedrts.methods.contract import Exchange, Rng, Round, Setup, State
+from fedrts.methods.contract import Exchange, Means, Rng, Round, Setup, State
 from fedrts.methods.feddst import Chooser, FedDST
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.topk import top_indices
@@ -34,9 +34,12 @@ class FedSGC(FedDST):
     drop_guided: Annotated[float, Field(ge=0, le=1, description="λ_drop: share of dropped links chosen among conflicts")] = 0.5
     grow_guided: Annotated[float, Field(ge=0, le=1, description="λ_grow: share of grown links chosen among agreements")] = 0.5
 
+    residual: Annotated[bool, Field(description="absent clients count with the old model (the original's Eq. 7)")] = False
+
     def begin(self, setup: Setup) -> State:
         still = torch.zeros(setup.layout.links, dtype=torch.int8, device=setup.weights.device)
-        return super().begin(setup).remember(direction=still)
+        state = super().begin(setup).remember(direction=still)
+        return state.remember(samples=torch.tensor(setup.samples)) if self.residual else state
 
     def exchanges(self, round: Round) -> tuple[Exchange, ...]:
         exchanges = super().exchanges(round)
@@ -48,8 +51,9 @@ class FedSGC(FedDST):
     def rewire(self, round: Round) -> Chooser:
         return partial(by_direction, quota=round.quota, drop_guided=self.drop_guided, grow_guided=self.grow_guided)
 
-    def update(self, state: State, mean: Mapping[str, Tensor], round: Round, rng: Rng) -> State:
+    def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
         links = len(state.mask.bits)
+        mean = self.with_absent(state, mean) if self.residual else mean
         updated = super().update(state, mean, round, rng)
         if round.outer:
             direction = torch.sign(self.merged(state, mean)[:links] - state.weights[:links]).to(torch.int8)
@@ -58,6 +62,13 @@ class FedSGC(FedDST):
             moved = updated.values[: state.mask.number] - state.values[: state.mask.number]
             direction[state.mask.active] = torch.sign(moved).to(torch.int8)
         return updated.remember(direction=direction)
+
+    def with_absent(self, state: State, mean: Means) -> Means:
+        """The means over everybody, where clients that took no part hold the old model on the old mask."""
+        share = mean.samples / int(state["samples"])
+        old = {"weights": state.values, "total": state.weights, "has": state.mask.bits}
+        everybody = {name: share * tensor + (1 - share) * old[name].to(tensor.dtype) for name, tensor in mean.items()}
+        return Means(everybody, mean.clients, int(state["samples"]))
 
 
 def by_direction(

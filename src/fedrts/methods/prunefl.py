@@ -11,7 +11,6 @@ allows. The model may then shrink. Inferred: c is the number of unpruned paramet
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from fedrts.methods import register
 from fedrts.methods.base import Sparse
-from fedrts.methods.contract import Exchange, Rng, Round, Setup, State, Train
+from fedrts.methods.contract import Exchange, Means, Rng, Round, Setup, State, Train
 from fedrts.sparse import rigl
 from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Values
@@ -40,10 +39,12 @@ class PruneFL(Sparse):
         exchanges = super().exchanges(round)
         if not round.outer:
             return exchanges
-        up = {**exchanges[0].up, "squares": Values(of="squares", on="links")}
-        return (Exchange(exchanges[0].down, (Train(record="squares"),), up),)
+        return (exchanges[0].then(squares=Values(of="squares", on="links")),)
 
-    def update(self, state: State, mean: Mapping[str, Tensor], round: Round, rng: Rng) -> State:
+    def training(self, round: Round) -> Train:
+        return Train(record="squares") if round.outer else super().training(round)
+
+    def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
         updated = super().update(state, mean, round, rng)
         if not round.outer:
             return updated

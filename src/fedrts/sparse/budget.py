@@ -60,6 +60,11 @@ def erk(shapes: Sequence[Shape], kept: int) -> list[int]:
     return _scaled(shapes, kept, lambda shape: sum(shape) / math.prod(shape))
 
 
+def proportional(sizes: Sequence[int], kept: int, raw: Sequence[float]) -> list[int]:
+    """Densities in the proportions of `raw`, as far as no layer exceeds 1."""
+    return _rounded(densities([(size,) for size in sizes], kept, raw), sizes, kept)
+
+
 BUDGETS = {"erk": erk, "er": er, "uniform": uniform}
 
 

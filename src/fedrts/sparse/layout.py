@@ -84,6 +84,10 @@ class Layout:
         return self.layers + self.dense + self.buffers
 
     @cached_property
+    def parameter_entries(self) -> tuple[Entry, ...]:
+        return self.layers + self.dense
+
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """`n^l`: weights in each prunable layer."""
         return tuple(entry.size for entry in self.layers)
@@ -113,6 +117,29 @@ class Layout:
         """Where among the buffers (the last part of the vector) BatchNorm's running variances are."""
         begin = starts([entry.size for entry in self.buffers])
         return [slice(a, b) for entry, a, b in zip(self.buffers, begin, begin[1:], strict=False) if entry.name.endswith("running_var")]
+
+    def blocks(self) -> list[list[int]]:
+        """The layers by block, from input to output: names that agree up to the first part that ends with a digit (`layer1`, `h.0`).
+
+        Layers alone in their block (a stem, an embedding) join the next one, the last the one before, where there are larger blocks at all.
+        """
+        groups: dict[str, list[int]] = {}
+        for index, entry in enumerate(self.layers):
+            parts = entry.name.split(".")
+            numbered = next((place for place, part in enumerate(parts) if part[-1:].isdigit()), 0)
+            groups.setdefault(".".join(parts[: numbered + 1]), []).append(index)
+        if len(groups) == len(self.layers):
+            return list(groups.values())
+        merged: list[list[int]] = []
+        alone: list[int] = []
+        for members in groups.values():
+            if len(members) == 1:
+                alone += members
+            else:
+                merged.append([*alone, *members])
+                alone = []
+        merged[-1] += alone
+        return merged
 
     def views(self, vector: Tensor, entries: Sequence[Entry] | None = None) -> dict[str, Tensor]:
         """The tensors of `entries` (default: all, of a vector `[n]`) by first name, as views of `vector`.
@@ -153,7 +180,7 @@ class Layout:
         """
         parameters = dict(module.named_parameters(remove_duplicate=False))
         buffers = dict(module.named_buffers(remove_duplicate=False))
-        gradients = None if gradient is None else gradient.split([e.size for e in self.layers + self.dense])
+        gradients = None if gradient is None else gradient.split([e.size for e in self.parameter_entries])
         for index, (name, view) in enumerate(self.views(vector).items()):
             tensor: Tensor = parameters[name] if name in parameters else buffers[name]
             tensor.data = view

@@ -22,6 +22,11 @@ class Schedule:
     def is_outer(self, t: int) -> bool:
         return t % self.interval == 0 and self.first_outer <= t < self.end
 
+    def outers_before(self, t: int) -> int:
+        """How many outer rounds there are before round t."""
+        first = -(-self.first_outer // self.interval)
+        return max(0, -(-min(t, self.end) // self.interval) - first)
+
     def fraction(self, t: int) -> float:
         """f(t) = α_adj/2 · (1 + cos(πt/T_end)) before T_end, 0 from then on (the cosine would rise again)."""
         return self.adjust / 2 * (1 + math.cos(math.pi * t / self.end)) if 0 <= t < self.end else 0.0

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrts.sparse.layout import Layout, starts
+from fedrts.sparse.layout import Entry, Layout, starts
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.topk import top_indices
 from fedrts.wire import positions
 from fedrts.wire.packing import Bits, Reader, varint, varint_size
-from fedrts.wire.quantise import LEVELS, Quantised, ValueType, blocks_of
+from fedrts.wire.quantise import LEVELS, Norm, Quantised, ValueType, blocks_of
 
 VALUE_BYTES = 4
 """Of a dense value in the accountings."""
@@ -111,12 +111,19 @@ class Field(Protocol):
 
 @dataclass(frozen=True)
 class Values:
-    """Numbers of the tensor `of`: on the mask with the unpruned rest, of all links, or everything."""
+    """Numbers of the tensor `of`: of a model on the mask with the unpruned rest, of the active links, of all links, of everything;
+    or BatchNorm statistics, or single numbers.
+    """
 
     of: str = "weights"
-    on: Literal["mask", "links", "all"] = "mask"
+    on: Literal["mask", "active", "links", "all", "statistics", "scalars"] = "mask"
+    copies: int = 1
+    """So many of them one after the other (statistics and single numbers)."""
     type: ValueType = "float32"
     """float32 means the model's own type and is lossless. Shorter types are for values on the mask and keep statistics (buffers) whole."""
+    scales: Literal["block", "channel", "tensor"] = "block"
+    """What shares a scale in 8 bits: 256 values, or (full masks only) an output channel or a tensor."""
+    norm: Norm = "linf"
 
     def __post_init__(self) -> None:
         if self.type != "float32" and self.on != "mask":
@@ -126,6 +133,8 @@ class Values:
         values = tensors[self.of]  # of a client everything, of a server what is on the mask
         if self.on == "mask" and len(values) != frame.on_mask:
             values = frame.mask.compact(values)
+        elif self.on == "active":
+            values = values[frame.mask.active]
         elif self.on == "all" and len(values) != frame.layout.length:
             values = frame.mask.expand(values)
         else:
@@ -134,7 +143,7 @@ class Values:
             return values
         kept = len(values) - frame.statistics
         change = values if frame.reference is None else values - frame.reference
-        short = change[:kept].half() if self.type == "float16" else Quantised.of(change[:kept], frame.key)
+        short = change[:kept].half() if self.type == "float16" else Quantised.of(change[:kept], frame.key, self._groups(frame), self.norm)
         return Short(short, values[kept:].clone())
 
     def open(self, payload: Payload, frame: Frame) -> Tensor:
@@ -161,7 +170,7 @@ class Values:
         tensors = [reader.tensor(count, dtype).to(device) for count, dtype in self._shapes(frame)]
         if self.type == "float32":
             return tensors[0]
-        return Short(tensors[0] if self.type == "float16" else Quantised(tensors[0], tensors[1]), tensors[-1])
+        return Short(tensors[0] if self.type == "float16" else Quantised(tensors[0], tensors[1], self._groups(frame)), tensors[-1])
 
     def size(self, payload: Payload, frame: Frame) -> int:
         return sum(count * dtype.itemsize for count, dtype in self._shapes(frame))
@@ -182,24 +191,66 @@ class Values:
         return None
 
     def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
+        statistics = layout.length - layout.parameters
+        if self.on == "scalars":
+            return VALUE_BYTES * self.copies
+        if self.on == "statistics":
+            return VALUE_BYTES * self.copies * statistics
+        if self.on == "active":
+            return VALUE_BYTES * density * layout.links
+        if self.type == "int8" and self.scales == "channel":
+            return layout.parameters + VALUE_BYTES * (statistics + sum(e.shape[0] for e in layout.parameter_entries if len(e.shape) > 1))
         if self.on != "mask" or density >= 1:
             return VALUE_BYTES * layout.length
         return VALUE_BYTES * density * layout.links + layout.links / 8 + VALUE_BYTES * (layout.length - layout.links)
 
+    def _count(self, frame: Frame) -> int:
+        """How many numbers travel."""
+        return (
+            self.copies
+            * {
+                "mask": frame.on_mask,
+                "active": frame.mask.number,
+                "links": frame.layout.links,
+                "all": frame.layout.length,
+                "statistics": frame.statistics,
+                "scalars": 1,
+            }[self.on]
+        )
+
     def _shapes(self, frame: Frame) -> list[tuple[int, torch.dtype]]:
         """(number, type) of the tensors that travel."""
-        count = {"mask": frame.on_mask, "links": frame.layout.links, "all": frame.layout.length}[self.on]
+        count = self._count(frame)
         if self.type == "float32":
             return [(count, frame.dtype)]
         kept = count - frame.statistics
-        short = [(kept, torch.float16)] if self.type == "float16" else [(kept, torch.int8), (blocks_of(kept), torch.float32)]
-        return [*short, (frame.statistics, frame.dtype)]
+        if self.type == "float16":
+            return [(kept, torch.float16), (frame.statistics, frame.dtype)]
+        groups = self._groups(frame)
+        scales = blocks_of(kept) if groups is None else len(groups)
+        return [(kept, torch.int8), (scales, torch.float32), (frame.statistics, frame.dtype)]
+
+    def _groups(self, frame: Frame) -> tuple[int, ...] | None:
+        """Lengths of what shares a scale; None for blocks of one length."""
+        if self.scales == "block":
+            return None
+        if not frame.mask.is_full:
+            raise ValueError("scales per channel or tensor are for models that are not pruned")
+        entries = frame.layout.parameter_entries
+        if self.scales == "tensor":
+            return tuple(entry.size for entry in entries)
+        return tuple(length for entry in entries for length in _channels(entry))
 
     def _tensors(self, payload: Payload) -> list[Tensor]:
         if self.type == "float32":
             return [payload]
         short = payload.values
         return [*([short.levels, short.scales] if isinstance(short, Quantised) else [short]), payload.statistics]
+
+
+def _channels(entry: Entry) -> list[int]:
+    """Lengths of a tensor's output channels; a vector is one channel."""
+    return [entry.size // entry.shape[0]] * entry.shape[0] if len(entry.shape) > 1 else [entry.size]
 
 
 @dataclass(frozen=True)
@@ -393,6 +444,48 @@ class Signs:
             signs = layer.numpy()
             yield signs > 0
             yield (signs < 0)[signs <= 0]
+
+
+@dataclass(frozen=True)
+class Masks:
+    """`count` masks `bool [count, P]`, layer after layer as positions."""
+
+    of: str
+    count: int
+
+    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
+        return tensors[self.of].clone()
+
+    def open(self, payload: Payload, frame: Frame) -> Tensor:
+        masks: Tensor = payload
+        return masks
+
+    def put(self, payload: Payload, frame: Frame) -> Tensor:
+        return self.open(payload, frame).clone()
+
+    def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
+        for bits, shape in self._layers(payload, frame):
+            yield write_positions(bits, shape)
+
+    def read(self, reader: Reader, frame: Frame) -> Tensor:
+        layers = frame.layout.layers * self.count
+        bits = np.concatenate([read_positions(reader, entry.shape) for entry in layers] or [np.zeros(0, np.bool_)])
+        return torch.from_numpy(bits).to(frame.mask.bits.device).view(self.count, -1)
+
+    def size(self, payload: Payload, frame: Frame) -> int:
+        return sum(positions_size(bits, shape) for bits, shape in self._layers(payload, frame))
+
+    def fault(self, payload: Payload, frame: Frame) -> str | None:
+        right = isinstance(payload, Tensor) and payload.dtype == torch.bool and payload.shape == (self.count, len(frame.mask.bits))
+        return None if right else f"'{self.of}' is not {self.count} masks of this model"
+
+    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
+        return self.count * layout.links / 8
+
+    def _layers(self, payload: Tensor, frame: Frame) -> Iterator[tuple[Bits, tuple[int, ...]]]:
+        for mask in payload.cpu():
+            for entry, layer in zip(frame.layout.layers, mask.split(list(frame.mask.sizes)), strict=True):
+                yield layer.numpy(), entry.shape
 
 
 def _is_finite(values: Tensor) -> bool:

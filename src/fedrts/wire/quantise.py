@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,37 +21,57 @@ BLOCK = 256
 """Values that share one scale."""
 
 
+Norm = Literal["linf", "l2"]
+
+
 @dataclass(frozen=True)
 class Quantised:
-    """`levels [m]` int8 in −127 … 127 with one float32 scale per block of 256: value i is levels[i] · scales[i // 256] / 127."""
+    """`levels [m]` int8 in −127 … 127, of which groups share one float32 scale: value i is levels[i] · scale / 127.
+
+    Groups are blocks of 256 unless `groups` gives their lengths.
+    """
 
     levels: Tensor
     scales: Tensor
+    groups: tuple[int, ...] | None = None
 
     @staticmethod
-    def of(values: Tensor, key: int) -> Quantised:
+    def of(values: Tensor, key: int, groups: Sequence[int] | None = None, norm: Norm = "linf") -> Quantised:
         """Round `values [m]` to a level at random, so that each is right on average; `key` decides the rounding.
 
-        The scale is the largest magnitude of a block: |Q(x) − x| ≤ scale / 127, and a block of zeros stays zero.
+        The scale is the largest magnitude of a group, or its Euclidean norm (QSGD): |Q(x) − x| ≤ scale / 127, and a group of
+        zeros stays zero.
         """
-        blocks = _blocks(values.float())
-        scales = blocks.abs().amax(1)
-        units = blocks / torch.where(scales > 0, scales, torch.ones_like(scales))[:, None] * LEVELS  # in this order: no overflow
-        dither = random.uniform(key, units.numel(), values.device).view_as(units)
+        single = values.float()
+        scales = _norms(single, groups, norm)
+        units = single / _spread(torch.where(scales > 0, scales, torch.ones_like(scales)), len(values), groups) * LEVELS
+        dither = random.uniform(key, len(values), values.device)
         levels = torch.floor(units + dither).clamp_(-LEVELS, LEVELS).to(torch.int8)
-        return Quantised(levels.flatten()[: len(values)].clone(), scales)
+        return Quantised(levels, scales, None if groups is None else tuple(groups))
 
     def values(self) -> Tensor:
         """The float32 values `[m]` that were meant."""
-        scaled = _blocks(self.levels.float() / LEVELS) * self.scales[:, None]
-        return scaled.flatten()[: len(self.levels)]
+        return self.levels.float() / LEVELS * _spread(self.scales, len(self.levels), self.groups)
+
+
+def _norms(values: Tensor, groups: Sequence[int] | None, norm: Norm) -> Tensor:
+    """One number for each group of `values [m]`."""
+    if groups is None:
+        padded = F.pad(values, (0, blocks_of(len(values)) * BLOCK - len(values))).view(-1, BLOCK)
+        return padded.abs().amax(1) if norm == "linf" else torch.linalg.vector_norm(padded, dim=1)
+    lengths = torch.tensor(groups, device=values.device)
+    if norm == "linf":
+        return torch.segment_reduce(values.abs(), "max", lengths=lengths, initial=0.0)
+    return torch.segment_reduce(values.square(), "sum", lengths=lengths, initial=0.0).sqrt()
+
+
+def _spread(scales: Tensor, count: int, groups: Sequence[int] | None) -> Tensor:
+    """Every value's scale `[m]`."""
+    if groups is None:
+        return scales[:, None].expand(-1, BLOCK).reshape(-1)[:count]
+    return scales.repeat_interleave(torch.tensor(groups, device=scales.device), output_size=count)
 
 
 def blocks_of(count: int) -> int:
     """Scales of `count` values."""
     return -(-count // BLOCK)
-
-
-def _blocks(values: Tensor) -> Tensor:
-    """`[m]` → `[⌈m / 256⌉, 256]`, padded with zeros."""
-    return F.pad(values, (0, blocks_of(len(values)) * BLOCK - len(values))).view(-1, BLOCK)

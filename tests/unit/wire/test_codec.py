@@ -349,7 +349,7 @@ def test_a_body_of_another_length_is_refused(cut: int, message: str) -> None:
 
 
 def order_of(frame: Frame, up: Mapping[str, Field], sent: Message) -> Order:
-    round = Round(7, True, False, frame.mask.counts, tuple(0 for _ in frame.mask.sizes))
+    round = Round(7, True, False, frame.mask.counts, tuple(0 for _ in frame.mask.sizes), frame.layout)
     return Order(Exchange({}, (), up), round, frame, sent)
 
 

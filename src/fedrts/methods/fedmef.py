@@ -1,0 +1,89 @@
+"""FedMef (Huang et al., 2024): FedTiny's server, with clients that move information out of links before they are dropped.
+
+**Budget-aware extrusion** (`bae`, outer rounds): θ_low are the Q^l active links of least |W_t| in each layer, the same on all clients.
+The loss gets λ·‖θ_low‖², and step b of B takes the rate max(η, β_b) with β_b = p(b)·(2σ(‖θ_low‖) − 1)·η_0 and p(b) = (2B − 2b)/(2B −
+b) (REX). With a constant η = η_0 the maximum is always η: the rate matters under `train.schedule`.
+
+**Scaled activation pruning** (`sap`): of the input of a convolution only the largest `1 − sap_rate` share is kept for the backward
+pass, and activations keep one bit an element. **Weight standardisation** (`ws`) takes the place of BatchNorm, whose inputs would have
+to be kept.
+
+Settled here: λ = 0.01 without a ramp, the L2 norm inside the sigmoid, extrusion in outer rounds only (sources differ); sap and ws are
+off, so that all methods train the same network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedrts.methods import register
+from fedrts.methods.contract import Round, State, Train
+from fedrts.methods.fedtiny import Progressive
+from fedrts.sparse import rigl
+from fedrts.sparse.frugal import save_activations_sparsely, standardise_convolutions
+from fedrts.sparse.mask import Mask
+
+
+@register("fedmef")
+class FedMef(Progressive):
+    """Growth by the clients' largest gradients; weak links are extruded before they go, activations may be kept sparsely."""
+
+    bae: Annotated[bool, Field(description="budget-aware extrusion in outer rounds")] = True
+    penalty: Annotated[float, Field(ge=0, allow_inf_nan=False, description="λ: weight of ‖θ_low‖² in the loss")] = 0.01
+    sap: Annotated[bool, Field(description="keep activations sparsely for the backward pass")] = False
+    sap_rate: Annotated[float, Field(ge=0, lt=1, description="share of a layer's input that is dropped for the backward pass")] = 0.7
+    sap_linear: Annotated[bool, Field(description="prune the inputs of linear layers too")] = False
+    ws: Annotated[bool, Field(description="weight-standardised convolutions instead of BatchNorm")] = False
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        if self.ws:
+            module = standardise_convolutions(module)
+        return save_activations_sparsely(module, 1 - self.sap_rate, self.sap_linear) if self.sap else module
+
+    def training(self, round: Round) -> Train:
+        if not (round.outer and self.bae):
+            return super().training(round)
+        return Train(influence=partial(extrude, quota=round.quota, penalty=self.penalty))
+
+    def remarks(self, before: State, after: State, round: Round) -> Mapping[str, float]:
+        """Share of θ_low that was dropped then (a link that was grown again starts at 0 too)."""
+        marked = weakest(before.weights, before.mask, round.quota)
+        gone = after.weights[marked] == 0
+        return {"marked_dropped": float(gone.sum()) / max(len(marked), 1)}
+
+
+@dataclass(frozen=True)
+class Extrusion:
+    """The pull on θ_low, and the rate of each step."""
+
+    low: Tensor
+    """Indices of θ_low."""
+    penalty: float
+
+    def pull(self, weights: Tensor) -> Tensor:
+        pull = torch.zeros_like(weights)
+        pull[..., self.low] = 2 * self.penalty * weights[..., self.low]
+        return pull
+
+    def rate(self, weights: Tensor, step: int, steps: int, rate: float, initial: float) -> Tensor:
+        norm = torch.linalg.vector_norm(weights[..., self.low], dim=-1)
+        left = (2 * steps - 2 * step) / (2 * steps - step)
+        return (left * (2 * torch.sigmoid(norm) - 1) * initial).clamp(min=rate)
+
+
+def extrude(received: Tensor, mask: Mask, quota: tuple[int, ...], penalty: float) -> Extrusion:
+    """The extrusion of the links that are weakest in the received weights."""
+    return Extrusion(weakest(received, mask, quota), penalty)
+
+
+def weakest(weights: Tensor, mask: Mask, quota: tuple[int, ...]) -> Tensor:
+    """θ_low: indices of the `quota[l]` active links of least magnitude in each layer."""
+    kept = rigl.weakest_dropped(weights[: len(mask.bits)].abs(), mask, quota)
+    return (mask.bits & ~kept.bits).nonzero().squeeze(-1)

@@ -1,0 +1,93 @@
+"""SynFlow (Tanaka et al., 2020): prune at initialisation without any data, so that no layer is ever cut through.
+
+On the server, before round 0: with every parameter replaced by its magnitude and an input of ones, R is the sum of the outputs and
+w·∂R/∂w ≥ 0 the flow through a link. In n rounds of pruning the links of largest flow stay, d^(k/n) of them after the k-th, all layers
+ranked together; flows are computed anew on what is left. In float64 and evaluation mode, where fresh BatchNorm is the identity. The
+mask never changes.
+
+Inferred: embeddings (which read no ones) are not scored and get the budget of the experiment at random, their output is ones;
+LayerNorm and its kin keep scale and shift but do not normalise, because a constant input would vanish.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedrts.methods import register
+from fedrts.methods.base import Sparse
+from fedrts.methods.contract import Setup
+from fedrts.sparse.layout import Layout
+from fedrts.sparse.mask import Mask
+from fedrts.sparse.topk import top
+
+
+@register("synflow")
+class SynFlow(Sparse):
+    """A mask chosen once, without data, by the flow of magnitudes through each link."""
+
+    iterations: Annotated[int, Field(ge=1, description="n: rounds of pruning")] = 100
+
+    def initial_mask(self, setup: Setup) -> Mask:
+        layout, counts = setup.layout, setup.counts(self.density)
+        module = copy.deepcopy(setup.module).double().eval()
+        embedded = embeddings(module, layout)
+        drawn = super().initial_mask(setup).bits.split(list(layout.sizes))
+        scored = torch.cat(
+            [torch.full((size,), layer not in embedded, device=setup.weights.device) for layer, size in enumerate(layout.sizes)]
+        )
+        bits = torch.where(scored, torch.ones_like(scored), torch.cat(drawn))
+        total, kept = int(scored.sum()), sum(count for layer, count in enumerate(counts) if layer not in embedded)
+        flow_through(module)
+        weights = setup.weights.double().abs()
+        for k in range(1, self.iterations + 1 if total else 1):
+            flow = flows(module, layout, torch.where(bits, weights[: layout.links], 0.0), weights[layout.links :], setup.input_shape)
+            flow = flow.masked_fill(~(bits & scored), -1.0)
+            stay = top(flow, [round(total * (kept / total) ** (k / self.iterations))], [layout.links])
+            bits = torch.where(scored, stay, bits)
+        return Mask(bits, layout.sizes)
+
+
+def flows(module: nn.Module, layout: Layout, links: Tensor, rest: Tensor, input_shape: tuple[int, ...]) -> Tensor:
+    """w·∂R/∂w `[P]` of non-negative weights `links [P]`; `rest` is everything else of the vector."""
+    vector = torch.cat([links, rest])
+    gradient = torch.zeros_like(vector[: layout.parameters])
+    layout.bind(module, vector, gradient)
+    parameter = next(module.parameters())
+    embedded = any(isinstance(part, nn.Embedding) for part in module.modules())
+    ones = torch.ones((1, *input_shape), dtype=torch.long if embedded else parameter.dtype, device=parameter.device)
+    module(ones).sum().backward()
+    return links * gradient[: layout.links]
+
+
+def embeddings(module: nn.Module, layout: Layout) -> set[int]:
+    """The layers that are an embedding's weight, tied or not."""
+    owned = {f"{name}.weight" for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
+    return {index for index, entry in enumerate(layout.layers) if owned & set(entry.names)}
+
+
+def flow_through(module: nn.Module) -> None:
+    """Let embeddings put out ones, and normalisation over features pass its input on, scaled and shifted."""
+
+    def ones(part: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return torch.ones_like(output)
+
+    def affine(part: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        shape = (1, -1) + (1,) * (output.dim() - 2) if isinstance(part, (nn.GroupNorm, nn.InstanceNorm2d)) else (-1,)
+        scale, shift = (getattr(part, name, None) for name in ("weight", "bias"))
+        scaled: Tensor = inputs[0] if scale is None else inputs[0] * scale.view(shape)
+        return scaled if shift is None else scaled + shift.view(shape)
+
+    hooks: dict[type[nn.Module] | tuple[type[nn.Module], ...], Callable[..., Tensor]] = {
+        nn.Embedding: ones,
+        (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm): affine,
+    }
+    for part in module.modules():
+        for kind, hook in hooks.items():
+            if isinstance(part, kind):
+                part.register_forward_hook(hook)

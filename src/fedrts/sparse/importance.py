@@ -1,0 +1,45 @@
+"""How important an active link is: scores by which links are ranked inside their layer.
+
+A score is a function of the weights `[..., A]`, or of the weights and the mean squared gradients `[..., A]` of the local steps; in the
+second case the squares are uploaded too. One's own comes by import path.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import cast
+
+from torch import Tensor
+
+from fedrts.errors import InputError, nearest
+from fedrts.registry import import_path
+
+Score = Callable[..., Tensor]
+
+
+def magnitude(weights: Tensor) -> Tensor:
+    """|w|: the paper's score."""
+    return weights.abs()
+
+
+def fisher(weights: Tensor, squares: Tensor) -> Tensor:
+    """w²·F with the diagonal F of the empirical Fisher information: what the loss gains when the link goes, to second order."""
+    return weights.square() * squares
+
+
+SCORES: dict[str, Score] = {"magnitude": magnitude, "fisher": fisher}
+
+
+def get(name: str) -> Score:
+    """The score of a name or import path `pkg.module:name`."""
+    if name in SCORES:
+        return SCORES[name]
+    if ":" not in name:
+        raise InputError(f"there is no score '{name}'{nearest(name, SCORES)}; one's own is an import path pkg.module:name")
+    return cast(Score, import_path(name, "score"))
+
+
+def needs_squares(score: Score) -> bool:
+    """Does this score look at squared gradients?"""
+    return len(inspect.signature(score).parameters) > 1
