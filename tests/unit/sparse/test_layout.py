@@ -48,11 +48,11 @@ def test_normalisation_bias_and_output_are_not_prunable():
 def test_tied_tensors_occur_once():
     gpt = models.get("tiny_gpt")((12,), 40)
     layout = Layout.of(gpt)
-    tied = [entry for entry in layout.layers if "tokens.weight" in entry.names]
+    tied = [entry for entry in layout.layers if "transformer.wte.weight" in entry.names]
     assert len(tied) == 1
-    assert tied[0].names == ("tokens.weight", "head.weight")
+    assert tied[0].names == ("transformer.wte.weight", "lm_head.weight")
     assert output_layer(gpt) is None
-    last_mlp = "blocks.1.mlp.2.weight"
+    last_mlp = "transformer.h.1.mlp.c_proj.weight"
     assert last_mlp in [entry.name for entry in layout.layers]
 
 
