@@ -107,6 +107,8 @@ class GPT2(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Token numbers `[batch, time]` → what the output matrix is applied to, `[batch, time, width]`."""
+        if tokens.is_floating_point():
+            raise TypeError(f"token numbers must be integers, not {tokens.dtype}")
         parts = self.transformer
         x = parts["wte"](tokens.long()) + parts["wpe"](torch.arange(tokens.shape[1], device=tokens.device))
         for block in parts["h"]:  # type: ignore[attr-defined]

@@ -75,7 +75,7 @@ def test_bound_module_lives_in_the_vector(module):
     vector = layout.flatten(module.state_dict())
     gradient = torch.zeros(layout.parameters)
     layout.bind(module, vector, gradient)
-    x = torch.randint(0, 40, (4, 12)) if hasattr(module, "tokens") else torch.rand(4, 1, 8, 8)
+    x = torch.randint(0, 40, (4, 12)) if hasattr(module, "transformer") else torch.rand(4, 1, 8, 8)
     before = vector.clone()
     module.train()
     module(x).square().mean().backward()
