@@ -31,14 +31,11 @@ from fedrts.wire.fields import Indices, Message, Values
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round showed of the links."""
+    """What a round showed: X in [0, 1] of the links `at` (None: of all), a mean over so many clients."""
 
     values: Tensor
-    """X in [0, 1]."""
     at: Tensor | None
-    """Of which links; None: of all."""
     clients: int
-    """How many clients it is the mean of."""
 
 
 class Bandit(Sparse):
