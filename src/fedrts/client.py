@@ -171,7 +171,7 @@ class Job:
         """Loss on a batch, and its gradient in `bench.gradient [N_all]`."""
         bench = self.bench
         bench.gradient.zero_()
-        loss = bench.data.task.loss(bench.module(bench.data.x[rows]), bench.data.y[rows])
+        loss = bench.data.task.loss(bench.module, bench.data.x[rows], bench.data.y[rows])
         loss.backward()
         return loss.detach()
 
