@@ -188,12 +188,12 @@ class Job:
         elif len(order) > 1 or not self.bench.has_batchnorm:  # BatchNorm has no statistics of a single sample
             yield Batch(order, random.key(self.key, "augment", epoch, 0))
 
-    def loss_on(self, batch: Batch, temperature: float = 1.0) -> Tensor:
-        """Mean loss of a batch."""
+    def loss_on(self, batch: Batch, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        """Mean loss of a batch; `twice`: its gradient will be differentiated again."""
         bench = self.bench
         x, y = bench.data.training_batch(batch.rows, batch.key)
-        output = bench.module(x)
-        return bench.data.task.loss(output / temperature if temperature != 1 else output, y)
+        module = bench.module if temperature == 1 else Tempered(bench.module, temperature)
+        return bench.data.task.loss(module, x, y, twice)
 
     def backward(self, batch: Batch, temperature: float = 1.0) -> Tensor:
         """Loss on a batch, and its gradient in `bench.gradient [N_all]`."""
@@ -219,6 +219,18 @@ class Job:
             self.weights[: len(bits)].masked_fill_(~bits, 0.0)
             yield Mask(bits, self.mask.sizes)
         self.weights.copy_(kept)
+
+
+class Tempered(nn.Module):
+    """A model whose outputs are divided by a temperature."""
+
+    def __init__(self, module: nn.Module, temperature: float) -> None:
+        super().__init__()
+        self.module, self.temperature = module, temperature
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.module(x)
+        return output / self.temperature
 
 
 @singledispatch
@@ -289,7 +301,7 @@ def _probe_curvature(step: ProbeCurvature, job: Job) -> None:
     total, samples = torch.zeros_like(job.tensors[step.along]), 0
     with job.probing(), sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
         for rows in job.batches(bench.training.epochs):
-            gradients = torch.autograd.grad(job.loss_on(rows, step.temperature), links, create_graph=True)
+            gradients = torch.autograd.grad(job.loss_on(rows, step.temperature, twice=True), links, create_graph=True)
             slope = torch.stack([(g * along[entry.name]).sum() for g, entry in zip(gradients, layers, strict=True)]).sum()
             products = torch.autograd.grad(slope, links)
             total.add_(torch.cat([product.flatten() for product in products]), alpha=len(rows))

@@ -13,7 +13,7 @@ from fedrts import methods
 SOURCE = Path(fedrts.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-LAYERS = ["errors", "registry", "sparse", "wire", "methods", "tasks", "data", "models", "client", "guard", "traffic"]
+LAYERS = ["errors", "registry", "sparse", "wire", "methods", "crossentropy", "tasks", "data", "models", "client", "guard", "traffic"]
 LAYERS += [
     "ledger",
     "aggregate",
