@@ -112,6 +112,18 @@ class Failure:
     reason: str
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Data rows of one step."""
+
+    rows: Tensor
+    key: int | None = None
+    """Of its augmentation; None: it is not augmented."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 @dataclass
 class Workbench:
     """The model and data with which clients work, one after the other."""
@@ -133,6 +145,16 @@ class Workbench:
         self.frozen = None if bool(flags.all()) else (~flags).nonzero().squeeze(-1).to(parameter.device)
         self.has_batchnorm = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.module.modules())
 
+    def batches(self, rows: Tensor, key: int, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch of the client with this `key`. Only full ones, or one short one if it has less than a batch."""
+        size = self.training.batch_size
+        order = rows[random.permutation(random.key(key, "order", epoch), len(rows)).to(rows.device)]
+        if len(order) >= size:
+            for index, batch in enumerate(order[: len(order) // size * size].split(size)):
+                yield Batch(batch, random.key(key, "augment", epoch, index))
+        elif len(order) > 1 or not self.has_batchnorm:  # BatchNorm has no statistics of a single sample
+            yield Batch(order, random.key(key, "augment", epoch, 0))
+
     def work(self, order: Order, client: int, rows: Tensor) -> Reply:
         """Carry out one order as `client`, which holds the data rows `rows`."""
         index, exchange = order.round.index, order.exchange
@@ -147,18 +169,6 @@ class Workbench:
         message: Message = {name: entry.take(job.tensors, frame) for name, entry in exchange.up.items()}
         loss = float(job.loss / job.steps) if job.steps else float("nan")
         return Reply(client, index, order.round.exchange, len(rows), message, job.flops, loss)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Data rows of one step."""
-
-    rows: Tensor
-    key: int | None = None
-    """Of its augmentation; None: it is not augmented."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 @dataclass
@@ -179,14 +189,7 @@ class Job:
         return self.tensors["weights"]
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch. Only full ones, or one short one if the client has less than a batch."""
-        size = self.bench.training.batch_size
-        order = self.rows[random.permutation(random.key(self.key, "order", epoch), len(self.rows)).to(self.rows.device)]
-        if len(order) >= size:
-            for index, rows in enumerate(order[: len(order) // size * size].split(size)):
-                yield Batch(rows, random.key(self.key, "augment", epoch, index))
-        elif len(order) > 1 or not self.bench.has_batchnorm:  # BatchNorm has no statistics of a single sample
-            yield Batch(order, random.key(self.key, "augment", epoch, 0))
+        return self.bench.batches(self.rows, self.key, epoch)
 
     def loss_on(self, batch: Batch, temperature: float = 1.0, twice: bool = False) -> Tensor:
         """Mean loss of a batch; `twice`: its gradient will be differentiated again."""
@@ -273,8 +276,7 @@ def _train(step: Train, job: Job) -> None:
         job.steps += 1
     if step.record and squares is not None:
         job.tensors[step.record] = squares
-    dense = 2 * bench.macs.dense + bench.macs.forward(job.mask) if step.record else 3 * bench.macs.forward(job.mask)
-    job.flops += samples * dense
+    job.flops += samples * bench.macs.training(job.mask, dense=bool(step.record))
 
 
 @perform.register
@@ -289,7 +291,7 @@ def _probe(step: ProbeGradient, job: Job) -> None:
             if step.batches == "one":
                 break
     job.tensors[step.into] = total / max(samples, 1)
-    job.flops += samples * (bench.macs.forward(job.mask) + 2 * bench.macs.dense)
+    job.flops += samples * bench.macs.probing(job.mask)
 
 
 @perform.register

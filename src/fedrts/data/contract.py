@@ -60,11 +60,20 @@ class Data:
 
     def training_batch(self, rows: Tensor, key: int | None) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the training rows `rows [m]`; `key` decides the augmentation (None: as for evaluation)."""
-        x, y = self.x[rows], _wide(self.y[rows])
-        if self.view is None or key is None or not self.view.numbers:
-            return self.inputs(x), y
-        u = random.uniform(key, len(x) * self.view.numbers, x.device)
-        return self.view.augment(x, u.view(len(x), -1)), y
+        if key is None:
+            return self.inputs(self.x[rows]), _wide(self.y[rows])
+        x, y = self.training_batches(rows[None], torch.tensor([random.signed(key)], device=rows.device))
+        return x[0], y[0]
+
+    def training_batches(self, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets `[k, m, …]` of several batches of training rows `rows [k, m]`; `keys [k]` decide the augmentation."""
+        x, y = self.x[rows.flatten()], _wide(self.y[rows])
+        if self.view is None or not self.view.numbers:
+            x = self.inputs(x)
+        else:
+            u = random.uniform(keys, rows.shape[1] * self.view.numbers)
+            x = self.view.augment(x, u.view(len(x), -1))
+        return x.unflatten(0, rows.shape), y
 
     def evaluate(self, module: nn.Module, batch_size: int) -> Metrics:
         """The task's metrics on the test set, and `valid_accuracy` where there is a validation set."""

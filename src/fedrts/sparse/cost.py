@@ -51,6 +51,15 @@ class Macs:
         """MACs per sample where every layer costs its density's share."""
         return self.rest + sum(macs * active / size for macs, active, size in zip(self.layers, mask.counts, mask.sizes, strict=True))
 
+    def training(self, mask: Mask, dense: bool = False) -> float:
+        """MACs per sample of a training step; `dense`: with the gradient of all links."""
+        return 2 * self.dense + self.forward(mask) if dense else 3 * self.forward(mask)
+
+    def probing(self, mask: Mask) -> float:
+        """MACs per sample of a gradient of all links."""
+        return self.forward(mask) + 2 * self.dense
+
+
 
 class _Counter(TorchDispatchMode):
     """Watches every operation, and which tensors were made of weights alone (views, masked or standardised weights)."""

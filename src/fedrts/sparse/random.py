@@ -33,17 +33,22 @@ def _logical_shift(x: Tensor, by: int) -> Tensor:
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
-def bits(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """`count` int64 tensors entries with 64 random bits each: splitmix64 of key + counter."""
-    counter = torch.arange(1, count + 1, dtype=torch.int64, device=device)
-    x = counter * _signed(_GOLDEN) + _signed(key)
+def signed(key: int) -> int:
+    """A key as the int64 that has its bits: how keys stand in tensors."""
+    return _signed(key)
+
+
+def bits(key: int | Tensor, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """`count` int64 entries with 64 random bits each: splitmix64 of key + counter. Of several keys `[k]` (see `signed`): `[k, count]`."""
+    counter = torch.arange(1, count + 1, dtype=torch.int64, device=device if isinstance(key, int) else key.device)
+    x = counter * _signed(_GOLDEN) + (_signed(key) if isinstance(key, int) else key[:, None])
     x = (x ^ _logical_shift(x, 30)) * _signed(_MIX_1)
     x = (x ^ _logical_shift(x, 27)) * _signed(_MIX_2)
     return x ^ _logical_shift(x, 31)
 
 
-def uniform(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """`[count]` float32 in [0, 1): the upper 24 bits, hence exact and equal on every device."""
+def uniform(key: int | Tensor, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """`[count]` float32 in [0, 1): the upper 24 bits, hence exact and equal on every device. Of several keys: `[k, count]`."""
     return _logical_shift(bits(key, count, device), 40).to(torch.float32) * 2.0**-24
 
 

@@ -1,0 +1,34 @@
+"""Who trains when: clients with unequal numbers of steps, placed into slots that run side by side."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A client's steps in a slot, `start` to `stop`."""
+
+    client: int
+    slot: int
+    start: int
+    stop: int
+
+
+def schedule(steps: Sequence[int], slots: int) -> list[Turn]:
+    """A turn for every client with steps to make: the longest first, each in the slot that is free the earliest."""
+    free = [(0, slot) for slot in range(slots)]
+    turns = []
+    for client in sorted(range(len(steps)), key=lambda index: (-steps[index], index)):
+        if steps[client]:
+            start, slot = heapq.heappop(free)
+            turns.append(Turn(client, slot, start, start + steps[client]))
+            heapq.heappush(free, (start + steps[client], slot))
+    return turns
+
+
+def length(turns: Sequence[Turn]) -> int:
+    """Steps until all turns are over."""
+    return max((turn.stop for turn in turns), default=0)
