@@ -14,6 +14,7 @@ from functools import cached_property, singledispatch
 import torch
 from torch import Tensor, nn
 
+from fedrts import rates
 from fedrts.data.contract import Data
 from fedrts.methods.contract import Exchange, ProbeGradient, Rewire, Round, State, Train
 from fedrts.sparse import random
@@ -33,15 +34,23 @@ class LocalTraining:
     optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
+    schedule: str = "constant"
+    lr_end: float = 1.0
+    rounds: int = 1
+
+    def rate(self, round_index: int) -> float:
+        """The learning rate of a round."""
+        return self.lr * rates.share(self.schedule, round_index, self.rounds, self.lr_end)
 
     def samples(self, rows: int) -> int:
         """Samples that a client with so many rows sees in a round."""
         return self.epochs * (rows // self.batch_size * self.batch_size or rows)
 
-    def make_optimizer(self, parameter: Tensor) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameter: Tensor, round_index: int) -> torch.optim.Optimizer:
+        lr = self.rate(round_index)
         if self.optimizer == "adam":
-            return torch.optim.Adam([parameter], lr=self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD([parameter], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+            return torch.optim.Adam([parameter], lr=lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD([parameter], lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -128,7 +137,7 @@ class Workbench:
         """Carry out one order as `client`, which holds the data rows `rows`."""
         index, exchange = order.round.index, order.exchange
         tensors = {name: entry.put(order.sent[name], order.frame) for name, entry in exchange.down.items()}
-        job = Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", index, client))
+        job = Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", index, client), index)
         if any(isinstance(step, Rewire) for step in exchange.steps):
             job.tensors["received"] = job.weights.clone()
         self.layout.bind(self.module, job.weights, self.gradient)
@@ -150,6 +159,7 @@ class Job:
     mask: Mask
     rows: Tensor
     key: int
+    round_index: int = 0
     flops: float = 0.0
     loss: Tensor | float = 0.0
     steps: int = 0
@@ -189,7 +199,7 @@ def _train(step: Train, job: Job) -> None:
     links = bench.gradient[: bench.layout.links]
     parameter = nn.Parameter(job.weights[: bench.layout.parameters])
     parameter.grad = bench.gradient
-    optimizer = bench.training.make_optimizer(parameter)
+    optimizer = bench.training.make_optimizer(parameter, job.round_index)
     bench.module.train()
     samples = 0
     first, last = (int(share * bench.training.epochs) for share in (step.start, step.stop))
