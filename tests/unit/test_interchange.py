@@ -157,8 +157,8 @@ def test_gpt2_is_initialised_like_transformers():
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             wanted = 0.02 / math.sqrt(8) if "c_proj" in name else 0.02
-            assert float(parameter.std()) == pytest.approx(wanted, rel=0.05), name
-            assert abs(float(parameter.mean())) < 0.1 * wanted, name
+            assert parameter.std().item() == pytest.approx(wanted, rel=0.05), name
+            assert abs(parameter.mean().item()) < 0.1 * wanted, name
         else:
             assert torch.equal(parameter, torch.full_like(parameter, 0.0 if name.endswith("bias") else 1.0)), name
 
@@ -169,7 +169,7 @@ def test_resnets_are_initialised_like_torchvision(kind):
     for name, parameter in models.get("resnet18")((3, 32, 32), 10, norm=kind).named_parameters():
         if parameter.dim() == 4:
             out, _, height, width = parameter.shape
-            assert float(parameter.std()) == pytest.approx(math.sqrt(2 / (out * height * width)), rel=0.05), name
+            assert parameter.std().item() == pytest.approx(math.sqrt(2 / (out * height * width)), rel=0.05), name
         elif not name.startswith("fc"):
             assert torch.equal(parameter, torch.full_like(parameter, 0.0 if name.endswith("bias") else 1.0)), name
 
@@ -203,6 +203,7 @@ def test_models_of_language_want_tokens(name, shape):
         ("gpt2_32m", (8,), {"heads": 7}, "model_options.width = 256 must be a multiple of model_options.heads = 7"),
         ("gpt2_32m", (8,), {"heads": 0}, "model_options.heads must be a whole number ≥ 1 (got 0)"),
         ("gpt2_32m", (8,), {"layers": 1.5}, "model_options.layers must be a whole number ≥ 1 (got 1.5)"),
+        ("gpt2_32m", (8,), {"positions": "many"}, "model_options.positions must be a whole number ≥ 1 (got 'many')"),
         ("gpt2_32m", (3000,), {}, "model_options.positions = 2048 is too few for sequences of 3000 tokens: raise it"),
         ("gpt2_32m", (8,), {"attention": "flash"}, "model_options.attention must be 'sdpa' or 'eager' (got 'flash')"),
         ("tiny_gpt", (8,), {"width": 30}, "model_options.width = 30 must be a multiple of model_options.heads = 4"),
