@@ -19,8 +19,11 @@ Metrics = dict[str, float]
 class Task(Protocol):
     """A loss for training and metrics for evaluation."""
 
-    def loss(self, module: nn.Module, x: Tensor, y: Tensor, twice: bool = False) -> Tensor:
-        """Mean loss of a batch of inputs `x` with targets `y`; `twice`: its gradient will be differentiated again."""
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        """Mean loss of a batch of inputs `x` with targets `y`, the outputs divided by `temperature`.
+
+        `twice`: its gradient will be differentiated again.
+        """
         ...
 
     def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
@@ -36,8 +39,9 @@ class Classification:
     correct: Callable[[Tensor, Tensor], Tensor] | None = None
     """(output, target) → number (or share, summed) of correct answers in the batch; default: arg-max equals label."""
 
-    def loss(self, module: nn.Module, x: Tensor, y: Tensor, twice: bool = False) -> Tensor:
-        return self.criterion(module(x), y)
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        output = module(x)
+        return self.criterion(output if temperature == 1 else output / temperature, y)
 
     def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
         loss = correct = 0.0
@@ -72,11 +76,11 @@ class Language:
 
     padding: int = -100
 
-    def loss(self, module: nn.Module, x: Tensor, y: Tensor, twice: bool = False) -> Tensor:
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
         target = y.long().flatten()
         if isinstance(module, Projecting) and not twice and len(module.output_matrix) >= FUSED_FROM:
-            return linear_cross_entropy(module.hidden(x).flatten(0, 1), module.output_matrix, target, self.padding)
-        return F.cross_entropy(module(x).flatten(0, 1), target, ignore_index=self.padding)
+            return linear_cross_entropy(module.hidden(x).flatten(0, 1) / temperature, module.output_matrix, target, self.padding)
+        return F.cross_entropy(module(x).flatten(0, 1) / temperature, target, ignore_index=self.padding)
 
     def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
         """`perplexity`: mean over stories of exp(mean token NLL); `perplexity_corpus`: exp of the mean over all tokens."""

@@ -53,14 +53,15 @@ def gradients(loss, module):
     return dict(zip([name for name, _ in module.named_parameters()], found, strict=True))
 
 
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
 @pytest.mark.parametrize("padding", [-100, WORDS - 1])
-def test_loss_and_gradients_without_all_logits_are_the_plain_ones(padding):
+def test_loss_and_gradients_without_all_logits_are_the_plain_ones(padding, temperature):
     model, task = gpt(), Language(padding)
     x, y = stories(padding=padding)
-    logits = model(x)
+    logits = model(x) / temperature
     counted = y != padding
     expected = -logits.log_softmax(-1).gather(-1, y.where(counted, 0).unsqueeze(-1)).squeeze(-1)[counted].mean()
-    loss = task.loss(model, x, y)
+    loss = task.loss(model, x, y, temperature=temperature)
     assert "LinearCrossEntropy" in type(loss.grad_fn).__name__
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
     wanted = gradients(expected, model)
@@ -71,8 +72,8 @@ def test_loss_and_gradients_without_all_logits_are_the_plain_ones(padding):
 def test_the_plain_path_is_taken_where_it_must_or_pays(monkeypatch):
     model, task = gpt("eager"), Language()
     x, y = stories()
-    fused = task.loss(model, x, y)
-    for plain in (task.loss(Opaque(model), x, y), task.loss(model, x, y, twice=True)):
+    fused = task.loss(model, x, y, temperature=2.0)
+    for plain in (task.loss(Opaque(model), x, y, temperature=2.0), task.loss(model, x, y, temperature=2.0, twice=True)):
         assert "LinearCrossEntropy" not in type(plain.grad_fn).__name__
         torch.testing.assert_close(plain, fused, rtol=1e-12, atol=1e-12)
     monkeypatch.setattr(tasks, "FUSED_FROM", WORDS + 1)
@@ -225,6 +226,7 @@ def test_classification_is_cross_entropy_and_the_share_of_hits():
     torch.manual_seed(0)
     model, x, y = nn.Linear(3, 4), torch.randn(7, 3), torch.tensor([0, 1, 2, 3, 0, 1, 2])
     assert torch.equal(Classification().loss(model, x, y), F.cross_entropy(model(x), y))
+    assert torch.equal(Classification().loss(model, x, y, temperature=4.0), F.cross_entropy(model(x) / 4, y))
     metrics = Classification().evaluate(model, x, y, 3)
-    assert metrics["loss"] == pytest.approx(float(F.cross_entropy(model(x), y)), rel=1e-6)
+    assert metrics["loss"] == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-6)
     assert metrics["accuracy"] == pytest.approx(float((model(x).argmax(1) == y).double().mean()))
