@@ -260,7 +260,7 @@ def _train(step: Train, job: Job) -> None:
             squares += links.square() / len(batches)
         if influence is not None:
             bench.gradient += influence.pull(parameter.data)
-            rate = influence.rate(parameter.data, number, len(batches), bench.training.rate(job.index), bench.training.lr)
+            rate = influence.rate(parameter.data, number, len(batches), bench.training.rate(job.round_index), bench.training.lr)
             optimizer.param_groups[0]["lr"] = float(rate)
         if bench.training.proximal:
             bench.gradient.add_(parameter.data - received, alpha=bench.training.proximal)

@@ -11,8 +11,8 @@ import numpy as np
 from fedrts.data import register
 from fedrts.data.cache import Make, cached
 from fedrts.data.contract import Data, Recipe
-from fedrts.data.pixels import Augment, Pixels
 from fedrts.data.official import File, Source
+from fedrts.data.pixels import Augment, Pixels
 from fedrts.errors import InputError
 
 MEAN, STD = (0.2860,), (0.3530,)

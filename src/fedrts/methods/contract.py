@@ -64,6 +64,10 @@ class Round:
         return tuple(active - quota for active, quota in zip(self.counts, self.quota, strict=True))
 
 
+Number = Tensor | float
+"""One of a client, or a tensor with one of each client."""
+
+
 class Influence(Protocol):
     """What bends a client's training besides its loss. Tensors may have leading axes for several clients."""
 
@@ -71,7 +75,7 @@ class Influence(Protocol):
         """What is added to the gradient: `[..., N_all]` → `[..., N_all]`."""
         ...
 
-    def rate(self, weights: Tensor, step: int, steps: int, rate: float, initial: float) -> Tensor | float:
+    def rate(self, weights: Tensor, step: Number, steps: Number, rate: Number, initial: float) -> Number:
         """The learning rate of a step, of so many, where `rate` is this round's and `initial` the experiment's: `[...]`."""
         ...
 

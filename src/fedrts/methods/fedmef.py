@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedrts.methods import register
-from fedrts.methods.contract import Round, State, Train
+from fedrts.methods.contract import Number, Round, State, Train
 from fedrts.methods.fedtiny import Progressive
 from fedrts.sparse import rigl
 from fedrts.sparse.frugal import save_activations_sparsely, standardise_convolutions
@@ -74,7 +74,7 @@ class Extrusion:
         pull[..., self.low] = 2 * self.penalty * weights[..., self.low]
         return pull
 
-    def rate(self, weights: Tensor, step: int, steps: int, rate: float, initial: float) -> Tensor:
+    def rate(self, weights: Tensor, step: Number, steps: Number, rate: Number, initial: float) -> Number:
         norm = torch.linalg.vector_norm(weights[..., self.low], dim=-1)
         left = (2 * steps - 2 * step) / (2 * steps - step)
         return (left * (2 * torch.sigmoid(norm) - 1) * initial).clamp(min=rate)

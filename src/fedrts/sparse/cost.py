@@ -60,7 +60,6 @@ class Macs:
         return self.forward(mask) + 2 * self.dense
 
 
-
 class _Counter(TorchDispatchMode):
     """Watches every operation, and which tensors were made of weights alone (views, masked or standardised weights)."""
 

@@ -1,0 +1,115 @@
+"""Gradients of many clients at once: one vectorised program, or one program a client on streams of their own.
+
+Both take weights `[k, n]` and batches `[k, m, …]` and change nothing. Under vmap every operation is one kernel for all clients, which
+suits small models; a convolution becomes a grouped one, which does not suit large ones: these run client by client on parallel CUDA streams.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedrts.sparse.layout import Layout
+from fedrts.tasks import Task
+
+Precision = Literal["float32", "tf32", "bf16"]
+
+STREAMS = 10
+"""Programs of clients that run side by side on a GPU."""
+
+
+class Gradients(NamedTuple):
+    """What a batch taught every client."""
+
+    gradient: Tensor
+    """`[k, N_all]`."""
+    loss: Tensor
+    """`[k]`."""
+    statistics: Tensor
+    """`[k, b]`: BatchNorm's after the batch."""
+
+
+class Kernel(Protocol):
+    """Gradients of k clients."""
+
+    def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients: ...
+
+
+class Objective(nn.Module):
+    """A model with its task as a function of a flat vector. Trained in training mode, whatever the mode of the model outside."""
+
+    def __init__(self, module: nn.Module, task: Task, layout: Layout, precision: Precision = "float32") -> None:
+        super().__init__()
+        self.module, self.task, self.layout = module, task, layout
+        self.precision = precision
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.task.loss(self.module, x, y)
+
+    def loss(self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss of a batch at `parameters [N_all]`, and BatchNorm's statistics `[b]` after it, from `buffers [b]`."""
+        layout = self.layout
+        tensors = {name: self._laid_out(view) for name, view in layout.views(parameters, layout.parameter_entries).items()}
+        statistics = {name: view.clone() for name, view in layout.views(buffers, layout.buffers).items()}  # updates of views are lost
+        constants = {name: value.to(buffers.device, copy=True) for name, value in layout.constants.items()}
+        named = {f"module.{name}": tensor for name, tensor in (tensors | statistics | constants).items()}
+        with self._autocast(parameters.device):
+            loss: Tensor = functional_call(self, named, (self._laid_out(x), y))
+        return loss.to(parameters.dtype), torch.cat([part.flatten() for part in statistics.values()]) if statistics else buffers.clone()
+
+    def _laid_out(self, tensor: Tensor) -> Tensor:
+        """Tensor cores want images and kernels with channels last, and every kernel at a round address."""
+        if self.precision == "float32" or tensor.dim() != 4:
+            return tensor
+        return tensor.clone(memory_format=torch.channels_last)
+
+    def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        if self.precision != "bf16":
+            return nullcontext()
+        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+
+
+class Vectorised:
+    """One program under vmap."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.parameters = objective.layout.parameters
+        self._gradient = vmap(grad_and_value(objective.loss, has_aux=True))
+
+    def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
+        gradient, (loss, statistics) = self._gradient(weights[:, : self.parameters], weights[:, self.parameters :], x, y)
+        return Gradients(gradient, loss, statistics)
+
+
+class Streamed:
+    """One program a client, on parallel streams; inside a captured graph they become parallel branches."""
+
+    def __init__(self, objective: Objective, device: torch.device, streams: int = STREAMS) -> None:
+        self.objective = objective
+        self.streams = [torch.cuda.Stream(device) for _ in range(streams)]
+
+    def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
+        parameters = self.objective.layout.parameters
+        main = torch.cuda.current_stream(weights.device)
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        for place in range(len(weights)):
+            stream = self.streams[place % len(self.streams)]
+            if place < len(self.streams):
+                stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                vector = weights[place, :parameters].detach().requires_grad_()
+                loss, statistics = self.objective.loss(vector, weights[place, parameters:], x[place], y[place])
+                (gradient,) = torch.autograd.grad(loss, vector)
+                found.append((gradient, loss.detach(), statistics.detach()))
+        for stream in self.streams[: len(weights)]:
+            main.wait_stream(stream)
+        return Gradients(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Does the model draw random numbers in training? Clients side by side would draw other ones than one after the other."""
+    return any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in module.modules())
