@@ -57,7 +57,9 @@ class BatchedEngine:
     eval_batch_size: int
     kernel: Kernel
     slots: int
-    """How many clients train at once; fewer if memory runs out."""
+    """How many clients train side by side; fewer if memory runs out."""
+    together: int
+    """How many clients' weights are held at once; the others wait."""
     _known: dict[tuple[object, ...], Slots] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,22 +75,26 @@ class BatchedEngine:
         waiting = list(clients)
         while waiting:
             try:
-                replies = self._work(order, waiting[: self.slots])
+                replies = self._work(order, waiting[: self.together])
             except (torch.OutOfMemoryError, MemoryError) as error:
-                if self.slots == 1:
+                if self.together == 1:
                     raise
-                self._halve(error)
+                self._halve(error, min(self.together, len(waiting)))
                 continue
             waiting = waiting[len(replies) :]
             yield from replies
 
-    def _halve(self, error: BaseException) -> None:
+    def _halve(self, error: BaseException, tried: int) -> None:
+        """After running out of memory with so many clients: half of them side by side, or (with one slot) half of them held."""
         error.__traceback__ = None  # it holds the tensors of the failed attempt
         self._known.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        self.slots = min(self.slots, len(self.rows)) // 2 or 1
-        note(f"out of memory: going on with {self.slots} clients at once")
+        if self.slots > 1:
+            self.slots = min(self.slots, tried) // 2 or 1
+        else:
+            self.together = tried // 2 or 1
+        note(f"out of memory: going on with {self.slots} clients side by side")
 
     def _work(self, order: Order, clients: list[int]) -> list[Reply]:
         index, exchange, bench = order.round.index, order.exchange, self.bench
@@ -135,8 +141,9 @@ class BatchedEngine:
 
     def _train(self, step: Train, cohort: Cohort, members: list[int], batches: list[list[Batch]], size: int) -> None:
         """Train `members` of the cohort, whose batches all have one `size`."""
-        turns = schedule([len(batches[member]) for member in members], self._width(len(members)))
-        slots = self._slots(step, cohort, turns, size)
+        width = self.slots if 2 * len(members) > self.slots else len(members)  # one width for most, because a graph has one
+        turns = schedule([len(batches[member]) for member in members], width)
+        slots = self._slots(step, cohort, turns, width, size)
         rows = torch.zeros(length(turns), *slots.rows.shape[1:], dtype=torch.int64)
         keys = torch.zeros(rows.shape[:2], dtype=torch.int64)
         for turn in turns:
@@ -162,20 +169,14 @@ class BatchedEngine:
                 if step.record and slots.squares is not None:
                     cohort.tensors[step.record][member] = slots.squares[turn.slot] / (turn.stop - turn.start)
 
-    def _width(self, members: int) -> int:
-        """Slots for so many clients: always the same number where most of them are taken, because a graph has one width."""
-        return self.slots if 2 * members > self.slots else members
-
-    def _slots(self, step: Train, cohort: Cohort, turns: Sequence[Turn], size: int) -> Slots:
+    def _slots(self, step: Train, cohort: Cohort, turns: Sequence[Turn], width: int, size: int) -> Slots:
         """Static tensors for these turns, kept for the next round."""
-        width = max(turn.slot for turn in turns) + 1
-        width = self._width(width)
         masks = width if cohort.own else 0 if cohort.mask.is_full else 1
         key = (width, size, masks, bool(step.record))
         found = self._known.get(key)
         if found is None or len(found.rows) < length(turns):
             bench = self.bench
-            capacity = max(length(turns), 2 * len(found.rows) if found else 0)
+            capacity = max(length(turns), bench.training.samples(max(map(len, self.rows))) // size)
             like = cohort.tensors["weights"]
             found = Slots(
                 self.kernel, bench.data, bench.layout, bench.training, width, size, capacity, like, masks, bool(step.record), bench.frozen

@@ -1,7 +1,7 @@
 """Gradients of many clients at once: one vectorised program, or one program a client on streams of their own.
 
 Both take weights `[k, n]` and batches `[k, m, …]` and change nothing. Under vmap every operation is one kernel for all clients, which
-suits small models; a convolution becomes a grouped one, which does not suit large ones: these run client by client on parallel CUDA streams.
+suits small models; a convolution becomes a grouped one, which does not suit large ones: these run client by client on parallel streams.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Objective(nn.Module):
         return loss.to(parameters.dtype), torch.cat([part.flatten() for part in statistics.values()]) if statistics else buffers.clone()
 
     def _laid_out(self, tensor: Tensor) -> Tensor:
-        """Tensor cores want images and kernels with channels last, and every kernel at a round address."""
-        if self.precision == "float32" or tensor.dim() != 4:
+        """Kernels for tensor cores want images and filters with channels last, and every tensor at a round address."""
+        if self.precision == "float32" or not tensor.is_floating_point():
             return tensor
-        return tensor.clone(memory_format=torch.channels_last)
+        return tensor.clone(memory_format=torch.channels_last if tensor.dim() == 4 else torch.contiguous_format)
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
         if self.precision != "bf16":

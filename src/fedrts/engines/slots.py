@@ -32,3 +32,12 @@ def schedule(steps: Sequence[int], slots: int) -> list[Turn]:
 def length(turns: Sequence[Turn]) -> int:
     """Steps until all turns are over."""
     return max((turn.stop for turn in turns), default=0)
+
+
+def best_width(rounds: Sequence[Sequence[int]], most: int, overhead: float) -> int:
+    """The number of slots, at most `most`, in which rounds of clients with so many steps are over the soonest.
+
+    A step of k slots takes `overhead + k`: more slots share the overhead, fewer of them idle while the largest client trains.
+    """
+    times = {width: sum(length(schedule(steps, width)) for steps in rounds) * (overhead + width) for width in range(1, most + 1)}
+    return min(times, key=lambda width: (times[width], -width))
