@@ -152,10 +152,15 @@ def save_activations_sparsely(module: nn.Module, share: float, linear: bool = Fa
         for name, child in part.named_children():
             if type(child) is nn.ReLU:
                 setattr(part, name, BitReLU())
-            elif type(child) in kinds and getattr(child, "padding_mode", "zeros") == "zeros" and not isinstance(child.padding, str):
+            elif type(child) in kinds and _pads_with_zeros(child):
                 child.__class__ = kinds[type(child)]
                 child.share = share  # type: ignore[assignment]
     return module
+
+
+def _pads_with_zeros(module: nn.Module) -> bool:
+    """By numbers of zeros, or not at all (a linear layer)."""
+    return getattr(module, "padding_mode", "zeros") == "zeros" and not isinstance(getattr(module, "padding", 0), str)
 
 
 def standardise_convolutions(module: nn.Module) -> nn.Module:
