@@ -191,20 +191,26 @@ class Job:
     @contextmanager
     def probing(self) -> Iterator[None]:
         """Train-mode passes that leave the weights and BatchNorm statistics as they were."""
-        buffers = self.weights[self.bench.layout.parameters :]
-        before = buffers.clone()
         self.bench.module.train()
+        with self.same_buffers():
+            yield
+
+    @contextmanager
+    def same_buffers(self) -> Iterator[None]:
+        """Every buffer of the module comes back: statistics, and the counts of batches that are no part of the vector."""
+        before = [(buffer, buffer.clone()) for buffer in self.bench.module.buffers()]
         yield
-        buffers.copy_(before)
+        for buffer, value in before:
+            buffer.copy_(value)
 
     def candidates(self, name: str) -> Iterator[Mask]:
         """The model on one candidate mask of the tensor `name` after the other; the client's own weights come back at the end."""
         kept = self.weights.clone()
         for bits in self.tensors[name]:
-            self.weights.copy_(kept)
             self.weights[: len(bits)].masked_fill_(~bits, 0.0)
-            yield Mask(bits, self.mask.sizes)
-        self.weights.copy_(kept)
+            with self.same_buffers():
+                yield Mask(bits, self.mask.sizes)
+            self.weights.copy_(kept)
 
 
 @singledispatch
