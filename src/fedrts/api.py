@@ -30,8 +30,8 @@ from fedrts.sparse.layout import Prunable
 from fedrts.summary import describe_clients, summarise
 from fedrts.tasks import Classification, Loss, Task
 
-ANYWHERE = {"device": "cpu"}
-"""A model can be looked at on a machine that lacks the device it was trained on."""
+ANYWHERE = {"device": "cpu", "init": None}
+"""A model can be looked at on a machine that lacks the device it was trained on and the file it started from."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from fedrts.data.partition import divide
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError
 from fedrts.guard import Guard
+from fedrts.initial import load_weights
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Setup
 from fedrts.registry import import_path
@@ -73,6 +74,8 @@ def put_together(
     """The run of `module` on clients that hold `rows` of `held`."""
     device = torch.device(experiment.device)
     method = config.make_method(experiment)
+    if experiment.init is not None:
+        load_weights(module, experiment.init)
     module = method.prepare(module).to(device)
     held = held.to(device)
     layout = layout_of(experiment, module, prunable)
@@ -89,7 +92,9 @@ def put_together(
         layer_density=e.topology.layer_density,
         init_mask=e.topology.init_mask,
     )
-    training = LocalTraining(t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal)
+    training = LocalTraining(
+        t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal, t.schedule, t.lr_end, e.rounds
+    )
     if t.batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
         raise InputError("train.batch_size = 1 gives BatchNorm no statistics: use at least 2")
     try:

@@ -85,6 +85,7 @@ def run(
     engine: Annotated[str | None, typer.Option(help="auto or serial.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     value_type: Annotated[str | None, typer.Option(help="How values travel: float32 (lossless), float16 or int8.")] = None,
+    init: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from the weights of this safetensors file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<time>-<data>-<method>-<seed>.")] = None,
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other key; repeatable.")] = None,
     quiet: Quiet = False,
@@ -107,6 +108,7 @@ def run(
         "engine",
         "value_type",
         "device",
+        "init",
     )
     flags = {name: value for name, value in locals().items() if name in names}
     layers = [config.from_file(experiment)] if experiment else []

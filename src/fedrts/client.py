@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedrts import rates
 from fedrts.data.contract import Data
 from fedrts.methods.contract import Calibrate, Evaluate, Exchange, ProbeCurvature, ProbeGradient, Rewire, Round, State, Train
 from fedrts.sparse import random
@@ -36,15 +37,23 @@ class LocalTraining:
     weight_decay: float = 0.0
     proximal: float = 0.0
     """μ of the proximal term μ/2·‖W − W_received‖² (FedProx)."""
+    schedule: str = "constant"
+    lr_end: float = 1.0
+    rounds: int = 1
+
+    def rate(self, round_index: int) -> float:
+        """The learning rate of a round."""
+        return self.lr * rates.share(self.schedule, round_index, self.rounds, self.lr_end)
 
     def samples(self, rows: int) -> int:
         """Samples that a client with so many rows sees in a round."""
         return self.epochs * (rows // self.batch_size * self.batch_size or rows)
 
-    def make_optimizer(self, parameter: Tensor) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameter: Tensor, round_index: int) -> torch.optim.Optimizer:
+        lr = self.rate(round_index)
         if self.optimizer == "adam":
-            return torch.optim.Adam([parameter], lr=self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD([parameter], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+            return torch.optim.Adam([parameter], lr=lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD([parameter], lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -137,7 +146,7 @@ class Workbench:
         """Carry out one order as `client`, which holds the data rows `rows`."""
         index, exchange = order.round.index, order.exchange
         tensors = {name: entry.put(order.sent[name], order.frame) for name, entry in exchange.down.items()}
-        job = Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", index, client))
+        job = Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", index, client), index)
         job.tensors["received"] = job.weights.clone()
         self.layout.bind(self.module, job.weights, self.gradient)
         with _isolated(random.key(job.key, "module"), self.gradient.device):
@@ -158,6 +167,7 @@ class Job:
     mask: Mask
     rows: Tensor
     key: int
+    round_index: int = 0
     flops: float = 0.0
     loss: Tensor | float = 0.0
     steps: int = 0
@@ -175,11 +185,10 @@ class Job:
         elif len(order) > 1 or not self.bench.has_batchnorm:  # BatchNorm has no statistics of a single sample
             yield order
 
-    def loss_on(self, rows: Tensor, temperature: float = 1.0) -> Tensor:
-        """Mean loss of a batch."""
+    def loss_on(self, rows: Tensor, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        """Mean loss of a batch; `twice`: its gradient will be differentiated again."""
         bench = self.bench
-        output = bench.module(bench.data.x[rows])
-        return bench.data.task.loss(output / temperature if temperature != 1 else output, bench.data.y[rows])
+        return bench.data.task.loss(bench.module, bench.data.x[rows], bench.data.y[rows], temperature=temperature, twice=twice)
 
     def backward(self, rows: Tensor, temperature: float = 1.0) -> Tensor:
         """Loss on a batch, and its gradient in `bench.gradient [N_all]`."""
@@ -226,7 +235,7 @@ def _train(step: Train, job: Job) -> None:
     links = bench.gradient[: bench.layout.links]
     parameter = nn.Parameter(job.weights[: bench.layout.parameters])
     parameter.grad = bench.gradient
-    optimizer = bench.training.make_optimizer(parameter)
+    optimizer = bench.training.make_optimizer(parameter, job.round_index)
     bench.module.train()
     samples = 0
     first, last = (int(share * bench.training.epochs) for share in (step.start, step.stop))
@@ -240,7 +249,7 @@ def _train(step: Train, job: Job) -> None:
             squares += links.square() / len(batches)
         if influence is not None:
             bench.gradient += influence.pull(parameter.data)
-            rate = influence.rate(parameter.data, number, len(batches), bench.training.lr, bench.training.lr)
+            rate = influence.rate(parameter.data, number, len(batches), bench.training.rate(job.round_index), bench.training.lr)
             optimizer.param_groups[0]["lr"] = float(rate)
         if bench.training.proximal:
             bench.gradient.add_(parameter.data - received, alpha=bench.training.proximal)
@@ -281,7 +290,7 @@ def _probe_curvature(step: ProbeCurvature, job: Job) -> None:
     total, samples = torch.zeros_like(job.tensors[step.along]), 0
     with job.probing(), sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
         for rows in job.batches(bench.training.epochs):
-            gradients = torch.autograd.grad(job.loss_on(rows, step.temperature), links, create_graph=True)
+            gradients = torch.autograd.grad(job.loss_on(rows, step.temperature, twice=True), links, create_graph=True)
             slope = torch.stack([(g * along[entry.name]).sum() for g, entry in zip(gradients, layers, strict=True)]).sum()
             products = torch.autograd.grad(slope, links)
             total.add_(torch.cat([product.flatten() for product in products]), alpha=len(rows))

@@ -56,7 +56,9 @@ class Train(Table):
 
     epochs: int = Field(5, ge=1, description="passes over the local data in a round")
     batch_size: int = Field(64, ge=1, description="samples per step")
-    lr: Number = Field(0.01, gt=0, description="learning rate")
+    lr: Number = Field(0.01, gt=0, description="learning rate, of the first round")
+    schedule: Literal["constant", "cosine", "step", "exponential"] = Field("constant", description="how the rate falls over the rounds")
+    lr_end: Number = Field(0.01, gt=0, le=1, description="share of lr that is left in the last round, under a schedule that falls")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, new for every client and round")
     momentum: Number = Field(0.0, ge=0, lt=1, description="of sgd")
     weight_decay: Number = Field(0.0, ge=0, description="L2 penalty of the optimiser")
@@ -144,6 +146,7 @@ class Experiment(Table):
     density: Number = Field(0.2, gt=0, le=1, description="share of the parameters that stay active (d')")
     rounds: int = Field(500, ge=1, description="rounds of training (T_max)")
     seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
+    init: str | None = Field(None, description="safetensors file of weights to start from; default: random ones")
     out: str | None = Field(None, description="run folder; default runs/<time>-<data>-<method>-<seed>")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     method_options: dict[str, Any] = Field(default_factory=dict, description="the method's own, see `fedrts methods`")
@@ -267,6 +270,7 @@ def complete(experiment: Experiment) -> Experiment:
             "method_options": {key: value for key, value in options.items() if value is not None},
             "density": 1.0 if method.dense else experiment.density,
             "device": _device(experiment.device),
+            "init": None if experiment.init is None else str(Path(experiment.init).absolute()),  # resuming may happen elsewhere
             "engine": experiment.engine.model_copy(update={"name": "serial"}) if experiment.engine.name == "auto" else experiment.engine,
             "topology": experiment.topology.model_copy(update={"end": experiment.end}),
             "train": experiment.train.model_copy(update={"server_lr": rate}),
