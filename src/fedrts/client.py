@@ -285,15 +285,18 @@ def _probe(step: ProbeGradient, job: Job) -> None:
 def _probe_curvature(step: ProbeCurvature, job: Job) -> None:
     bench, layers = job.bench, job.bench.layout.layers
     named = dict(bench.module.named_parameters())
-    links = [named[entry.name] for entry in layers]
+    trained = [entry for entry in layers if named[entry.name].requires_grad]
+    links = [named[entry.name] for entry in trained]
     along = bench.layout.views(job.tensors[step.along], layers)
     total, samples = torch.zeros_like(job.tensors[step.along]), 0
+    found = bench.layout.views(total, layers)
     with job.probing(), sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
         for rows in job.batches(bench.training.epochs):
-            gradients = torch.autograd.grad(job.loss_on(rows, step.temperature, twice=True), links, create_graph=True)
-            slope = torch.stack([(g * along[entry.name]).sum() for g, entry in zip(gradients, layers, strict=True)]).sum()
-            products = torch.autograd.grad(slope, links)
-            total.add_(torch.cat([product.flatten() for product in products]), alpha=len(rows))
+            loss = job.loss_on(rows, step.temperature, twice=True)
+            gradients = torch.autograd.grad(loss, links, create_graph=True, materialize_grads=True)  # 0 where the loss does not look
+            slope = torch.stack([(g * along[entry.name]).sum() for g, entry in zip(gradients, trained, strict=True)]).sum()
+            for product, entry in zip(torch.autograd.grad(slope, links, materialize_grads=True), trained, strict=True):
+                found[entry.name].add_(product, alpha=len(rows))
             samples += len(rows)
     job.tensors[step.into] = total / max(samples, 1)
     job.flops += samples * 6 * bench.macs.dense  # a gradient, and the gradient of it

@@ -53,7 +53,7 @@ class PruneFL(Sparse):
         strength = updated.weights[: len(state.mask.bits)].abs()
         if self.adaptive:
             kept = rigl.weakest_dropped(strength, state.mask, round.quota)
-            dense = len(state.values) - state.mask.number
+            dense = round.layout.parameters - round.layout.links
             return updated.with_mask(kept).with_mask(greedy(mean["squares"], kept, dense, int(state["most"])))
         kept, new = rigl.step(strength, mean["squares"], state.mask, round.quota)
         return updated.with_mask(kept).with_mask(new)
