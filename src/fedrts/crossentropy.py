@@ -44,7 +44,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             log_p = logits.log_softmax(-1)
             losses.append(-log_p.gather(-1, labels))
             hit = -torch.ones_like(losses[-1])
-            error = log_p.exp().scatter_add(-1, labels, hit).to(hidden.dtype)  # one entry a row, so the same bits on every device
+            error = log_p.exp().scatter_add(-1, labels, hit).to(hidden.dtype)  # one entry a row, so the same bits every time
             pulls.append(error @ weight)
             to_weight = torch.addmm(to_weight, error.t(), part_shared)
         loss = (torch.cat(losses).where(counted.unsqueeze(-1), 0.0) * share).sum()
