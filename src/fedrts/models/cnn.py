@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedrts.models import register
+from fedrts.models import checks, register
 
 
 @register("cnn")
@@ -15,7 +15,7 @@ def cnn(input_shape: tuple[int, ...], classes: int, width: int = 16) -> nn.Modul
         return nn.Sequential(nn.Conv2d(channels, out, 3, stride, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU())
 
     return nn.Sequential(
-        block(input_shape[0], width, 1),
+        block(checks.images("cnn", input_shape), width, 1),
         block(width, 2 * width, 2),
         block(2 * width, 2 * width, 1),
         nn.AdaptiveAvgPool2d(1),

@@ -48,11 +48,11 @@ def test_normalisation_bias_and_output_are_not_prunable():
 def test_tied_tensors_occur_once():
     gpt = models.get("tiny_gpt")((12,), 40)
     layout = Layout.of(gpt)
-    tied = [entry for entry in layout.layers if "tokens.weight" in entry.names]
+    tied = [entry for entry in layout.layers if "transformer.wte.weight" in entry.names]
     assert len(tied) == 1
-    assert tied[0].names == ("tokens.weight", "head.weight")
+    assert tied[0].names == ("transformer.wte.weight", "lm_head.weight")
     assert output_layer(gpt) is None
-    last_mlp = "blocks.1.mlp.2.weight"
+    last_mlp = "transformer.h.1.mlp.c_proj.weight"
     assert last_mlp in [entry.name for entry in layout.layers]
 
 
@@ -75,7 +75,7 @@ def test_bound_module_lives_in_the_vector(module):
     vector = layout.flatten(module.state_dict())
     gradient = torch.zeros(layout.parameters)
     layout.bind(module, vector, gradient)
-    x = torch.randint(0, 40, (4, 12)) if hasattr(module, "tokens") else torch.rand(4, 1, 8, 8)
+    x = torch.randint(0, 40, (4, 12)) if hasattr(module, "transformer") else torch.rand(4, 1, 8, 8)
     before = vector.clone()
     module.train()
     module(x).square().mean().backward()

@@ -1,0 +1,81 @@
+"""Residual networks of basic blocks. Tensors are named and initialised as in torchvision, so that weights interchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedrts.models import checks, register
+
+Norm = Callable[[int], nn.Module]
+
+
+def _group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(channels // 16, channels)  # 16 channels a group; every width here is a multiple
+
+
+NORMS: dict[str, Norm] = {"batch": nn.BatchNorm2d, "group": _group_norm}
+STEMS = ("imagenet", "cifar")
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions beside a shortcut; where the shape changes the shortcut is a 1×1 convolution with a norm."""
+
+    def __init__(self, channels: int, out: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
+        self.bn1 = norm(out)
+        self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        self.bn2 = norm(out)
+        same = stride == 1 and channels == out
+        self.downsample = None if same else nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), norm(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(out + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNet(nn.Module):
+    """A stem, stages `layer1`, `layer2`, … of two basic blocks each, average pooling, a linear layer.
+
+    The stem "imagenet" is a 7×7 convolution and a pooling that quarter the image, "cifar" a 3×3 convolution that keeps its size.
+    """
+
+    def __init__(self, channels: int, classes: int, widths: Sequence[int], stem: str, norm: str) -> None:
+        super().__init__()
+        checks.one_of("stem", stem, STEMS)
+        checks.one_of("norm", norm, NORMS)
+        large = stem == "imagenet"
+        self.conv1 = nn.Conv2d(channels, widths[0], 7 if large else 3, 2 if large else 1, padding=3 if large else 1, bias=False)
+        self.bn1 = NORMS[norm](widths[0])
+        self.maxpool = nn.MaxPool2d(3, 2, padding=1) if large else nn.Identity()
+        self.stages = [f"layer{number}" for number in range(1, len(widths) + 1)]
+        for stage, before, width in zip(self.stages, [widths[0], *widths], widths, strict=False):
+            first = BasicBlock(before, width, 1 if stage == "layer1" else 2, NORMS[norm])
+            self.add_module(stage, nn.Sequential(first, BasicBlock(width, width, 1, NORMS[norm])))
+        self.fc = nn.Linear(widths[-1], classes)
+        for part in self.modules():
+            if isinstance(part, nn.Conv2d):
+                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images `[batch, channels, height, width]` → logits `[batch, classes]`."""
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        for stage in self.stages:
+            x = self.get_submodule(stage)(x)
+        logits: Tensor = self.fc(x.mean((2, 3)))
+        return logits
+
+
+@register("resnet18")
+def resnet18(input_shape: tuple[int, ...], classes: int, stem: str = "imagenet", norm: str = "batch") -> nn.Module:
+    """ResNet-18 as in torchvision (11.2 M parameters); stem "imagenet" or "cifar", norm "batch" or "group"."""
+    return ResNet(checks.images("resnet18", input_shape), classes, (64, 128, 256, 512), stem, norm)
+
+
+@register("resnet18_small")
+def resnet18_small(input_shape: tuple[int, ...], classes: int, norm: str = "batch") -> nn.Module:
+    """A ResNet for 32×32 images: 3×3 stem, stages of 16, 32 and 64 channels (175,258 parameters); norm "batch" or "group"."""
+    return ResNet(checks.images("resnet18_small", input_shape), classes, (16, 32, 64), "cifar", norm)
