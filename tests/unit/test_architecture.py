@@ -24,6 +24,7 @@ LAYERS += [
     "config",
     "folder",
     "assemble",
+    "accounting",
     "summary",
     "observe",
     "api",
