@@ -46,7 +46,7 @@ ACCOUNTINGS = {
 
 ROUNDS = ("set-up", "inner", "outer")
 PUBLISHED, STRICT = "as published", "strictly"
-HOLDER, FRESH = "has the mask", "fresh"
+HOLDER, FRESH = "has mask", "fresh"
 
 SAMPLES = 500
 """Of a client where no data set says how many: CIFAR-10 among 100 clients."""
@@ -63,7 +63,7 @@ class Row:
     accounting: str
     round: str
     case: str
-    """What distinguishes rows of the same round: `as published` or `strictly`; a client that `has the mask` or a `fresh` one; else empty."""
+    """What tells rows of one round apart: `as published` or `strictly`; a client that `has mask` or a `fresh` one; else empty."""
     download_bytes: float
     upload_bytes: float
     flops: float
@@ -273,28 +273,30 @@ class _Estimate:
         """The rows of `paper` and `rules`; a round whose mask is full (the set-up, dense methods) is charged as dense."""
         run, macs, batch = self.run, self.run.bench.macs, self.run.training.batch_size
         layout, current = run.layout, run.plan.round(index, state.mask)
-        density = 1.0 if state.mask.is_full else run.experiment.density
-        counts = state.mask.counts if state.mask.is_full else run.setup.counts(run.method.density)
+        target, full = run.experiment.density, state.mask.is_full
+        budget = layout.sizes if run.method.dense else tuple(run.setup.counts(target))
+        density, counts = (1.0, layout.sizes) if full else (target, budget)
         fraction = run.plan.schedule.adjust  # f(0)
         exchanges = run.method.exchanges(current)
         published = tuple(map(run.method.published, exchanges))
         cases = {PUBLISHED: published, STRICT: exchanges} if published != exchanges else {"": exchanges}
         stored = activations / state.values.element_size()
-        for accounting, book, sparse, unit in (
-            ("paper", Book.paper(layout, density, fraction), density * macs.dense, batch * batch),
-            ("rules", Book.rules(layout, counts, fraction), macs.at(counts, layout.sizes), batch),
+        for accounting, book, pruned, unit in (
+            ("paper", Book.paper(layout, density, fraction), target * macs.dense, batch * batch),
+            ("rules", Book.rules(layout, counts, fraction), macs.at(budget, layout.sizes), batch),
         ):
             active = sum(book.active) + book.layout.parameters - book.layout.links
-            forward = unit * sparse + run.method.overhead(current, active, stored)
-            flops = sum(self.flops_on_paper(exchange, forward, unit * macs.dense) for exchange in exchanges)
+            sparse = unit * (macs.dense if full else pruned) + run.method.overhead(current, active, stored)
+            flops = sum(self.flops_on_paper(exchange, sparse, unit * macs.dense, unit * pruned) for exchange in exchanges)
             for case, charged in cases.items():
                 lengths = [exchange.charged(book) for exchange in charged]
                 down, up = (sum(way) for way in zip(*lengths, strict=True))
                 yield Row(accounting, name, case, down, up, flops, memory_bytes=3 * book.sparse())
 
-    def flops_on_paper(self, exchange: Exchange, sparse: float, dense: float) -> float:
-        """Of E = samples · epochs / batch iterations, where a batch's forward pass takes `sparse` on the mask and `dense` off it.
+    def flops_on_paper(self, exchange: Exchange, sparse: float, dense: float, pruned: float) -> float:
+        """Of E = samples · epochs / batch iterations, where a batch's forward pass takes F_s = `sparse` on the mask, F_d = `dense` off it.
 
+        On a candidate mask, which the client does not have yet, it takes `pruned`.
         A gradient of one batch is the last of the E iterations: 3·F_s·(E − 1) + F_s + 2·F_d.
         """
         training = self.run.training
@@ -302,16 +304,17 @@ class _Estimate:
         probes = sum(isinstance(step, ProbeGradient) and step.batches == "one" for step in exchange.steps)
         total = 0.0
         for step in exchange.steps:
-            iterations = epoch
-            if isinstance(step, Train):
-                iterations = (epoch * training.epochs - probes) * (step.stop - step.start)
-            elif isinstance(step, ProbeGradient) and step.batches == "one":
-                iterations = 1
-            elif isinstance(step, Calibrate | Evaluate):
-                pool = exchange.down[step.masks]
-                candidates = pool.count if isinstance(pool, Masks) else 1
-                iterations = epoch * candidates * (step.passes if isinstance(step, Calibrate) else 1)
-            total += iterations * step.flops(sparse, dense)
+            iterations, forward = epoch, sparse
+            match step:
+                case Train():
+                    iterations = (epoch * training.epochs - probes) * (step.stop - step.start)
+                case ProbeGradient(batches="one"):
+                    iterations = 1
+                case Calibrate() | Evaluate():
+                    pool = exchange.down[step.masks]
+                    candidates = pool.count if isinstance(pool, Masks) else 1
+                    iterations, forward = epoch * candidates * (step.passes if isinstance(step, Calibrate) else 1), pruned
+            total += iterations * step.flops(forward, dense)
         return total
 
     # -- measured ---------------------------------------------------------------------------------------------------------

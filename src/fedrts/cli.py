@@ -277,6 +277,7 @@ def _whole_numbers(flag: str, text: str) -> tuple[int, ...]:
 
 def _print_cost(found: Cost) -> None:
     """One table for each accounting, so that nobody compares across them by accident."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
@@ -290,19 +291,18 @@ def _print_cost(found: Cost) -> None:
     )
     for accounting, meaning in ACCOUNTINGS.items():
         rows = [row for row in found.rows if row.accounting == accounting]
+        cased, on_mask = any(row.case for row in rows), rows[0].memory_on_mask_bytes is not None
         unit, divisor = ("MB", 1e6) if max(row.upload_bytes for row in rows) >= 1e5 else ("kB", 1e3)
-        table = Table()
-        for column in ("round", "case", f"down {unit}", f"up {unit}", "both", "FLOPs", f"memory {unit}", "on mask"):
-            if column == "case" and not any(row.case for row in rows):
-                continue
-            if column == "on mask" and rows[0].memory_on_mask_bytes is None:
-                continue
-            table.add_column(column, justify="left" if column in ("round", "case") else "right", no_wrap=True)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for column in ["round"] + ["case"] * cased:
+            table.add_column(column, no_wrap=True)
+        for column in [f"down {unit}", f"up {unit}", "both", "FLOPs", "memory MB"] + ["on mask"] * on_mask:
+            table.add_column(column, justify="right", no_wrap=True)
         for row in rows:
-            lengths = [row.download_bytes, row.upload_bytes, row.download_bytes + row.upload_bytes]
-            memory = [row.memory_bytes] + ([] if row.memory_on_mask_bytes is None else [row.memory_on_mask_bytes])
-            sizes = [f"{size / divisor:,.3f}" for size in lengths + memory]
-            table.add_row(row.round, *([row.case] if row.case else []), *sizes[:3], f"{row.flops:.4g}", *sizes[3:])
+            lengths = (row.download_bytes, row.upload_bytes, row.download_bytes + row.upload_bytes)
+            memory = [row.memory_bytes] + [row.memory_on_mask_bytes or 0.0] * on_mask
+            travelling, held = [f"{size / divisor:.3f}" for size in lengths], [f"{size / 1e6:.3f}" for size in memory]
+            table.add_row(row.round, *[row.case] * cased, *travelling, f"{row.flops:.4g}".replace("e+", "e"), *held)
         console.print(f"\n[bold]{accounting}[/bold]: {meaning}")
         console.print(table)
 
