@@ -162,7 +162,7 @@ def of_settings(
     else:
         experiment, module, held = _without_data(given, module, input_shape, classes, wanted if exact else _MORE)
     run = put_together(experiment, module, held, [torch.arange(wanted)])
-    return _Estimate(run, wanted, exact).cost()
+    return Estimate(run, wanted, exact).cost()
 
 
 _HERE = {"device": "cpu"}
@@ -174,10 +174,14 @@ class Inputs:
 
     shape: tuple[int, ...]
     classes: int
+    kinds: tuple[str, ...] = ("numbers", "tokens")
     settings: config.Settings = field(default_factory=dict)
 
 
-PAPER_INPUTS = (Inputs((3, 32, 32), 10), Inputs((256,), 50_257, {"train": {"batch_size": 16}}))
+PAPER_INPUTS = (
+    Inputs((3, 32, 32), 10, ("numbers",)),
+    Inputs((256,), 50_257, ("tokens",), {"train": {"batch_size": 16}}),
+)
 """CIFAR-10's images and TinyStories' tokens."""
 
 
@@ -191,10 +195,10 @@ def _without_data(
     refusals: list[InputError] = []
     for inputs in offered:
         experiment = config.resolve(inputs.settings, given, _HERE, {"data": config.CUSTOM, "data_options": {}})
-        number = classes or inputs.classes
+        inputs = replace(inputs, classes=classes or inputs.classes)
         try:
-            module = copy.deepcopy(own) or build_model(experiment, inputs.shape, number)
-            return experiment, module, random_data(module, inputs.shape, number, count)
+            module = copy.deepcopy(own) or build_model(experiment, inputs.shape, inputs.classes)
+            return experiment, module, random_data(module, inputs, count)
         except InputError as error:
             refusals.append(error)
     if len(refusals) == 1:
@@ -202,14 +206,13 @@ def _without_data(
     raise InputError(f"{refusals[0]}; nor does it read tokens: say what it reads by --data, or by --input-shape and --classes")
 
 
-def random_data(module: nn.Module, shape: tuple[int, ...], classes: int, count: int) -> Data:
-    """`count` random samples that the model reads: numbers, or else tokens; with targets that suit its output."""
-    generator = torch.Generator().manual_seed(0)
-    numbers = torch.randn(count, *shape, generator=generator)
-    tokens = torch.randint(classes, (count, *shape), generator=generator)
+def random_data(module: nn.Module, inputs: Inputs, count: int) -> Data:
+    """`count` random samples of the first kind that the model reads, with targets that suit its output."""
+    generator, size, classes = torch.Generator().manual_seed(0), (count, *inputs.shape), inputs.classes
     reasons = []
     was_training = module.training
-    for x in (numbers, tokens):
+    for kind in inputs.kinds:
+        x = torch.randint(classes, size, generator=generator) if kind == "tokens" else torch.randn(size, generator=generator)
         try:
             with torch.no_grad():
                 output = module.eval()(x[:1])
@@ -227,11 +230,11 @@ def random_data(module: nn.Module, shape: tuple[int, ...], classes: int, count: 
             return Data(x, y, x[:1], y[:1], classes, Language())
         squares = Classification(criterion=lambda output, target: output.square().mean())
         return Data(x, torch.zeros(count), x[:1], x[:1], classes, squares)
-    raise InputError(f"the model cannot read inputs of shape {list(shape)}: {reasons[0]}")
+    raise InputError(f"the model cannot read inputs of shape {list(inputs.shape)}: {reasons[0]}")
 
 
 @dataclass(frozen=True)
-class _Estimate:
+class Estimate:
     """One client's rounds of an assembled run, in all accountings."""
 
     run: Assembled
@@ -287,35 +290,12 @@ class _Estimate:
         ):
             active = sum(book.active) + book.layout.parameters - book.layout.links
             sparse = unit * (macs.dense if full else pruned) + run.method.overhead(current, active, stored)
-            flops = sum(self.flops_on_paper(exchange, sparse, unit * macs.dense, unit * pruned) for exchange in exchanges)
+            prices = sparse, unit * macs.dense, unit * pruned
+            flops = sum(flops_on_paper(exchange, run.training, self.samples, *prices) for exchange in exchanges)
             for case, charged in cases.items():
                 lengths = [exchange.charged(book) for exchange in charged]
                 down, up = (sum(way) for way in zip(*lengths, strict=True))
                 yield Row(accounting, name, case, down, up, flops, memory_bytes=3 * book.sparse())
-
-    def flops_on_paper(self, exchange: Exchange, sparse: float, dense: float, pruned: float) -> float:
-        """Of E = samples · epochs / batch iterations, where a batch's forward pass takes F_s = `sparse` on the mask, F_d = `dense` off it.
-
-        On a candidate mask, which the client does not have yet, it takes `pruned`.
-        A gradient of one batch is the last of the E iterations: 3·F_s·(E − 1) + F_s + 2·F_d.
-        """
-        training = self.run.training
-        epoch = self.samples / training.batch_size
-        probes = sum(isinstance(step, ProbeGradient) and step.batches == "one" for step in exchange.steps)
-        total = 0.0
-        for step in exchange.steps:
-            iterations, forward = epoch, sparse
-            match step:
-                case Train():
-                    iterations = (epoch * training.epochs - probes) * (step.stop - step.start)
-                case ProbeGradient(batches="one"):
-                    iterations = 1
-                case Calibrate() | Evaluate():
-                    pool = exchange.down[step.masks]
-                    candidates = pool.count if isinstance(pool, Masks) else 1
-                    iterations, forward = epoch * candidates * (step.passes if isinstance(step, Calibrate) else 1), pruned
-            total += iterations * step.flops(forward, dense)
-        return total
 
     # -- measured ---------------------------------------------------------------------------------------------------------
 
@@ -358,6 +338,30 @@ class _Estimate:
         few, more = (_saved_bytes(_for_few(bench, count), order, count) for count in (_FEW, _MORE))
         each = (more - few) / (_MORE - _FEW)
         return round(few + each * (min(bench.training.batch_size, self.samples) - _FEW))
+
+
+def flops_on_paper(exchange: Exchange, training: LocalTraining, samples: int, sparse: float, dense: float, pruned: float) -> float:
+    """Of E = samples · epochs / batch iterations, where a batch's forward pass takes F_s = `sparse` on the mask and F_d = `dense` off it.
+
+    A gradient of one batch is the last of the E iterations: 3·F_s·(E − 1) + F_s + 2·F_d. On a candidate mask, which the client has not
+    got yet, a forward pass takes `pruned`.
+    """
+    epoch = samples / training.batch_size
+    probes = sum(isinstance(step, ProbeGradient) and step.batches == "one" for step in exchange.steps)
+    total = 0.0
+    for step in exchange.steps:
+        iterations, forward = epoch, sparse
+        match step:
+            case Train():
+                iterations = (epoch * training.epochs - probes) * (step.stop - step.start)
+            case ProbeGradient(batches="one"):
+                iterations = 1
+            case Calibrate() | Evaluate():
+                pool = exchange.down[step.masks]
+                candidates = pool.count if isinstance(pool, Masks) else 1
+                iterations, forward = epoch * candidates * (step.passes if isinstance(step, Calibrate) else 1), pruned
+        total += iterations * step.flops(forward, dense)
+    return total
 
 
 def _rounds(schedule: Schedule) -> list[tuple[str, int]]:
