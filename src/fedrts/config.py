@@ -207,6 +207,16 @@ def from_keywords(keywords: Settings) -> dict[str, Any]:
     return settings
 
 
+def from_method(method: Method | str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings that name a method, and those that make this very object again."""
+    if not isinstance(method, Method):
+        return {"method": method}, {}
+    kind = type(method)
+    name = next((name for name in methods.names() if methods.get(name) is kind), f"{kind.__module__}:{kind.__qualname__}")
+    own = method.model_dump()
+    return {"method": name}, {"density": own.pop("density"), "method_options": own}
+
+
 def from_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     """Settings of `table.key=value` texts; values as in TOML, bare words as strings."""
     settings: dict[str, Any] = {}

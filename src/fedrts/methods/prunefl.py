@@ -11,6 +11,7 @@ allows. The model may then shrink. Inferred: c is the number of unpruned paramet
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -42,6 +43,10 @@ class PruneFL(Sparse):
         if not round.outer:
             return exchanges
         return (exchanges[0].then(squares=Values(of="squares", on="links")),)
+
+    def published(self, exchange: Exchange) -> Exchange:
+        """O_d + O_s: the paper counts the squares and not the weights beside them."""
+        return replace(exchange, up={"squares": exchange.up["squares"]}) if "squares" in exchange.up else exchange
 
     def training(self, round: Round) -> Train:
         return Train(record="squares") if round.outer else super().training(round)
