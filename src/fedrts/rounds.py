@@ -96,16 +96,17 @@ class Record:
     loss: float | None = None
     accuracy: float | None = None
     perplexity: float | None = None
-    valid_accuracy: float | None = None
     density: float = 1.0
     links_changed: float = 0.0
     upload_bytes: int = 0
     download_bytes: int = 0
     flops: float = 0.0
     seconds: float = 0.0
+    valid_accuracy: float | None = None
+    """A key of its line only where there is a validation set."""
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if key != "valid_accuracy" or value is not None}
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 from fedrts.data import register
 from fedrts.data.cache import Make, cached
 from fedrts.data.contract import Data, Recipe
-from fedrts.data.pixels import Augment, Pixels
 from fedrts.data.official import File, Source
+from fedrts.data.pixels import Augment, Pixels
 from fedrts.errors import InputError
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

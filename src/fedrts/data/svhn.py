@@ -10,8 +10,8 @@ import numpy as np
 from fedrts.data import register
 from fedrts.data.cache import Make, cached
 from fedrts.data.contract import Data, Recipe
-from fedrts.data.pixels import Augment, Pixels
 from fedrts.data.official import File, Source
+from fedrts.data.pixels import Augment, Pixels
 from fedrts.errors import InputError, optional
 
 MEAN, STD = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)

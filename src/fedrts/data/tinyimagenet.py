@@ -10,8 +10,8 @@ from fedrts.data import register
 from fedrts.data.cache import Make, cached
 from fedrts.data.contract import Data, Recipe
 from fedrts.data.images import decode, listed
-from fedrts.data.pixels import Augment, Pixels
 from fedrts.data.official import File, Source
+from fedrts.data.pixels import Augment, Pixels
 from fedrts.errors import InputError
 
 MEAN, STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
