@@ -4,10 +4,10 @@ import gzip
 import os
 
 import numpy as np
-import official
 import pytest
 import torch
 
+import official
 from fedrts import data
 from fedrts.errors import InputError
 from fedrts.tasks import Language
@@ -36,10 +36,9 @@ def test_images_are_read_as_they_are(name, tmp_path):
 def test_cinic10_has_three_parts(tmp_path):
     x, y, valid_x, valid_y, test_x, test_y = official.cinic10(tmp_path)
     held = data.load("cinic10", {}, tmp_path)
-    for found, array in zip(
-        (held.x, held.y, held.valid_x, held.valid_y, held.test_x, held.test_y), (x, y, valid_x, valid_y, test_x, test_y)
-    ):
-        equal(found, array)
+    found = (held.x, held.y, held.valid_x, held.valid_y, held.test_x, held.test_y)
+    for tensor, array in zip(found, (x, y, valid_x, valid_y, test_x, test_y), strict=True):
+        equal(tensor, array)
     both = data.load("cinic10", {"train": "train+valid"}, tmp_path)
     equal(both.x, np.concatenate([x, valid_x]))
     equal(both.y, np.concatenate([y, valid_y]))
@@ -176,7 +175,7 @@ def test_damaged_files_are_one_clear_line(name, file, damage, words, tmp_path):
         data.load(name, {}, tmp_path)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert not [entry for entry in (tmp_path / ".cache").glob(f"{name}*")], "nothing is kept of it"
+    assert not list((tmp_path / ".cache").glob(f"{name}*")), "nothing is kept of it"
 
 
 def test_a_changed_source_is_read_again(tmp_path):
@@ -233,12 +232,12 @@ def test_the_options_of_augmentation(name, tmp_path):
     assert strength("flip+cutout") == (0, True, 16)
     with pytest.raises(InputError, match="did you mean 'crop'"):
         strength("crops")
-    with pytest.raises(InputError, match="data_options.augment must be"):
+    with pytest.raises(InputError, match=r"data_options\.augment must be"):
         strength(3)
 
 
 def test_the_validation_share_is_split_off_any_data_set(tmp_path):
-    x, y, _, _ = official.cifar10(tmp_path)
+    official.cifar10(tmp_path)
     whole = data.load("cifar10", {}, tmp_path)
     held = data.load("cifar10", {"validation": 0.25}, tmp_path)
     assert (len(held.x), len(held.valid_x)) == (15, 5)

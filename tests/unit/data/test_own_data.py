@@ -1,10 +1,10 @@
 """One's own arrays and images."""
 
 import numpy as np
-import official
 import pytest
 import torch
 
+import official
 from fedrts import data
 from fedrts.errors import InputError
 

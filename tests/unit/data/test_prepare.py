@@ -10,9 +10,9 @@ import tarfile
 import threading
 import zipfile
 
-import official
 import pytest
 
+import official
 from fedrts import data
 from fedrts.data.download import download
 from fedrts.data.prepare import prepare
@@ -279,11 +279,14 @@ def test_a_damaged_folder_leaves_nothing(tmp_path):
 def test_an_archive_of_something_else(mirrored, tmp_path, monkeypatch):
     mirrored("cifar10")
     other = tar_of(("readme.txt", b"hello", tarfile.REGTYPE), target=tmp_path / "other.tar.gz")
+    (tmp_path / "elsewhere").mkdir()
     source = data.source("cifar10")
     file = dataclasses.replace(source.files[0], checksum=None)
     monkeypatch.setattr(data.get("cifar10"), "source", dataclasses.replace(source, files=(file,)))
-    with pytest.raises(InputError, match=r"lacks data_batch_1\.bin"):
+    with pytest.raises(InputError, match=r"there is no data_batch_1\.bin"):
         prepare("cifar10", tmp_path / "home", other, quiet)
+    with pytest.raises(InputError, match=r"there is no data_batch_1\.bin"):
+        prepare("cifar10", tmp_path / "home", tmp_path / "elsewhere", quiet)
     assert not list((tmp_path / "home").glob("*cifar*"))
 
 
