@@ -134,9 +134,17 @@ def resume(run_dir: RunDir, data_dir: DataDir = None, quiet: Quiet = False) -> N
 
 
 @app.command()
-def methods(as_json: AsJson = False) -> None:
+def methods(
+    as_json: AsJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="What each keeps, does and sends, as a Markdown table.")] = False,
+) -> None:
     """List the methods with their options."""
+    from fedrts import catalogue
     from fedrts import methods as kinds
+
+    if markdown:
+        print(catalogue.table())
+        return
 
     rows = []
     for name in kinds.names():

@@ -22,6 +22,7 @@ LAYERS += [
     "rounds",
     "checkpoint",
     "config",
+    "catalogue",
     "folder",
     "assemble",
     "summary",

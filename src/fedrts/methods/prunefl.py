@@ -11,7 +11,7 @@ allows. The model may then shrink. Inferred: c is the number of unpruned paramet
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -28,6 +28,8 @@ from fedrts.wire.fields import Values
 @register("prunefl")
 class PruneFL(Sparse):
     """Drop by magnitude, grow by the clients' mean squared gradients, which travel whole."""
+
+    topology: ClassVar[str] = "drop the Q weakest, grow by the mean squared gradient"
 
     adaptive: Annotated[bool, Field(description="choose the size too: the original's greedy rule over all layers")] = False
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -30,6 +30,8 @@ from fedrts.sparse.topk import top
 @register("synflow")
 class SynFlow(Sparse):
     """A mask chosen once, without data, by the flow of magnitudes through each link."""
+
+    topology: ClassVar[str] = "largest synaptic flow at the start, never changes"
 
     iterations: Annotated[int, Field(ge=1, description="n: rounds of pruning")] = 100
 
