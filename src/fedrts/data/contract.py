@@ -26,8 +26,12 @@ class View(Protocol):
         """`[m, …]` as stored → `[m, …]` as a model reads it."""
         ...
 
+    def targets(self, y: Tensor) -> Tensor:
+        """`[m, …]` as stored → `[m, …]` as the task reads them."""
+        ...
+
     def augment(self, x: Tensor, u: Tensor) -> Tensor:
-        """The same for training, changed by `u [m, numbers]`, uniform in [0, 1)."""
+        """Inputs for training, changed by `u [m, numbers]`, uniform in [0, 1)."""
         ...
 
     def to(self, device: torch.device | str) -> View: ...
@@ -58,9 +62,13 @@ class Data:
         """Stored rows `[m, …]` as a model reads them, for evaluation."""
         return x if self.view is None else self.view.inputs(x)
 
+    def targets(self, y: Tensor) -> Tensor:
+        """Stored targets `[m, …]` as the task reads them."""
+        return y if self.view is None else self.view.targets(y)
+
     def training_batch(self, rows: Tensor, key: int | None) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the training rows `rows [m]`; `key` decides the augmentation (None: as for evaluation)."""
-        x, y = self.x[rows], _wide(self.y[rows])
+        x, y = self.x[rows], self.targets(self.y[rows])
         if self.view is None or key is None or not self.view.numbers:
             return self.inputs(x), y
         u = random.uniform(key, len(x) * self.view.numbers, x.device)
@@ -69,10 +77,10 @@ class Data:
     def evaluate(self, module: nn.Module, batch_size: int) -> Metrics:
         """The task's metrics on the test set, and `valid_accuracy` where there is a validation set."""
         reader = module if self.view is None else _Reader(module, self.view)
-        metrics = self.task.evaluate(reader, self.test_x, _wide(self.test_y), batch_size)
+        metrics = self.task.evaluate(reader, self.test_x, self.targets(self.test_y), batch_size)
         if self.valid_x is None or self.valid_y is None:
             return metrics
-        chosen_by = self.task.evaluate(reader, self.valid_x, _wide(self.valid_y), batch_size)
+        chosen_by = self.task.evaluate(reader, self.valid_x, self.targets(self.valid_y), batch_size)
         return {**metrics, "valid_accuracy": chosen_by["accuracy"]}
 
     def with_validation(self, share: float) -> Data:
@@ -109,11 +117,6 @@ def parted(count: int, share: float, purpose: str) -> tuple[Tensor, Tensor]:
         raise InputError(f"data_options.{purpose} = {share:g} of {count:,} samples is none: raise it")
     order = random.permutation(random.key(purpose), count)
     return order[taken:].sort().values, order[:taken].sort().values
-
-
-def _wide(y: Tensor) -> Tensor:
-    """Tokens are stored in 16 bits, which no loss reads."""
-    return y.long() if y.dtype == torch.uint16 else y
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 
 import official
 from fedrts import data
+from fedrts.data.tinystories import Tokens
 from fedrts.errors import InputError
 from fedrts.tasks import Language
 
@@ -58,20 +59,28 @@ def test_stories_become_tokens_with_shifted_targets(tmp_path):
     assert held.classes == len(words)
     assert held.task == Language(padding=end)
     assert (held.x.shape, held.test_x.shape) == ((3, 7), (1, 7))
-    tokens = ["A", "n", "n", "Ġ", "r", "an", "."]
-    spelled = ["A", "n", "n", "Ġ", "r", "an", ".", "<|endoftext|>"]
-    assert [words[number] for number in held.x[0].tolist()] == tokens
-    assert [words[number] for number in held.y[0].tolist()] == spelled[1:]
-    assert [words[number] for number in held.x[1].tolist()] == list("BenĠsat"), "cut"
-    assert held.y[1, -1] != end
-    assert [words[number] for number in held.x[2].tolist()] == list("CyĠate."), "stripped"
+
+    def spelled(stored):
+        return [words[number] for number in held.inputs(stored).tolist()]
+
+    assert held.x.dtype == torch.int16
+    assert spelled(held.x[0]) == ["A", "n", "n", "Ġ", "r", "an", "."]
+    assert spelled(held.y[0]) == ["n", "n", "Ġ", "r", "an", ".", "<|endoftext|>"]
+    assert spelled(held.x[1]) == list("BenĠsat"), "cut"
+    assert int(held.targets(held.y)[1, -1]) != end
+    assert spelled(held.x[2]) == list("CyĠate."), "stripped"
     x, y = held.training_batch(torch.tensor([0, 2]), key=1)
     assert x.dtype == y.dtype == torch.int64
-    assert torch.equal(x, held.x[[0, 2]].long())
+    assert torch.equal(x[:, 1:], y[:, :-1])
     assert len(data.load("tinystories", {"length": 8, "share": 0.7}, tmp_path).x) == 2
     for options, words in (({"length": 1}, "length"), ({"share": 0}, "share"), ({"share": 2}, "share")):
         with pytest.raises(InputError, match=f"data_options.{words} must be"):
             data.load("tinystories", options, tmp_path)
+
+
+def test_tokens_beyond_32767_survive_16_bits():
+    stored = torch.tensor([0, 32767, 32768, 50256, 65535]).to(torch.uint16).view(torch.int16)
+    assert Tokens().inputs(stored).tolist() == [0, 32767, 32768, 50256, 65535]
 
 
 @pytest.mark.parametrize("name", official.ALL)

@@ -73,7 +73,7 @@ def test_stories(real):
     assert held.task.padding == 50256
     assert held.x.shape[1] == 255
     words = {number: word for word, number in json.loads((home / "gpt2" / "vocab.json").read_text("utf-8")).items()}
-    text = "".join(words[number] for number in held.x[0].tolist() if number != 50256).replace("Ġ", " ").replace("Ċ", "\n")
+    text = "".join(words[number] for number in held.inputs(held.x[0]).tolist() if number != 50256).replace("Ġ", " ").replace("Ċ", "\n")
     first = (home / "tinystories" / "TinyStories-train.txt").read_text("utf-8").partition("<|endoftext|>")[0].strip()
     assert text.encode("ascii", "ignore")[:40] == first.encode("ascii", "ignore")[:40]
     x, y = held.training_batch(torch.arange(5), key=0)
