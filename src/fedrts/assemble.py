@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,11 +53,16 @@ class Assembled:
         return {"model": self.layout.fingerprint, "clients": samples, "layers": [entry.name for entry in self.layout.layers]}
 
 
-def assemble(experiment: Experiment) -> Assembled:
-    """Load the data, divide it, and build the model of a resolved experiment."""
-    held = data.get(experiment.data)(**experiment.data_options)
-    c = experiment.clients
-    rows = divide(c.partition, held.y, c.total, c.alpha, c.min_size, random.key(experiment.seed, "partition"))
+def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tuple[Data, list[Tensor]]:
+    """The data of a resolved experiment, and the row numbers of every client."""
+    held = data.load(experiment.data, experiment.data_options, data_dir)
+    c, key = experiment.clients, random.key(experiment.seed, "partition")
+    return held, divide(c.partition, held.y, c.total, c.alpha, experiment.min_size, key, c.classes_per_client)
+
+
+def assemble(experiment: Experiment, data_dir: str | Path | None = None) -> Assembled:
+    """Load the data, divide it, and build the model of a resolved experiment; `data_dir` is the folder of data sets."""
+    held, rows = federation(experiment, data_dir)
     return put_together(experiment, build_model(experiment, held.input_shape, held.classes), held, rows)
 
 
@@ -103,7 +109,7 @@ def put_together(
     if t.batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
         raise InputError("train.batch_size = 1 gives BatchNorm no statistics: use at least 2")
     try:
-        macs = Macs.of(module, layout, held.x[:1])
+        macs = Macs.of(module, layout, held.inputs(held.x[:1]))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {held.input_shape}: {reason}") from error

@@ -174,6 +174,18 @@ class Workbench:
         return Reply(client, order.round.index, order.round.exchange, len(job.rows), message, arithmetic, loss)
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Data rows of one step."""
+
+    rows: Tensor
+    key: int | None = None
+    """Of its augmentation; None: it is not augmented."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 @dataclass
 class Job:
     """One client's work in progress."""
@@ -197,24 +209,26 @@ class Job:
         rows, size = len(self.rows), self.bench.training.batch_size
         return 0 if rows == 1 < size and self.bench.has_batchnorm else rows // size * size or rows
 
-    def batches(self, epoch: int) -> Iterator[Tensor]:
-        """Row numbers of each batch of an epoch. Only full batches, or one short one if the client has less than a batch."""
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch. Only full ones, or one short one if the client has less than a batch."""
         size = self.bench.training.batch_size
         order = self.rows[random.permutation(random.key(self.key, "order", epoch), len(self.rows)).to(self.rows.device)]
         if len(order) >= size:
-            yield from order[: len(order) // size * size].split(size)
+            for index, rows in enumerate(order[: len(order) // size * size].split(size)):
+                yield Batch(rows, random.key(self.key, "augment", epoch, index))
         elif len(order) > 1 or not self.bench.has_batchnorm:  # BatchNorm has no statistics of a single sample
-            yield order
+            yield Batch(order, random.key(self.key, "augment", epoch, 0))
 
-    def loss_on(self, rows: Tensor, temperature: float = 1.0, twice: bool = False) -> Tensor:
+    def loss_on(self, batch: Batch, temperature: float = 1.0, twice: bool = False) -> Tensor:
         """Mean loss of a batch; `twice`: its gradient will be differentiated again."""
         bench = self.bench
-        return bench.data.task.loss(bench.module, bench.data.x[rows], bench.data.y[rows], temperature=temperature, twice=twice)
+        x, y = bench.data.training_batch(batch.rows, batch.key)
+        return bench.data.task.loss(bench.module, x, y, temperature=temperature, twice=twice)
 
-    def backward(self, rows: Tensor, temperature: float = 1.0) -> Tensor:
+    def backward(self, batch: Batch, temperature: float = 1.0) -> Tensor:
         """Loss on a batch, and its gradient in `bench.gradient [N_all]`."""
         self.bench.gradient.zero_()
-        loss = self.loss_on(rows, temperature)
+        loss = self.loss_on(batch, temperature)
         loss.backward()
         return loss.detach()
 
@@ -323,9 +337,9 @@ def _calibrate(step: Calibrate, job: Job) -> None:
     bench.module.train()
     found = []
     for _ in job.candidates(step.masks):
-        for rows in (rows for epoch in range(step.passes) for rows in job.batches(epoch)):
+        for batch in (batch for epoch in range(step.passes) for batch in job.batches(epoch)):
             with torch.no_grad():
-                bench.module(bench.data.x[rows])
+                bench.module(bench.data.training_batch(batch.rows, batch.key)[0])
         found.append(buffers.clone())
     job.tensors[step.into] = torch.cat(found)
 
@@ -340,7 +354,7 @@ def _evaluate(step: Evaluate, job: Job) -> None:
         if step.statistics is not None:
             buffers.copy_(job.tensors[step.statistics].view(-1, len(buffers))[index])
         with torch.no_grad():
-            total = sum(job.loss_on(rows) * len(rows) for rows in job.rows.split(bench.training.batch_size))
+            total = sum(job.loss_on(Batch(rows)) * len(rows) for rows in job.rows.split(bench.training.batch_size))
         losses.append(torch.as_tensor(total) / len(job.rows))
     job.tensors[step.into] = torch.stack(losses)
 

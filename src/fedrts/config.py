@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedrts import data, methods, models
 from fedrts.data.contract import Recipe
+from fedrts.data.partition import Partition
 from fedrts.errors import InputError, nearest, note
 from fedrts.guard import Reducer
 from fedrts.methods.base import Method
@@ -39,10 +40,11 @@ class Clients(Table):
 
     total: int = Field(100, ge=1, description="clients in the federation")
     per_round: int = Field(10, ge=1, description="clients that take part in each round")
-    partition: Literal["dirichlet", "iid"] = Field("dirichlet", description="how training samples are divided")
+    partition: Partition = Field("dirichlet", description="dirichlet (skewed labels), quantity (skewed sizes), iid, shards (few labels)")
     alpha: Number = Field(0.5, gt=0, description="Dirichlet concentration: lower is more heterogeneous")
+    classes_per_client: int = Field(2, ge=1, description="labels that a client holds, of shards")
     dropout: Number = Field(0.0, ge=0, lt=1, description="simulated: chance that a client vanishes after its download")
-    min_size: int = Field(10, ge=1, description="least number of samples of a client")
+    min_size: int | None = Field(None, ge=1, description="least number of samples of a client; default 10, of quantity 16 or a batch")
 
     @model_validator(mode="after")
     def _enough(self) -> Clients:
@@ -175,6 +177,13 @@ class Experiment(Table):
         return self
 
     @property
+    def min_size(self) -> int:
+        """Samples that every client has at least."""
+        if self.clients.min_size is not None:
+            return self.clients.min_size
+        return min(16, self.train.batch_size) if self.clients.partition == "quantity" else 10
+
+    @property
     def end(self) -> int:
         """T_end."""
         return self.topology.end if self.topology.end is not None else max(1, math.floor(0.6 * self.rounds))
@@ -271,7 +280,7 @@ def complete(experiment: Experiment) -> Experiment:
     if experiment.model != CUSTOM:
         check_options("model_options", experiment.model_options, models.get(experiment.model), ("input_shape", "classes"), {"prune_output"})
     if experiment.data != CUSTOM:
-        check_options("data_options", experiment.data_options, data.get(experiment.data), ("folder",), set())
+        check_options("data_options", experiment.data_options, data.get(experiment.data), ("folder",), {"validation"})
     options = {key: value for key, value in method.model_dump().items() if key != "density"}
     train = experiment.train
     rate = DEFAULT_RATE[train.server_optimizer] if train.server_lr is None else train.server_lr
@@ -283,6 +292,7 @@ def complete(experiment: Experiment) -> Experiment:
             "init": None if experiment.init is None else str(Path(experiment.init).absolute()),  # resuming may happen elsewhere
             "engine": experiment.engine.model_copy(update={"name": "serial"}) if experiment.engine.name == "auto" else experiment.engine,
             "topology": experiment.topology.model_copy(update={"end": experiment.end}),
+            "clients": experiment.clients.model_copy(update={"min_size": experiment.min_size}),
             "train": experiment.train.model_copy(update={"server_lr": rate}),
         }
     )

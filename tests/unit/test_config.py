@@ -125,7 +125,7 @@ KEYWORDS = {
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
     """What would have been run, instead of running it."""
     caught: list[Experiment] = []
-    monkeypatch.setattr(api, "start", lambda resolved, observer: caught.append(resolved))
+    monkeypatch.setattr(api, "start", lambda resolved, observer, data_dir=None: caught.append(resolved))
     return caught
 
 
@@ -382,7 +382,7 @@ def test_unknown_key_names_the_nearest(bad, key, remedy):
         ("train.xyz=1", ["batch_size", "epochs", "lr"]),
         ("method_options.xyz=1", ["gamma", "scale"]),
         ("model_options.xyz=1", ["hidden", "prune_output"]),
-        ("data_options.xyz=1", ["none"]),
+        ("data_options.xyz=1", ["validation"]),
     ],
 )
 def test_unknown_key_far_from_all_lists_what_there_is(bad, known):
