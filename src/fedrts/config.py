@@ -216,6 +216,16 @@ def from_keywords(keywords: Settings) -> dict[str, Any]:
     return settings
 
 
+def from_method(method: Method | str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings that name a method, and those that make this very object again."""
+    if not isinstance(method, Method):
+        return {"method": method}, {}
+    kind = type(method)
+    name = next((name for name in methods.names() if methods.get(name) is kind), f"{kind.__module__}:{kind.__qualname__}")
+    own = method.model_dump()
+    return {"method": name}, {"density": own.pop("density"), "method_options": own}
+
+
 def from_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     """Settings of `table.key=value` texts; values as in TOML, bare words as strings."""
     settings: dict[str, Any] = {}
@@ -374,13 +384,29 @@ def _explained(error: ValidationError, kind: type[BaseModel], prefix: str) -> st
     """One line for the first mistake of a validation."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
-    key = prefix + ".".join(path)
     if first["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{nearest(path[-1], table.model_fields if (table := _table(kind, path[:-1])) else ())}"
+        return (
+            f"unknown key '{prefix}{'.'.join(path)}'{nearest(path[-1], table.model_fields if (table := _table(kind, path[:-1])) else ())}"
+        )
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    message = "a table of keys" if first["type"] in ("model_type", "dict_type") else first["msg"].removeprefix("Input should be ")
-    return f"{key} must be {_allowed(kind, path) or message} (got {first['input']!r})"
+    path = path[: _depth(kind, path)]  # where several types are allowed, pydantic names the one that it tried
+    tried = [entry["msg"] for entry in error.errors() if [str(part) for part in entry["loc"]][: len(path)] == path]
+    message = "a table of keys" if first["type"] in ("model_type", "dict_type") else " or ".join(map(_in_signs, tried))
+    return f"{prefix}{'.'.join(path)} must be {_allowed(kind, path) or message} (got {first['input']!r})"
+
+
+def _in_signs(message: str) -> str:
+    """What pydantic says an input should be, with signs for relations."""
+    message = message.removeprefix("Input should be ")
+    for words, sign in (("greater than or equal to", "≥"), ("greater than", ">"), ("less than or equal to", "≤"), ("less than", "<")):
+        message = message.replace(words, sign)
+    return message
+
+
+def _depth(kind: type[BaseModel], path: list[str]) -> int:
+    """How many parts of a path lead to a key."""
+    return next((depth for depth in range(1, len(path)) if _table(kind, path[:depth]) is None), len(path))
 
 
 def _allowed(kind: type[BaseModel], path: list[str]) -> str:

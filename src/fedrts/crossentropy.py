@@ -34,7 +34,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         """The loss, and its gradients `[n, width]` and `[classes, width]`."""
         counted = target != ignored
         share = (counted.to(hidden.dtype) / counted.sum()).unsqueeze(-1)  # what each row adds to the mean
-        label = target.where(counted, 0)
+        label = target.where(counted, 0).unsqueeze(-1)
         shared = hidden * share
         losses, pulls = [], []
         to_weight = torch.zeros_like(weight)
@@ -42,13 +42,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for part, labels, part_shared in zip(hidden.split(rows), label.split(rows), shared.split(rows), strict=True):
             logits = (part @ weight.t()).to(torch.promote_types(hidden.dtype, torch.float32))
             log_p = logits.log_softmax(-1)
-            losses.append(-log_p.gather(-1, labels.unsqueeze(-1)))
-            p = log_p.exp().to(hidden.dtype)
-            pulls.append(p @ weight)
-            to_weight = torch.addmm(to_weight, p.t(), part_shared)
+            losses.append(-log_p.gather(-1, labels))
+            hit = -torch.ones_like(losses[-1])
+            error = log_p.exp().scatter_add(-1, labels, hit).to(hidden.dtype)  # one entry a row, so the same bits every time
+            pulls.append(error @ weight)
+            to_weight = torch.addmm(to_weight, error.t(), part_shared)
         loss = (torch.cat(losses).where(counted.unsqueeze(-1), 0.0) * share).sum()
-        to_hidden = (torch.cat(pulls) - weight[label]) * share
-        return loss, to_hidden, to_weight.index_add(0, label, shared, alpha=-1)
+        return loss, torch.cat(pulls) * share, to_weight
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

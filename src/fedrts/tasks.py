@@ -62,23 +62,23 @@ class Projecting(Protocol):
     def hidden(self, x: Tensor) -> Tensor: ...
 
 
-FUSED_FROM = 512
-"""The vocabulary from which on the loss without all logits is also the faster one."""
+FUSED_FROM = 2**20
+"""The number of a batch's logits from which on it pays not to hold them all: below, that is the slower way (measured on a CPU)."""
 
 
 @dataclass(frozen=True)
 class Language:
     """Next-token prediction; targets equal to `padding` do not count. Samples are stories of equal (padded) length.
 
-    Inputs and targets are token numbers `[batch, time]` of any integer type. All logits of a batch together exist only for models that
-    do not say how they project (see `Projecting`) and where a gradient is to be differentiated again.
+    Inputs and targets are token numbers `[batch, time]` of any integer type. Many logits exist together only for models that do not
+    say how they project (see `Projecting`) and where a gradient is to be differentiated again.
     """
 
     padding: int = -100
 
     def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
         target = y.long().flatten()
-        if isinstance(module, Projecting) and not twice and len(module.output_matrix) >= FUSED_FROM:
+        if isinstance(module, Projecting) and not twice and y.numel() * len(module.output_matrix) >= FUSED_FROM:
             return linear_cross_entropy(module.hidden(x).flatten(0, 1) / temperature, module.output_matrix, target, self.padding)
         return F.cross_entropy(module(x).flatten(0, 1) / temperature, target, ignore_index=self.padding)
 

@@ -57,7 +57,7 @@ def test_votes_are_the_largest_gradients_after_training(toy):
     bench = run.plan.engine.bench
     rows = run.plan.engine.rows[2]
     job = Job(bench, {}, state.mask, rows, random.key(run.experiment.seed, "client", 0, 2))
-    batch = next(job.batches(run.training.epochs))
+    batch = next(job.batches(run.training.epochs)).rows
     module = run.module
     run.layout.bind(module, state.mask.expand(reply.message["weights"]))
     module.train()

@@ -606,7 +606,7 @@ def test_interrupted_during_training(process, fedrts, tmp_path, number):
 
 @pytest.mark.parametrize(("command", "step"), [("run", "with_folder"), ("evaluate", "load")])
 def test_interrupted_before_or_without_training(fedrts, run_dir, tmp_path, monkeypatch, command, step):
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(api, step, interrupt)

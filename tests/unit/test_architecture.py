@@ -40,6 +40,7 @@ LAYERS += [
     "folder",
     "initial",
     "assemble",
+    "accounting",
     "summary",
     "observe",
     "api",

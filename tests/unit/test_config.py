@@ -125,7 +125,7 @@ KEYWORDS = {
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
     """What would have been run, instead of running it."""
     caught: list[Experiment] = []
-    monkeypatch.setattr(api, "start", lambda resolved, observer: caught.append(resolved))
+    monkeypatch.setattr(api, "start", lambda resolved, observer, data_dir=None: caught.append(resolved))
     return caught
 
 
@@ -324,7 +324,7 @@ def test_input_errors_are_value_errors():
         ("method_options.gamma=2", ["method_options.gamma", "≥ 0", "≤ 1", "2"]),
         ("method_options.gamma=nan", ["method_options.gamma", "≥ 0", "≤ 1", "nan"]),
         ("method_options.scale=0", ["method_options.scale", "> 0", "0"]),
-        ("method_options.scale=inf", ["method_options.scale", "> 0", "inf"]),
+        ("method_options.scale=inf", ["method_options.scale", "finite", "'clients'"]),
         ("method_options.update_after_end=sometimes", ["method_options.update_after_end", "boolean", "sometimes"]),
         ("method_options.density=0.5", ["method_options.density", "top level"]),
         ("method_options=3", ["method_options", "3"]),
@@ -382,7 +382,7 @@ def test_unknown_key_names_the_nearest(bad, key, remedy):
         ("train.xyz=1", ["batch_size", "epochs", "lr"]),
         ("method_options.xyz=1", ["gamma", "scale"]),
         ("model_options.xyz=1", ["hidden", "prune_output"]),
-        ("data_options.xyz=1", ["none"]),
+        ("data_options.xyz=1", ["validation"]),
     ],
 )
 def test_unknown_key_far_from_all_lists_what_there_is(bad, known):
@@ -458,7 +458,7 @@ def test_end_is_exactly_three_fifths():
 
 
 def test_options_are_written_out():
-    assert resolve().method_options == {"gamma": 0.5, "scale": 10.0, "update_after_end": False}
+    assert resolve().method_options == {"gamma": 0.5, "scale": 10.0, "score": "magnitude", "update_after_end": False}
     assert resolve({"method": "fedrts_gamma1"}).method_options["gamma"] == 1.0
 
 

@@ -19,7 +19,7 @@ WORDS, TIME = 23, 6
 def small_chunks(monkeypatch):
     """Several chunks, the last one shorter, and the fused loss for the small vocabulary of a test."""
     monkeypatch.setattr(crossentropy, "LOGITS_AT_ONCE", 5 * WORDS + 1)
-    monkeypatch.setattr(tasks, "FUSED_FROM", WORDS)
+    monkeypatch.setattr(tasks, "FUSED_FROM", 1)
 
 
 def gpt(attention="sdpa"):
@@ -76,8 +76,9 @@ def test_the_plain_path_is_taken_where_it_must_or_pays(monkeypatch):
     for plain in (task.loss(Opaque(model), x, y, temperature=2.0), task.loss(model, x, y, temperature=2.0, twice=True)):
         assert "LinearCrossEntropy" not in type(plain.grad_fn).__name__
         torch.testing.assert_close(plain, fused, rtol=1e-12, atol=1e-12)
-    monkeypatch.setattr(tasks, "FUSED_FROM", WORDS + 1)
-    assert "LinearCrossEntropy" not in type(task.loss(model, x, y).grad_fn).__name__
+    monkeypatch.setattr(tasks, "FUSED_FROM", y.numel() * WORDS)
+    assert "LinearCrossEntropy" in type(task.loss(model, x, y).grad_fn).__name__
+    assert "LinearCrossEntropy" not in type(task.loss(model, x[1:], y[1:]).grad_fn).__name__
 
 
 def test_second_derivatives_need_the_plain_path_and_never_come_out_wrong():

@@ -26,8 +26,12 @@ class View(Protocol):
         """`[m, …]` as stored → `[m, …]` as a model reads it."""
         ...
 
+    def targets(self, y: Tensor) -> Tensor:
+        """`[m, …]` as stored → `[m, …]` as the task reads them."""
+        ...
+
     def augment(self, x: Tensor, u: Tensor) -> Tensor:
-        """The same for training, changed by `u [m, numbers]`, uniform in [0, 1)."""
+        """Inputs for training, changed by `u [m, numbers]`, uniform in [0, 1)."""
         ...
 
     def to(self, device: torch.device | str) -> View: ...
@@ -58,16 +62,20 @@ class Data:
         """Stored rows `[m, …]` as a model reads them, for evaluation."""
         return x if self.view is None else self.view.inputs(x)
 
+    def targets(self, y: Tensor) -> Tensor:
+        """Stored targets `[m, …]` as the task reads them."""
+        return y if self.view is None else self.view.targets(y)
+
     def training_batch(self, rows: Tensor, key: int | None) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the training rows `rows [m]`; `key` decides the augmentation (None: as for evaluation)."""
         if key is None:
-            return self.inputs(self.x[rows]), _wide(self.y[rows])
+            return self.inputs(self.x[rows]), self.targets(self.y[rows])
         x, y = self.training_batches(rows[None], torch.tensor([random.signed(key)], device=rows.device))
         return x[0], y[0]
 
     def training_batches(self, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets `[k, m, …]` of several batches of training rows `rows [k, m]`; `keys [k]` decide the augmentation."""
-        x, y = self.x[rows.flatten()], _wide(self.y[rows])
+        x, y = self.x[rows.flatten()], self.targets(self.y[rows])
         if self.view is None or not self.view.numbers:
             x = self.inputs(x)
         else:
@@ -78,10 +86,10 @@ class Data:
     def evaluate(self, module: nn.Module, batch_size: int) -> Metrics:
         """The task's metrics on the test set, and `valid_accuracy` where there is a validation set."""
         reader = module if self.view is None else _Reader(module, self.view)
-        metrics = self.task.evaluate(reader, self.test_x, _wide(self.test_y), batch_size)
+        metrics = self.task.evaluate(reader, self.test_x, self.targets(self.test_y), batch_size)
         if self.valid_x is None or self.valid_y is None:
             return metrics
-        chosen_by = self.task.evaluate(reader, self.valid_x, _wide(self.valid_y), batch_size)
+        chosen_by = self.task.evaluate(reader, self.valid_x, self.targets(self.valid_y), batch_size)
         return {**metrics, "valid_accuracy": chosen_by["accuracy"]}
 
     def with_validation(self, share: float) -> Data:
@@ -118,11 +126,6 @@ def parted(count: int, share: float, purpose: str) -> tuple[Tensor, Tensor]:
         raise InputError(f"data_options.{purpose} = {share:g} of {count:,} samples is none: raise it")
     order = random.permutation(random.key(purpose), count)
     return order[taken:].sort().values, order[:taken].sort().values
-
-
-def _wide(y: Tensor) -> Tensor:
-    """Tokens are stored in 16 bits, which no loss reads."""
-    return y.long() if y.dtype == torch.uint16 else y
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def _idx(file: Path, shape: tuple[int, ...]) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{file} is no complete gzip file: {error}; get it again") from error
     header = 4 * (2 + len(shape))
-    sizes = tuple(np.frombuffer(content[4:header], ">u4").tolist())
-    if content[:4] != bytes([0, 0, 8, 1 + len(shape)]) or sizes[1:] != shape or len(content) - header != np.prod(sizes, dtype=np.int64):
+    sizes = tuple(int.from_bytes(content[start : start + 4], "big") for start in range(4, header, 4))
+    if content[:4] != bytes([0, 0, 8, 1 + len(shape)]) or sizes[1:] != shape or len(content) - header != math.prod(sizes):
         raise InputError(f"{file} is damaged: it is no idx file of bytes with entries of shape {shape}; get it again")
     return np.frombuffer(content, np.uint8, offset=header).reshape(sizes)

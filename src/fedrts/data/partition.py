@@ -47,9 +47,10 @@ def divide(kind: str, labels: Tensor, clients: int, alpha: float, min_size: int,
 
 def _sizes(rows: int, clients: int, alpha: float, min_size: int, rng: np.random.Generator) -> list[int]:
     """Quantity skew: everyone gets `min_size`, the rest goes by a draw q ~ Dir(α·1_N), its remainder to the largest fractions."""
-    share = rng.dirichlet(np.full(clients, alpha)) * (rows - clients * min_size)
-    if not np.isfinite(share).all():
+    draw = rng.dirichlet(np.full(clients, alpha))
+    if not np.isclose(draw.sum(), 1):
         raise InputError(f"clients.alpha = {alpha:g} is beyond what a Dirichlet draw can take: choose one nearer to 1")
+    share = draw * (rows - clients * min_size)
     sizes = np.floor(share).astype(np.int64) + min_size
     sizes[np.argsort(np.floor(share) - share, kind="stable")[: rows - sizes.sum()]] += 1
     return [int(size) for size in sizes]

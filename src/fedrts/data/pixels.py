@@ -45,6 +45,9 @@ class Pixels:
     def inputs(self, x: Tensor) -> Tensor:
         return x.to(self.scale.dtype) * self.scale + self.shift
 
+    def targets(self, y: Tensor) -> Tensor:
+        return y
+
     def augment(self, x: Tensor, u: Tensor) -> Tensor:
         """`u [m, 5]`: row and column of the crop, flip, row and column of the hole's centre."""
         x = self.inputs(self._moved(x, u[:, :3]) if self.crop or self.flip else x)

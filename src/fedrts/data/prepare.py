@@ -70,12 +70,14 @@ def _take(source: Source, file: File, home: Path, found: Path, checked: bool) ->
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         if found.is_dir():
-            shutil.copytree(found, staged, ignore=shutil.ignore_patterns(".*"))
+            shutil.copytree(_content(source, file, found), staged, ignore=shutil.ignore_patterns(".*"))
+            os.replace(staged, target)
         elif file.archive:
             unpack(found, staged)
+            os.replace(_content(source, file, staged), target)
         else:
             shutil.copyfile(found, staged)
-        os.replace(_content(source, file, staged) if file.archive else staged, target)
+            os.replace(staged, target)
     finally:
         _remove(staged)
 
@@ -94,7 +96,7 @@ def _content(source: Source, file: File, folder: Path) -> Path:
     for root in (folder, *sorted(entry for entry in folder.iterdir() if entry.is_dir())):
         if all((root / path).exists() for path in needed):
             return root
-    raise InputError(f"{file.name} or the folder given for it lacks {needed[0]}: it is not what {file.url} holds; get it again")
+    raise InputError(f"there is no {needed[0]} in {file.name} or the folder given for it: it is not what {file.url} holds; get it again")
 
 
 def _remove(path: Path) -> None:

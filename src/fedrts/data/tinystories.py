@@ -40,12 +40,15 @@ RECIPE = Recipe(
 
 
 class Tokens:
-    """The view of token numbers, stored in 16 bits."""
+    """The view of token numbers, stored in 16 bits: as signed ones, since not every device can gather unsigned ones."""
 
     numbers = 0
 
     def inputs(self, x: Tensor) -> Tensor:
-        return x.long()
+        return x.long() & 0xFFFF
+
+    def targets(self, y: Tensor) -> Tensor:
+        return self.inputs(y)
 
     def augment(self, x: Tensor, u: Tensor) -> Tensor:
         return self.inputs(x)
@@ -76,7 +79,8 @@ def tinystories(folder: Path, length: int = 256, share: float = 1.0) -> Data:
             _encode(tokenizer, _stories(folder / file), stories)
 
     found = cached(folder, f"tinystories{length}", [folder / path for path in SOURCE.needed], fill)
-    train, test = found["train"][: max(1, int(share * len(found["train"])))], found["test"]
+    train, test = (found[name].view(torch.int16) for name in ("train", "test"))
+    train = train[: max(1, int(share * len(train)))]
     return Data(
         train[:, :-1], train[:, 1:], test[:, :-1], test[:, 1:], tokenizer.get_vocab_size(), task=Language(padding=end), view=Tokens()
     )

@@ -13,7 +13,7 @@ from functools import singledispatchmethod
 import torch
 from torch import Tensor
 
-from fedrts.client import Batch, Order, Reply, Workbench
+from fedrts.client import Batch, Job, Order, Reply, Workbench
 from fedrts.engines.kernels import Kernel
 from fedrts.engines.serial import SerialEngine
 from fedrts.engines.slots import Turn, length, schedule
@@ -35,7 +35,6 @@ class Cohort:
     keys: list[int]
     mask: Mask
     tensors: dict[str, Tensor]
-    flops: list[float]
     losses: Tensor
     """Sum over steps of the training loss `[clients]`."""
     steps: list[int]
@@ -104,7 +103,7 @@ class BatchedEngine:
         keys = [random.key(bench.seed, "client", index, client) for client in clients]
         rows = [self.rows[client] for client in clients]
         nothing = tensors["weights"].new_zeros(len(clients))
-        cohort = Cohort(index, clients, rows, keys, order.frame.mask, tensors, [0.0] * len(clients), nothing, [0] * len(clients))
+        cohort = Cohort(index, clients, rows, keys, order.frame.mask, tensors, nothing, [0] * len(clients))
         bench.module.train()
         for step in exchange.steps:
             self.perform(step, cohort)
@@ -115,7 +114,8 @@ class BatchedEngine:
             frame = order.upload_frame(random.key(keys[place], "rounding", order.round.exchange))
             message = {name: entry.take(own, frame) for name, entry in exchange.up.items()}
             loss = losses[place] / cohort.steps[place] if cohort.steps[place] else float("nan")
-            replies.append(Reply(client, index, order.round.exchange, len(rows[place]), message, cohort.flops[place], loss))
+            flops = bench.flops(order, Job(bench, received, order.frame.mask, rows[place], keys[place], index))
+            replies.append(Reply(client, index, order.round.exchange, len(rows[place]), message, flops, loss))
         return replies
 
     @singledispatchmethod
@@ -126,18 +126,16 @@ class BatchedEngine:
     @perform.register
     def _(self, step: Train, cohort: Cohort) -> None:
         bench = self.bench
-        first, last = (int(share * bench.training.epochs) for share in (step.start, step.stop))
         batches = [
-            [batch for epoch in range(first, last) for batch in bench.batches(rows, key, epoch)]
+            [batch for epoch in bench.training.epochs_of(step) for batch in bench.batches(rows, key, epoch)]
             for rows, key in zip(cohort.rows, cohort.keys, strict=True)
         ]
         if step.record:
             cohort.tensors[step.record] = torch.zeros_like(cohort.tensors["weights"][:, : bench.layout.links])
         for size, members in _by_size(batches).items():
             self._train(step, cohort, members, batches, size)
-        for place, (own, mask) in enumerate(zip(batches, cohort.masks, strict=True)):
+        for place, own in enumerate(batches):
             cohort.steps[place] += len(own)
-            cohort.flops[place] += sum(len(batch) for batch in own) * bench.macs.training(mask, dense=bool(step.record))
 
     def _train(self, step: Train, cohort: Cohort, members: list[int], batches: list[list[Batch]], size: int) -> None:
         """Train `members` of the cohort, whose batches all have one `size`."""
@@ -202,8 +200,6 @@ class BatchedEngine:
                 total[there] += found.gradient[:, :links] * rows.shape[1]
         samples = [sum(len(batch) for batch in own) for own in batches]
         cohort.tensors[step.into] = total / torch.tensor(samples, device=total.device, dtype=total.dtype).clamp_(min=1)[:, None]
-        for place, mask in enumerate(cohort.masks):
-            cohort.flops[place] += samples[place] * bench.macs.probing(mask)
 
     @perform.register
     def _(self, step: Rewire, cohort: Cohort) -> None:

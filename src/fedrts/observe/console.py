@@ -113,7 +113,8 @@ def downloading() -> Iterator[Callable[[str, int, int | None], None]]:
     """Show downloads: gives the function that is told (what, bytes done, bytes in all)."""
     tasks: dict[str, TaskID] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
 
         def report(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
