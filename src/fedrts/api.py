@@ -126,10 +126,12 @@ def load(path: str | Path, model: nn.Module | None = None, prunable: Prunable | 
     A model (and a rule of what may be pruned) that was given in Python must be given again.
     """
     folder = RunFolder(path)
-    if model is None:
-        resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
-        if resolved.model == config.CUSTOM:
-            raise InputError(f"the run in {folder.path} trained a model given in Python: pass it as fedrts.load(path, model=…)")
+    resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
+    if model is not None:
+        model = config.make_method(resolved).prepare(model)  # as it was trained: a method may have replaced parts of it
+    elif resolved.model == config.CUSTOM:
+        raise InputError(f"the run in {folder.path} trained a model given in Python: pass it as fedrts.load(path, model=…)")
+    else:
         model = assemble(resolved).module
     model.load_state_dict(state_dict(folder, model, prunable), strict=True)
     return model.eval()
