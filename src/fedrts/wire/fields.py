@@ -198,8 +198,10 @@ class Values:
             return VALUE_BYTES * self.copies * statistics
         if self.on == "active":
             return VALUE_BYTES * density * layout.links
-        if self.type == "int8" and self.scales == "channel":
-            return layout.parameters + VALUE_BYTES * (statistics + sum(e.shape[0] for e in layout.parameter_entries if len(e.shape) > 1))
+        if self.type == "int8" and self.scales != "block":
+            matrices = [entry for entry in layout.parameter_entries if len(entry.shape) > 1]
+            scales = sum(entry.shape[0] if self.scales == "channel" else 1 for entry in matrices)
+            return layout.parameters + VALUE_BYTES * (statistics + scales)
         if self.on != "mask" or density >= 1:
             return VALUE_BYTES * layout.length
         return VALUE_BYTES * density * layout.links + layout.links / 8 + VALUE_BYTES * (layout.length - layout.links)
