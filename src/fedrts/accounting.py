@@ -426,7 +426,7 @@ def optimizer_states(training: LocalTraining) -> int:
     """Numbers that the optimiser keeps for every parameter."""
     parameter = nn.Parameter(torch.zeros(_MORE))
     parameter.grad = torch.zeros(_MORE)
-    optimizer = training.make_optimizer(parameter)
+    optimizer = training.make_optimizer(parameter, 0)
     optimizer.step()
     states = (state for entry in optimizer.state.values() for state in entry.values())
     return sum(isinstance(state, Tensor) and state.shape == parameter.shape for state in states)

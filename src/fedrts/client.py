@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedrts import rates
 from fedrts.data.contract import Data
 from fedrts.methods.contract import Calibrate, Evaluate, Exchange, ProbeCurvature, ProbeGradient, Rewire, Round, State, Train
 from fedrts.sparse import random
@@ -36,6 +37,13 @@ class LocalTraining:
     weight_decay: float = 0.0
     proximal: float = 0.0
     """μ of the proximal term μ/2·‖W − W_received‖² (FedProx)."""
+    schedule: str = "constant"
+    lr_end: float = 1.0
+    rounds: int = 1
+
+    def rate(self, round_index: int) -> float:
+        """The learning rate of a round."""
+        return self.lr * rates.share(self.schedule, round_index, self.rounds, self.lr_end)
 
     def samples(self, rows: int) -> int:
         """Samples that a client with so many rows sees in a round."""
@@ -46,10 +54,11 @@ class LocalTraining:
         first, last = (int(share * self.epochs) for share in (step.start, step.stop))
         return range(first, last)
 
-    def make_optimizer(self, parameter: Tensor) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameter: Tensor, round_index: int) -> torch.optim.Optimizer:
+        lr = self.rate(round_index)
         if self.optimizer == "adam":
-            return torch.optim.Adam([parameter], lr=self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD([parameter], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+            return torch.optim.Adam([parameter], lr=lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD([parameter], lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -146,7 +155,7 @@ class Workbench:
         """What `client` has before it when an order came."""
         tensors = {name: entry.put(order.sent[name], order.frame) for name, entry in order.exchange.down.items()}
         tensors["received"] = tensors["weights"].clone()
-        return Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", order.round.index, client))
+        return Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", order.round.index, client), order.round.index)
 
     def flops(self, order: Order, job: Job) -> float:
         """What an order costs the client; nothing of it need be carried out."""
@@ -165,6 +174,18 @@ class Workbench:
         return Reply(client, order.round.index, order.round.exchange, len(job.rows), message, arithmetic, loss)
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Data rows of one step."""
+
+    rows: Tensor
+    key: int | None = None
+    """Of its augmentation; None: it is not augmented."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 @dataclass
 class Job:
     """One client's work in progress."""
@@ -174,6 +195,7 @@ class Job:
     mask: Mask
     rows: Tensor
     key: int
+    round_index: int = 0
     loss: Tensor | float = 0.0
     steps: int = 0
 
@@ -187,45 +209,52 @@ class Job:
         rows, size = len(self.rows), self.bench.training.batch_size
         return 0 if rows == 1 < size and self.bench.has_batchnorm else rows // size * size or rows
 
-    def batches(self, epoch: int) -> Iterator[Tensor]:
-        """Row numbers of each batch of an epoch. Only full batches, or one short one if the client has less than a batch."""
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch. Only full ones, or one short one if the client has less than a batch."""
         size = self.bench.training.batch_size
         order = self.rows[random.permutation(random.key(self.key, "order", epoch), len(self.rows)).to(self.rows.device)]
         if len(order) >= size:
-            yield from order[: len(order) // size * size].split(size)
+            for index, rows in enumerate(order[: len(order) // size * size].split(size)):
+                yield Batch(rows, random.key(self.key, "augment", epoch, index))
         elif len(order) > 1 or not self.bench.has_batchnorm:  # BatchNorm has no statistics of a single sample
-            yield order
+            yield Batch(order, random.key(self.key, "augment", epoch, 0))
 
-    def loss_on(self, rows: Tensor, temperature: float = 1.0) -> Tensor:
-        """Mean loss of a batch."""
+    def loss_on(self, batch: Batch, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        """Mean loss of a batch; `twice`: its gradient will be differentiated again."""
         bench = self.bench
-        output = bench.module(bench.data.x[rows])
-        return bench.data.task.loss(output / temperature if temperature != 1 else output, bench.data.y[rows])
+        x, y = bench.data.training_batch(batch.rows, batch.key)
+        return bench.data.task.loss(bench.module, x, y, temperature=temperature, twice=twice)
 
-    def backward(self, rows: Tensor, temperature: float = 1.0) -> Tensor:
+    def backward(self, batch: Batch, temperature: float = 1.0) -> Tensor:
         """Loss on a batch, and its gradient in `bench.gradient [N_all]`."""
         self.bench.gradient.zero_()
-        loss = self.loss_on(rows, temperature)
+        loss = self.loss_on(batch, temperature)
         loss.backward()
         return loss.detach()
 
     @contextmanager
     def probing(self) -> Iterator[None]:
         """Train-mode passes that leave the weights and BatchNorm statistics as they were."""
-        buffers = self.weights[self.bench.layout.parameters :]
-        before = buffers.clone()
         self.bench.module.train()
+        with self.same_buffers():
+            yield
+
+    @contextmanager
+    def same_buffers(self) -> Iterator[None]:
+        """Every buffer of the module comes back: statistics, and the counts of batches that are no part of the vector."""
+        before = [(buffer, buffer.clone()) for buffer in self.bench.module.buffers()]
         yield
-        buffers.copy_(before)
+        for buffer, value in before:
+            buffer.copy_(value)
 
     def candidates(self, name: str) -> Iterator[None]:
         """The model on one candidate mask of the tensor `name` after the other; the client's own weights come back at the end."""
         kept = self.weights.clone()
         for bits in self.tensors[name]:
-            self.weights.copy_(kept)
             self.weights[: len(bits)].masked_fill_(~bits, 0.0)
-            yield
-        self.weights.copy_(kept)
+            with self.same_buffers():
+                yield
+            self.weights.copy_(kept)
 
 
 @singledispatch
@@ -241,7 +270,7 @@ def _train(step: Train, job: Job) -> None:
     links = bench.gradient[: bench.layout.links]
     parameter = nn.Parameter(job.weights[: bench.layout.parameters])
     parameter.grad = bench.gradient
-    optimizer = bench.training.make_optimizer(parameter)
+    optimizer = bench.training.make_optimizer(parameter, job.round_index)
     bench.module.train()
     received = job.tensors["received"][: bench.layout.parameters]
     influence = step.influence(received, job.mask) if step.influence else None
@@ -253,7 +282,7 @@ def _train(step: Train, job: Job) -> None:
             squares += links.square() / len(batches)
         if influence is not None:
             bench.gradient += influence.pull(parameter.data)
-            rate = influence.rate(parameter.data, number, len(batches), bench.training.lr, bench.training.lr)
+            rate = influence.rate(parameter.data, number, len(batches), bench.training.rate(job.round_index), bench.training.lr)
             optimizer.param_groups[0]["lr"] = float(rate)
         if bench.training.proximal:
             bench.gradient.add_(parameter.data - received, alpha=bench.training.proximal)
@@ -285,15 +314,18 @@ def _probe(step: ProbeGradient, job: Job) -> None:
 def _probe_curvature(step: ProbeCurvature, job: Job) -> None:
     bench, layers = job.bench, job.bench.layout.layers
     named = dict(bench.module.named_parameters())
-    links = [named[entry.name] for entry in layers]
+    trained = [entry for entry in layers if named[entry.name].requires_grad]
+    links = [named[entry.name] for entry in trained]
     along = bench.layout.views(job.tensors[step.along], layers)
     total, samples = torch.zeros_like(job.tensors[step.along]), 0
+    found = bench.layout.views(total, layers)
     with job.probing(), sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
         for rows in job.batches(bench.training.epochs):
-            gradients = torch.autograd.grad(job.loss_on(rows, step.temperature), links, create_graph=True)
-            slope = torch.stack([(g * along[entry.name]).sum() for g, entry in zip(gradients, layers, strict=True)]).sum()
-            products = torch.autograd.grad(slope, links)
-            total.add_(torch.cat([product.flatten() for product in products]), alpha=len(rows))
+            loss = job.loss_on(rows, step.temperature, twice=True)
+            gradients = torch.autograd.grad(loss, links, create_graph=True, materialize_grads=True)  # 0 where the loss does not look
+            slope = torch.stack([(g * along[entry.name]).sum() for g, entry in zip(gradients, trained, strict=True)]).sum()
+            for product, entry in zip(torch.autograd.grad(slope, links, materialize_grads=True), trained, strict=True):
+                found[entry.name].add_(product, alpha=len(rows))
             samples += len(rows)
     job.tensors[step.into] = total / max(samples, 1)
 
@@ -305,9 +337,9 @@ def _calibrate(step: Calibrate, job: Job) -> None:
     bench.module.train()
     found = []
     for _ in job.candidates(step.masks):
-        for rows in (rows for epoch in range(step.passes) for rows in job.batches(epoch)):
+        for batch in (batch for epoch in range(step.passes) for batch in job.batches(epoch)):
             with torch.no_grad():
-                bench.module(bench.data.x[rows])
+                bench.module(bench.data.training_batch(batch.rows, batch.key)[0])
         found.append(buffers.clone())
     job.tensors[step.into] = torch.cat(found)
 
@@ -322,7 +354,7 @@ def _evaluate(step: Evaluate, job: Job) -> None:
         if step.statistics is not None:
             buffers.copy_(job.tensors[step.statistics].view(-1, len(buffers))[index])
         with torch.no_grad():
-            total = sum(job.loss_on(rows) * len(rows) for rows in job.rows.split(bench.training.batch_size))
+            total = sum(job.loss_on(Batch(rows)) * len(rows) for rows in job.rows.split(bench.training.batch_size))
         losses.append(torch.as_tensor(total) / len(job.rows))
     job.tensors[step.into] = torch.stack(losses)
 

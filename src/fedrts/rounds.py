@@ -102,9 +102,11 @@ class Record:
     download_bytes: int = 0
     flops: float = 0.0
     seconds: float = 0.0
+    valid_accuracy: float | None = None
+    """A key of its line only where there is a validation set."""
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if key != "valid_accuracy" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ def play_round(plan: Plan, before: State, index: int, ledger: Ledger | None = No
     if plan.is_evaluated(index):
         metrics = plan.engine.evaluate(state)
         record.loss, record.accuracy, record.perplexity = (metrics.get(name) for name in ("loss", "accuracy", "perplexity"))
+        record.valid_accuracy = metrics.get("valid_accuracy")
     record.seconds = time.perf_counter() - started
     return Played(state, record, describe(plan, before, state, index) if record.outer else None)
 

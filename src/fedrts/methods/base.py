@@ -21,6 +21,8 @@ class Method(BaseModel):
 
     dense: ClassVar[bool] = True
     """True: every link stays active and `density` is ignored."""
+    topology: ClassVar[str] = "every link, always"
+    """By which rule links are active, in a few words."""
 
     density: Annotated[float, Field(gt=0, le=1, description="share of all parameters that stay active")] = 0.2
 
@@ -75,6 +77,7 @@ class Sparse(Method):
     """Federated averaging on a mask of the target density, drawn at random with exactly K^l links per layer."""
 
     dense: ClassVar[bool] = False
+    topology: ClassVar[str] = "random, never changes"
 
     def initial_mask(self, setup: Setup) -> Mask:
         layout, device = setup.layout, setup.weights.device

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -30,6 +30,8 @@ from fedrts.wire.fields import Message, OnOwnMask, OwnValues
 class FedDST(Sparse):
     """Clients rewire their own masks by gradient; the server averages per link and keeps the largest."""
 
+    topology: ClassVar[str] = "each client drops and grows by its gradient; merged, then top K by magnitude"
+
     merge: Annotated[Literal["sparse", "plain"], Field(description="mean over the clients that have a link, or over all")] = "sparse"
 
     def exchanges(self, round: Round) -> tuple[Exchange, ...]:
@@ -44,7 +46,9 @@ class FedDST(Sparse):
 
     def contribution(self, message: Message, state: State, round: Round) -> Message:
         own = message["weights"]
-        return {"total": own.mask.expand(own.values), "has": own.mask.bits} if isinstance(own, OwnValues) else message
+        if not isinstance(own, OwnValues):
+            return message
+        return {"total": own.mask.expand(own.values), "has": own.mask.bits.to(own.values.dtype)}  # weighted by samples: no vote
 
     def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
         if not round.outer:

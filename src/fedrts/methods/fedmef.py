@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -35,6 +35,8 @@ from fedrts.sparse.mask import Mask
 @register("fedmef")
 class FedMef(Progressive):
     """Growth by the clients' largest gradients; weak links are extruded before they go, activations may be kept sparsely."""
+
+    topology: ClassVar[str] = "drop the Q weakest (extruded before), grow by the mean of the named gradients"
 
     bae: Annotated[bool, Field(description="budget-aware extrusion in outer rounds")] = True
     penalty: Annotated[float, Field(ge=0, allow_inf_nan=False, description="λ: weight of ‖θ_low‖² in the loss")] = 0.01

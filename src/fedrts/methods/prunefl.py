@@ -12,7 +12,7 @@ allows. The model may then shrink. Inferred: c is the number of unpruned paramet
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -29,6 +29,8 @@ from fedrts.wire.fields import Values
 @register("prunefl")
 class PruneFL(Sparse):
     """Drop by magnitude, grow by the clients' mean squared gradients, which travel whole."""
+
+    topology: ClassVar[str] = "drop the Q weakest, grow by the mean squared gradient"
 
     adaptive: Annotated[bool, Field(description="choose the size too: the original's greedy rule over all layers")] = False
 
@@ -56,7 +58,7 @@ class PruneFL(Sparse):
         strength = updated.weights[: len(state.mask.bits)].abs()
         if self.adaptive:
             kept = rigl.weakest_dropped(strength, state.mask, round.quota)
-            dense = len(state.values) - state.mask.number
+            dense = round.layout.parameters - round.layout.links
             return updated.with_mask(kept).with_mask(greedy(mean["squares"], kept, dense, int(state["most"])))
         kept, new = rigl.step(strength, mean["squares"], state.mask, round.quota)
         return updated.with_mask(kept).with_mask(new)
