@@ -120,6 +120,7 @@ def cost(
     classes: int | None = None,
     samples: int | None = None,
     exact: bool = False,
+    data_dir: str | Path | None = None,
     **keywords: Any,
 ) -> Cost:
     """Bytes, FLOPs and memory per client of the set-up (where there is one), an inner and an outer round.
@@ -132,7 +133,7 @@ def cost(
     named, options = config.from_method(method)
     module = model if isinstance(model, nn.Module) else None
     layers += [config.from_keywords({**keywords, **named, "model": model if module is None else config.CUSTOM}), options]
-    return of_settings(layers, module, input_shape, classes, samples, exact)
+    return of_settings(layers, module, input_shape, classes, samples, exact, data_dir)
 
 
 def of_settings(
@@ -142,6 +143,7 @@ def of_settings(
     classes: int | None = None,
     samples: int | None = None,
     exact: bool = False,
+    data_dir: str | Path | None = None,
 ) -> Cost:
     """`cost` of settings, of which later ones override earlier ones."""
     given: dict[str, Any] = {}
@@ -154,7 +156,7 @@ def of_settings(
         if classes is not None:
             raise InputError("classes are counted from the data: name either the data or --input-shape and --classes")
         experiment = config.resolve(given, _HERE)
-        held = data.get(experiment.data)(**experiment.data_options)
+        held = data.load(experiment.data, experiment.data_options, data_dir)
         wanted = samples or max(1, len(held.y) // experiment.clients.total)
         if exact and wanted > len(held.y):
             raise InputError(f"samples = {wanted:,} is more than the {len(held.y):,} that '{experiment.data}' has for training")
