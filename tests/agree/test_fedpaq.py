@@ -15,6 +15,7 @@ from fedrts.client import Order
 from fedrts.methods import FedPAQ
 from fedrts.methods.contract import Exchange, Round, Setup
 from fedrts.sparse import random
+from fedrts.sparse.cost import Book
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
@@ -313,7 +314,7 @@ def resnet18():
 def both_ways(layout, method):
     mask = Mask.full(layout.sizes)
     (exchange,) = method.exchanges(Round.of(0, Schedule(), mask, layout))
-    return sum(entry.paper_length(layout, 1.0, 0.4) for way in (exchange.down, exchange.up) for entry in way.values())
+    return sum(exchange.charged(Book.paper(layout, 1.0, 0.4)))
 
 
 def test_the_published_megabytes():
