@@ -21,7 +21,6 @@ from fedrts.data.own import federate
 from fedrts.errors import InputError
 from fedrts.folder import RunFolder, check_versions
 from fedrts.ledger import Ledger
-from fedrts.methods import methods
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
 from fedrts.observe import Observer, Silent
@@ -30,8 +29,8 @@ from fedrts.sparse.layout import Prunable
 from fedrts.summary import describe_clients, summarise
 from fedrts.tasks import Classification, Loss, Task
 
-ANYWHERE = {"device": "cpu"}
-"""A model can be looked at on a machine that lacks the device it was trained on."""
+ANYWHERE = {"device": "cpu", "init": None}
+"""A model can be looked at on a machine that lacks the device it was trained on and the file it started from."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def train(
     """
     if not clients:
         raise InputError("clients is empty: give one dataset per client")
-    chosen, options = _as_settings(method)
+    chosen, options = config.from_method(method)
     given = config.from_keywords({**keywords, "rounds": rounds, **chosen})
     federation = {"total": len(clients), "per_round": min(10, len(clients)), "min_size": 1}
     base = {"data": config.CUSTOM, "model": config.CUSTOM, "clients": federation, "out": str(out) if out else None}
@@ -131,10 +130,12 @@ def load(
     A model (and a rule of what may be pruned) that was given in Python must be given again.
     """
     folder = RunFolder(path)
-    if model is None:
-        resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
-        if resolved.model == config.CUSTOM:
-            raise InputError(f"the run in {folder.path} trained a model given in Python: pass it as fedrts.load(path, model=…)")
+    resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
+    if model is not None:
+        model = config.make_method(resolved).prepare(model)  # as it was trained: a method may have replaced parts of it
+    elif resolved.model == config.CUSTOM:
+        raise InputError(f"the run in {folder.path} trained a model given in Python: pass it as fedrts.load(path, model=…)")
+    else:
         model = assemble(resolved, data_dir).module
     model.load_state_dict(state_dict(folder, model, prunable), strict=True)
     return model.eval()
@@ -219,13 +220,3 @@ def with_folder(experiment: Experiment) -> Experiment:
     stem = "-".join([time.strftime("%Y%m%d-%H%M%S"), *names, str(experiment.seed)])
     taken = (Path("runs", stem if n == 1 else f"{stem}-{n}") for n in range(1, 1000))
     return experiment.model_copy(update={"out": str(next(path for path in taken if not path.exists()))})
-
-
-def _as_settings(method: Method | str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings that make `method` again."""
-    if not isinstance(method, Method):
-        return {"method": method}, {}
-    kind = type(method)
-    name = next((name for name in methods.names() if methods.get(name) is kind), f"{kind.__module__}:{kind.__qualname__}")
-    own = method.model_dump()
-    return {"method": name}, {"density": own.pop("density"), "method_options": own}

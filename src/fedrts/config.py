@@ -58,7 +58,9 @@ class Train(Table):
 
     epochs: int = Field(5, ge=1, description="passes over the local data in a round")
     batch_size: int = Field(64, ge=1, description="samples per step")
-    lr: Number = Field(0.01, gt=0, description="learning rate")
+    lr: Number = Field(0.01, gt=0, description="learning rate, of the first round")
+    schedule: Literal["constant", "cosine", "step", "exponential"] = Field("constant", description="how the rate falls over the rounds")
+    lr_end: Number = Field(0.01, gt=0, le=1, description="share of lr that is left in the last round, under a schedule that falls")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, new for every client and round")
     momentum: Number = Field(0.0, ge=0, lt=1, description="of sgd")
     weight_decay: Number = Field(0.0, ge=0, description="L2 penalty of the optimiser")
@@ -146,6 +148,7 @@ class Experiment(Table):
     density: Number = Field(0.2, gt=0, le=1, description="share of the parameters that stay active (d')")
     rounds: int = Field(500, ge=1, description="rounds of training (T_max)")
     seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
+    init: str | None = Field(None, description="safetensors file of weights to start from; default: random ones")
     out: str | None = Field(None, description="run folder; default runs/<time>-<data>-<method>-<seed>")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     method_options: dict[str, Any] = Field(default_factory=dict, description="the method's own, see `fedrts methods`")
@@ -213,6 +216,16 @@ def from_keywords(keywords: Settings) -> dict[str, Any]:
     return settings
 
 
+def from_method(method: Method | str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings that name a method, and those that make this very object again."""
+    if not isinstance(method, Method):
+        return {"method": method}, {}
+    kind = type(method)
+    name = next((name for name in methods.names() if methods.get(name) is kind), f"{kind.__module__}:{kind.__qualname__}")
+    own = method.model_dump()
+    return {"method": name}, {"density": own.pop("density"), "method_options": own}
+
+
 def from_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     """Settings of `table.key=value` texts; values as in TOML, bare words as strings."""
     settings: dict[str, Any] = {}
@@ -276,6 +289,7 @@ def complete(experiment: Experiment) -> Experiment:
             "method_options": {key: value for key, value in options.items() if value is not None},
             "density": 1.0 if method.dense else experiment.density,
             "device": _device(experiment.device),
+            "init": None if experiment.init is None else str(Path(experiment.init).absolute()),  # resuming may happen elsewhere
             "engine": experiment.engine.model_copy(update={"name": "serial"}) if experiment.engine.name == "auto" else experiment.engine,
             "topology": experiment.topology.model_copy(update={"end": experiment.end}),
             "clients": experiment.clients.model_copy(update={"min_size": experiment.min_size}),
@@ -370,13 +384,29 @@ def _explained(error: ValidationError, kind: type[BaseModel], prefix: str) -> st
     """One line for the first mistake of a validation."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
-    key = prefix + ".".join(path)
     if first["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{nearest(path[-1], table.model_fields if (table := _table(kind, path[:-1])) else ())}"
+        return (
+            f"unknown key '{prefix}{'.'.join(path)}'{nearest(path[-1], table.model_fields if (table := _table(kind, path[:-1])) else ())}"
+        )
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    message = "a table of keys" if first["type"] in ("model_type", "dict_type") else first["msg"].removeprefix("Input should be ")
-    return f"{key} must be {_allowed(kind, path) or message} (got {first['input']!r})"
+    path = path[: _depth(kind, path)]  # where several types are allowed, pydantic names the one that it tried
+    tried = [entry["msg"] for entry in error.errors() if [str(part) for part in entry["loc"]][: len(path)] == path]
+    message = "a table of keys" if first["type"] in ("model_type", "dict_type") else " or ".join(map(_in_signs, tried))
+    return f"{prefix}{'.'.join(path)} must be {_allowed(kind, path) or message} (got {first['input']!r})"
+
+
+def _in_signs(message: str) -> str:
+    """What pydantic says an input should be, with signs for relations."""
+    message = message.removeprefix("Input should be ")
+    for words, sign in (("greater than or equal to", "≥"), ("greater than", ">"), ("less than or equal to", "≤"), ("less than", "<")):
+        message = message.replace(words, sign)
+    return message
+
+
+def _depth(kind: type[BaseModel], path: list[str]) -> int:
+    """How many parts of a path lead to a key."""
+    return next((depth for depth in range(1, len(path)) if _table(kind, path[:depth]) is None), len(path))
 
 
 def _allowed(kind: type[BaseModel], path: list[str]) -> str:

@@ -167,11 +167,16 @@ def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: Ledger
         if len(record.clients) < plan.guard.needed(plan.per_round):
             return None
         clients = list(record.clients)
-        mean = sums.mean()
-        if order.is_lossy and order.reference is not None and "weights" in mean:
-            mean["weights"] += state.values - order.reference  # the server keeps its full precision: W ← W + Σ p_k Q(ΔW_k)
-        state = plan.method.update(state, mean, current, lambda purpose: plan.key(index, purpose))
+        state = updated(plan, state, order, sums)
     return plan.optimizer.step(before, state, plan.layout.parameters) if index >= 0 else state
+
+
+def updated(plan: Plan, state: State, order: Order, sums: Sums) -> State:
+    """The next state, of the sums over the clients that answered an order."""
+    mean = sums.mean()
+    if order.is_lossy and order.reference is not None and "weights" in mean:
+        mean["weights"] += state.values - order.reference  # the server keeps its full precision: W ← W + Σ p_k Q(ΔW_k)
+    return plan.method.update(state, mean, order.round, lambda purpose: plan.key(order.round.index, purpose))
 
 
 def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list[int], ledger: Ledger, record: Record) -> Sums:

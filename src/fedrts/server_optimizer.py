@@ -40,8 +40,9 @@ class ServerOptimizer:
         alive = new != 0
         alive[len(after.mask.bits) :] = True
         change = torch.where(alive, new - old, torch.zeros_like(new))
-        memory = {name: after.memory[name] * alive for name in ("server_first", "server_second") if name in after.memory}
-        memory = self._moments(change, memory)
+        start = {"server_first": 0.0, "server_second": self.tau**2}
+        moments = self._moments(change, {name: after.memory[name] for name in start if name in after.memory})
+        memory = {name: torch.where(alive, moment, start[name]) for name, moment in moments.items()}
         moved = after.weights.clone()
         moved[:parameters] = torch.where(alive, old + self.rate * self._direction(change, memory), new)
         return after.moved(moved, after.mask).remember(**memory)

@@ -14,6 +14,7 @@ from fedrts.assemble import Assembled
 from fedrts.data.contract import Data
 from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
+from fedrts.sparse.cost import Book
 
 
 def describe_clients(held: Data, parts: Sequence[Tensor]) -> list[dict[str, Any]]:
@@ -68,9 +69,8 @@ def summarise(run: Assembled, state: State, ledger: Ledger, history: Sequence[Ma
 
 
 def paper_megabytes(run: Assembled, state: State) -> float:
-    """Traffic of one client in the first outer round, both ways, in the paper's accounting (uniform density, bitmaps)."""
+    """Traffic of one client in an outer round at t = 0, both ways, in the paper's accounting (uniform density, bitmaps)."""
     schedule = run.plan.schedule
     exchanges = run.method.exchanges(run.plan.round(schedule.first_outer, state.mask))
-    density, fraction = run.experiment.density, schedule.fraction(schedule.first_outer)
-    fields = (entry for exchange in exchanges for way in (exchange.down, exchange.up) for entry in way.values())
-    return sum(entry.paper_length(run.layout, density, fraction) for entry in fields) / 1e6
+    book = Book.paper(run.layout, run.experiment.density, schedule.adjust)
+    return sum(sum(run.method.published(exchange).charged(book)) for exchange in exchanges) / 1e6

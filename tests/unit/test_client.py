@@ -43,7 +43,7 @@ def test_training_is_a_plain_loop_with_a_mask_on_the_gradients(toy, model, train
     for epoch in range(settings.epochs):
         for rows in (batch.rows for batch in job_of(run, 1).batches(epoch)):
             optimizer.zero_grad()
-            data.task.loss(module(data.x[rows]), data.y[rows]).backward()
+            data.task.loss(module, data.x[rows], data.y[rows]).backward()
             for name, parameter in module.named_parameters():
                 if name in masks:
                     parameter.grad *= masks[name]
@@ -61,7 +61,7 @@ def test_one_client_and_one_step_is_sgd(toy):
     module = run.module
     module.load_state_dict(run.layout.state_dict(state.weights))
     module.zero_grad()
-    run.data.task.loss(module(run.data.x), run.data.y).backward()
+    run.data.task.loss(module, run.data.x, run.data.y).backward()
     flat = torch.cat([dict(module.named_parameters())[e.name].grad.flatten() for e in run.layout.layers + run.layout.dense])
     torch.testing.assert_close(after.weights, state.weights - 0.1 * flat)
 
@@ -91,7 +91,7 @@ def test_the_probe_is_the_gradient_on_the_batch_after_the_last_epoch(toy):
     module.train()
     module.zero_grad()
     rows = next(job_of(run, 1).batches(run.training.epochs)).rows
-    run.data.task.loss(module(run.data.x[rows]), run.data.y[rows]).backward()
+    run.data.task.loss(module, run.data.x[rows], run.data.y[rows]).backward()
     flat = torch.cat([dict(module.named_parameters())[e.name].grad.flatten() for e in run.layout.layers])
     torch.testing.assert_close(reply.message["gradient"], flat, rtol=1e-4, atol=1e-6)
 

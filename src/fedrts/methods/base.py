@@ -56,6 +56,14 @@ class Method(BaseModel):
         """The next state, from the means over clients weighted by p_k = n_k / Σ n_j."""
         return state.with_values(mean["weights"])
 
+    def published(self, exchange: Exchange) -> Exchange:
+        """The exchange as the paper's formula for this method charges it, where that is not what is sent."""
+        return exchange
+
+    def overhead(self, round: Round, active: float, activations: float) -> float:
+        """F_o: what the paper adds to every forward pass of a batch, with so many `active` parameters and stored `activations`."""
+        return 0.0
+
     def belief(self, state: State) -> Tensor | None:
         """How good the method thinks each link is, `[P]` in [0, 1], where it keeps an opinion."""
         return None

@@ -46,7 +46,9 @@ class FedDST(Sparse):
 
     def contribution(self, message: Message, state: State, round: Round) -> Message:
         own = message["weights"]
-        return {"total": own.mask.expand(own.values), "has": own.mask.bits} if isinstance(own, OwnValues) else message
+        if not isinstance(own, OwnValues):
+            return message
+        return {"total": own.mask.expand(own.values), "has": own.mask.bits.to(own.values.dtype)}  # weighted by samples: no vote
 
     def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
         if not round.outer:

@@ -14,6 +14,7 @@ off, so that all methods train the same network.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +54,12 @@ class FedMef(Progressive):
         if not (round.outer and self.bae):
             return super().training(round)
         return Train(influence=partial(extrude, quota=round.quota, penalty=self.penalty))
+
+    def overhead(self, round: Round, active: float, activations: float) -> float:
+        """F_o = 4·d·n for the extrusion, and n_a·log n_a to choose activations where they are pruned."""
+        if not round.outer:
+            return 0.0
+        return 4 * active * self.bae + (activations * math.log2(max(activations, 1)) if self.sap else 0.0)
 
     def remarks(self, before: State, after: State, round: Round) -> Mapping[str, float]:
         """Share of θ_low that was dropped then (a link that was grown again starts at 0 too)."""

@@ -11,6 +11,7 @@ allows. The model may then shrink. Inferred: c is the number of unpruned paramet
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -43,6 +44,10 @@ class PruneFL(Sparse):
             return exchanges
         return (exchanges[0].then(squares=Values(of="squares", on="links")),)
 
+    def published(self, exchange: Exchange) -> Exchange:
+        """O_d + O_s: the paper counts the squares and not the weights beside them."""
+        return replace(exchange, up={"squares": exchange.up["squares"]}) if "squares" in exchange.up else exchange
+
     def training(self, round: Round) -> Train:
         return Train(record="squares") if round.outer else super().training(round)
 
@@ -53,7 +58,7 @@ class PruneFL(Sparse):
         strength = updated.weights[: len(state.mask.bits)].abs()
         if self.adaptive:
             kept = rigl.weakest_dropped(strength, state.mask, round.quota)
-            dense = len(state.values) - state.mask.number
+            dense = round.layout.parameters - round.layout.links
             return updated.with_mask(kept).with_mask(greedy(mean["squares"], kept, dense, int(state["most"])))
         kept, new = rigl.step(strength, mean["squares"], state.mask, round.quota)
         return updated.with_mask(kept).with_mask(new)

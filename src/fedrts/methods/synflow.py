@@ -12,7 +12,6 @@ LayerNorm and its kin keep scale and shift but do not normalise, because a const
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -80,16 +79,18 @@ def flow_through(module: nn.Module) -> None:
         return torch.ones_like(output)
 
     def affine(part: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        shape = (1, -1) + (1,) * (output.dim() - 2) if isinstance(part, (nn.GroupNorm, nn.InstanceNorm2d)) else (-1,)
-        scale, shift = (getattr(part, name, None) for name in ("weight", "bias"))
-        scaled: Tensor = inputs[0] if scale is None else inputs[0] * scale.view(shape)
-        return scaled if shift is None else scaled + shift.view(shape)
+        channels = (-1,) + (1,) * (output.dim() - 2)
+        scaled: Tensor = inputs[0]
+        for name, apply in (("weight", torch.mul), ("bias", torch.add)):
+            if (values := getattr(part, name, None)) is not None:
+                scaled = apply(scaled, values if isinstance(part, (nn.LayerNorm, nn.RMSNorm)) else values.view(channels))
+        return scaled
 
-    hooks: dict[type[nn.Module] | tuple[type[nn.Module], ...], Callable[..., Tensor]] = {
-        nn.Embedding: ones,
-        (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm): affine,
-    }
     for part in module.modules():
-        for kind, hook in hooks.items():
-            if isinstance(part, kind):
-                part.register_forward_hook(hook)
+        if isinstance(part, nn.Embedding):
+            part.register_forward_hook(ones)
+        elif isinstance(part, (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)) or (
+            isinstance(part, nn.modules.batchnorm._NormBase)
+            and part.running_mean is None  # without statistics of its own it normalises too
+        ):
+            part.register_forward_hook(affine)

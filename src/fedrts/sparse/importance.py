@@ -41,5 +41,10 @@ def get(name: str) -> Score:
 
 
 def needs_squares(score: Score) -> bool:
-    """Does this score look at squared gradients?"""
-    return len(inspect.signature(score).parameters) > 1
+    """Does this score look at squared gradients, as its second required argument?"""
+    try:
+        parameters = inspect.signature(score).parameters.values()
+    except ValueError:  # a builtin, such as torch.abs
+        return False
+    required = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(required) > 1

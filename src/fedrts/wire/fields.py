@@ -16,15 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrts.sparse.cost import VALUE_BYTES, Book
 from fedrts.sparse.layout import Entry, Layout, starts
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.topk import top_indices
 from fedrts.wire import positions
 from fedrts.wire.packing import Bits, Reader, varint, varint_size
 from fedrts.wire.quantise import LEVELS, Norm, Quantised, ValueType, blocks_of
-
-VALUE_BYTES = 4
-"""Of a dense value in the accountings."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,8 @@ class Field(Protocol):
         """What is wrong with a payload that somebody sent; None if nothing."""
         ...
 
-    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
-        """Bytes in the paper's accounting: uniform density, a bitmap for the positions, f(t) = `fraction`."""
+    def charged(self, book: Book) -> float:
+        """Bytes by one of the accountings on paper."""
         ...
 
 
@@ -190,19 +188,23 @@ class Values:
             return f"'{self.of}' has levels or scales that no quantiser gives"
         return None
 
-    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
-        statistics = layout.length - layout.parameters
+    def charged(self, book: Book) -> float:
         if self.on == "scalars":
             return VALUE_BYTES * self.copies
         if self.on == "statistics":
-            return VALUE_BYTES * self.copies * statistics
+            return VALUE_BYTES * self.copies * book.statistics
         if self.on == "active":
-            return VALUE_BYTES * density * layout.links
-        if self.type == "int8" and self.scales == "channel":
-            return layout.parameters + VALUE_BYTES * (statistics + sum(e.shape[0] for e in layout.parameter_entries if len(e.shape) > 1))
-        if self.on != "mask" or density >= 1:
-            return VALUE_BYTES * layout.length
-        return VALUE_BYTES * density * layout.links + layout.links / 8 + VALUE_BYTES * (layout.length - layout.links)
+            return VALUE_BYTES * sum(book.active)
+        if self.on != "mask":
+            return book.dense  # a tensor of all links counts as a whole model
+        return book.sparse(_BITS[self.type]) + VALUE_BYTES * (self._scales_charged(book) if self.type == "int8" else 0)
+
+    def _scales_charged(self, book: Book) -> float:
+        """Scales of 8-bit values: of a vector's own the paper counts none."""
+        entries = [entry for entry in book.layout.parameter_entries if len(entry.shape) > 1]
+        if self.scales == "block":
+            return blocks_of(round(sum(book.active)) + book.layout.parameters - book.layout.links)
+        return sum(entry.shape[0] for entry in entries) if self.scales == "channel" else len(entries)
 
     def _count(self, frame: Frame) -> int:
         """How many numbers travel."""
@@ -321,8 +323,8 @@ class Indices:
         counts = torch.searchsorted(indices, bounds).diff().tolist()
         return None if counts == list(self.k) else f"layers have {counts} links named where {list(self.k)} were asked for"
 
-    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
-        return (1.0 if self.values else 0.5) * fraction * Values().paper_length(layout, density, fraction)
+    def charged(self, book: Book) -> float:
+        return (1.0 if self.values else 0.5) * book.fraction * book.sparse()  # O_ξ = ζ_t·O_s, half of it for names alone
 
     def _layers(self, frame: Frame) -> Iterator[tuple[slice, Bits, int]]:
         """(span, which links are inactive, k) of every layer."""
@@ -391,8 +393,8 @@ class OnOwnMask:
             return f"'{self.of}' has other values than asked for"
         return None if _is_finite(payload.values) else f"'{self.of}' is not finite"
 
-    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
-        return Values().paper_length(layout, density, fraction)
+    def charged(self, book: Book) -> float:
+        return book.sparse()
 
     def _changes(self, payload: OwnValues, frame: Frame) -> Iterator[tuple[Bits, tuple[int, ...]]]:
         changed, begin = (payload.mask.bits ^ frame.mask.bits).cpu().numpy(), starts(frame.mask.sizes)
@@ -436,8 +438,8 @@ class Signs:
         right = isinstance(payload, Tensor) and payload.dtype == torch.int8 and payload.shape == frame.mask.bits.shape
         return None if right and bool((payload.abs() <= 1).all()) else f"'{self.of}' is no map of signs"
 
-    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
-        return Values().paper_length(layout, density, fraction)
+    def charged(self, book: Book) -> float:
+        return book.sparse()
 
     def _parts(self, payload: Tensor, frame: Frame) -> Iterator[Bits]:
         for layer in payload.cpu().split(list(frame.mask.sizes)):
@@ -479,13 +481,16 @@ class Masks:
         right = isinstance(payload, Tensor) and payload.dtype == torch.bool and payload.shape == (self.count, len(frame.mask.bits))
         return None if right else f"'{self.of}' is not {self.count} masks of this model"
 
-    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
-        return self.count * layout.links / 8
+    def charged(self, book: Book) -> float:
+        return self.count * book.layout.links / 8
 
     def _layers(self, payload: Tensor, frame: Frame) -> Iterator[tuple[Bits, tuple[int, ...]]]:
         for mask in payload.cpu():
             for entry, layer in zip(frame.layout.layers, mask.split(list(frame.mask.sizes)), strict=True):
                 yield layer.numpy(), entry.shape
+
+
+_BITS: dict[ValueType, int] = {"float32": 32, "float16": 16, "int8": 8}
 
 
 def _is_finite(values: Tensor) -> bool:
