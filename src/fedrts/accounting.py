@@ -120,6 +120,7 @@ def cost(
     classes: int | None = None,
     samples: int | None = None,
     exact: bool = False,
+    data_dir: str | Path | None = None,
     **keywords: Any,
 ) -> Cost:
     """Bytes, FLOPs and memory per client of the set-up (where there is one), an inner and an outer round.
@@ -131,8 +132,8 @@ def cost(
     layers = [] if experiment is None else [config.from_file(experiment)]
     named, options = config.from_method(method)
     module = model if isinstance(model, nn.Module) else None
-    layers += [config.from_keywords({**keywords, **named, "model": config.CUSTOM if module else model}), options]
-    return of_settings(layers, module, input_shape, classes, samples, exact)
+    layers += [config.from_keywords({**keywords, **named, "model": model if module is None else config.CUSTOM}), options]
+    return of_settings(layers, module, input_shape, classes, samples, exact, data_dir)
 
 
 def of_settings(
@@ -142,6 +143,7 @@ def of_settings(
     classes: int | None = None,
     samples: int | None = None,
     exact: bool = False,
+    data_dir: str | Path | None = None,
 ) -> Cost:
     """`cost` of settings, of which later ones override earlier ones."""
     given: dict[str, Any] = {}
@@ -154,11 +156,11 @@ def of_settings(
         if classes is not None:
             raise InputError("classes are counted from the data: name either the data or --input-shape and --classes")
         experiment = config.resolve(given, _HERE)
-        held = data.get(experiment.data)(**experiment.data_options)
+        held = data.load(experiment.data, experiment.data_options, data_dir)
         wanted = samples or max(1, len(held.y) // experiment.clients.total)
         if exact and wanted > len(held.y):
             raise InputError(f"samples = {wanted:,} is more than the {len(held.y):,} that '{experiment.data}' has for training")
-        module = copy.deepcopy(module) or build_model(experiment, held.input_shape, held.classes)
+        module = copy.deepcopy(module) if module is not None else build_model(experiment, held.input_shape, held.classes)
     else:
         experiment, module, held = _without_data(given, module, input_shape, classes, wanted if exact else _MORE)
     run = put_together(experiment, module, held, [torch.arange(wanted)])
@@ -189,7 +191,7 @@ def _without_data(
     given: config.Settings, own: nn.Module | None, shape: Sequence[int] | None, classes: int | None, count: int
 ) -> tuple[Experiment, nn.Module, Data]:
     """The experiment, its model and random inputs: of the shape that is given, or the first of the paper's that the model reads."""
-    if min(classes or 1, *(shape or (1,))) < 1:
+    if min([1 if classes is None else classes, *(shape or ())]) < 1:
         raise InputError("the input shape and the number of classes must be at least 1 each")
     offered = PAPER_INPUTS if shape is None else (Inputs(tuple(shape), PAPER_INPUTS[0].classes),)
     refusals: list[InputError] = []
@@ -197,7 +199,7 @@ def _without_data(
         experiment = config.resolve(inputs.settings, given, _HERE, {"data": config.CUSTOM, "data_options": {}})
         inputs = replace(inputs, classes=classes or inputs.classes)
         try:
-            module = copy.deepcopy(own) or build_model(experiment, inputs.shape, inputs.classes)
+            module = copy.deepcopy(own) if own is not None else build_model(experiment, inputs.shape, inputs.classes)
             return experiment, module, random_data(module, inputs, count)
         except InputError as error:
             refusals.append(error)

@@ -151,6 +151,7 @@ def cost(
     batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
     value_type: Annotated[str | None, typer.Option(help="How values travel: float32 (lossless), float16 or int8.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    data_dir: DataDir = None,
     exact: Annotated[bool, typer.Option("--exact", help="Measure a client that really trains, not one step on two samples.")] = False,
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other key; repeatable.")] = None,
     as_json: AsJson = False,
@@ -168,7 +169,7 @@ def cost(
     flags = {name: value for name, value in locals().items() if name in names}
     layers = [config.from_file(experiment)] if experiment else []
     layers += [config.from_keywords(flags), config.from_assignments(assignments or [])]
-    found = accounting.of_settings(layers, None, shape, classes, samples, exact)
+    found = accounting.of_settings(layers, None, shape, classes, samples, exact, data_dir)
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     elif as_csv:

@@ -22,7 +22,7 @@ from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import Frame, Message, Values
+from fedrts.wire.fields import Frame, Message
 
 
 @dataclass(frozen=True)
@@ -69,24 +69,20 @@ class Order:
     round: Round
     frame: Frame
     sent: Message
+    values: Tensor | None = None
+    """The server's own weights on the mask, which may be more precise than what it sends."""
 
     @staticmethod
     def of(exchange: Exchange, round: Round, layout: Layout, state: State, key: int) -> Order:
         """The order that a server in `state` gives; `key` decides the rounding of what it sends."""
         frame = Frame(layout, state.mask, state.values.dtype, key)
         tensors = {"weights": state.values, **state.memory}
-        return Order(exchange, round, frame, {name: entry.take(tensors, frame) for name, entry in exchange.down.items()})
+        return Order(exchange, round, frame, {name: entry.take(tensors, frame) for name, entry in exchange.down.items()}, state.values)
 
     @cached_property
     def reference(self) -> Tensor | None:
         """The weights on the mask as clients receive them, where they do."""
         return self.exchange.down["weights"].open(self.sent["weights"], self.frame) if "weights" in self.exchange.down else None
-
-    @property
-    def is_lossy(self) -> bool:
-        """Do clients receive other weights than the server has?"""
-        weights = self.exchange.down.get("weights")
-        return isinstance(weights, Values) and weights.type != "float32"
 
     @cached_property
     def reference_norm(self) -> float:
@@ -99,6 +95,11 @@ class Order:
     def upload_frame(self, key: int = 0) -> Frame:
         """What both sides know of an upload; the `key` of its rounding is the client's alone."""
         return replace(self.frame, key=key, reference=self.reference)
+
+    @property
+    def opening_frame(self) -> Frame:
+        """With which the server opens an upload: changes are from its own weights, which stay precise: W ← W + Σ p_k Q(ΔW_k)."""
+        return replace(self.frame, reference=self.values if self.reference is not None else None)
 
 
 @dataclass(frozen=True)

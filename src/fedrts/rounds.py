@@ -173,10 +173,7 @@ def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: Ledger
 
 def updated(plan: Plan, state: State, order: Order, sums: Sums) -> State:
     """The next state, of the sums over the clients that answered an order."""
-    mean = sums.mean()
-    if order.is_lossy and order.reference is not None and "weights" in mean:
-        mean["weights"] += state.values - order.reference  # the server keeps its full precision: W ← W + Σ p_k Q(ΔW_k)
-    return plan.method.update(state, mean, order.round, lambda purpose: plan.key(order.round.index, purpose))
+    return plan.method.update(state, sums.mean(), order.round, lambda purpose: plan.key(order.round.index, purpose))
 
 
 def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list[int], ledger: Ledger, record: Record) -> Sums:
@@ -211,7 +208,7 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
         record.upload_bytes += reply.size or codec.size(Kind.UPLOAD, order.exchange.up, reply.message, frame)
         ledger.messages += comparable
         record.flops += reply.flops
-        opened = {name: entry.open(reply.message[name], frame) for name, entry in order.exchange.up.items()}
+        opened = {name: entry.open(reply.message[name], order.opening_frame) for name, entry in order.exchange.up.items()}
         sums.add(plan.method.contribution(opened, state, order.round), reply.samples, votes[reply.client])
         counted.append(reply.client)
         if len(counted) == plan.per_round:

@@ -15,6 +15,7 @@ from fedrts.client import Order
 from fedrts.methods import FedPAQ
 from fedrts.methods.contract import Exchange, Round, Setup
 from fedrts.sparse import random
+from fedrts.sparse.cost import Book
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
@@ -215,19 +216,21 @@ def test_rounding_the_broadcast_never_reaches_the_server(toy):
 
 
 def test_every_client_and_round_has_a_rounding_of_its_own(toy):
-    run = toy("fedpaq", "mlp", clients={"total": 2, "per_round": 2})
+    """Two clients with the same data and one batch make the same change; a third of its values are rounded to other levels."""
+    run = toy("fedpaq", "mlp", clients={"total": 2, "per_round": 2}, train={"batch_size": 120})
     run.plan.engine.rows[1] = run.plan.engine.rows[0]
-    state = run.method.begin(run.setup)
-    (exchange,) = run.plan.exchanges(run.plan.round(0, state.mask))
-    sent = [
-        Order.of(exchange, run.plan.round(t, state.mask), run.layout, state, run.plan.key(t, "rounding 0")).sent["weights"].values
-        for t in (0, 1)
-    ]
-    assert torch.equal(sent[0].scales, sent[1].scales)
-    assert not torch.equal(sent[0].levels, sent[1].levels)
-    frames = [Frame(run.layout, state.mask, key=random.key(random.key(0, "client", 0, c), "rounding", 0)) for c in (0, 1)]
-    taken = [exchange.up["weights"].take({"weights": state.weights}, frame).values.levels for frame in frames]
-    assert not torch.equal(*taken)
+    state, shorts = run.method.begin(run.setup), {}
+    for index in (0, 1):
+        current = run.plan.round(index, state.mask)
+        (exchange,) = run.plan.exchanges(current)
+        order = Order.of(exchange, current, run.layout, state, run.plan.key(index, "rounding 0"))
+        shorts[f"down {index}"] = order.sent["weights"].values
+        same = Order.of(exchange, current, run.layout, state, run.plan.key(0, "rounding 0"))  # the same model in both rounds
+        for reply in run.plan.engine.run(same, [0, 1]):
+            shorts[f"up {index} {reply.client}"] = reply.message["weights"].values
+    for a, b in (("down 0", "down 1"), ("up 0 0", "up 0 1"), ("up 0 0", "up 1 0")):
+        torch.testing.assert_close(shorts[a].scales, shorts[b].scales, rtol=1e-3, atol=1e-7)
+        assert (shorts[a].levels != shorts[b].levels).float().mean() > 0.15
 
 
 # -- what travels ---------------------------------------------------------------------------------------------------------
@@ -311,7 +314,7 @@ def resnet18():
 def both_ways(layout, method):
     mask = Mask.full(layout.sizes)
     (exchange,) = method.exchanges(Round.of(0, Schedule(), mask, layout))
-    return sum(entry.paper_length(layout, 1.0, 0.4) for way in (exchange.down, exchange.up) for entry in way.values())
+    return sum(exchange.charged(Book.paper(layout, 1.0, 0.4)))
 
 
 def test_the_published_megabytes():

@@ -353,7 +353,7 @@ def test_masked_training_keeps_exact_zeros_and_new_links_leave_zero():
         for place, mask in zip((0, 2), masks, strict=True):
             module[place].weight.grad *= mask
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < losses[0]
     for place, mask, link in zip((0, 2), masks, new, strict=True):
         assert module[place].weight[~mask].count_nonzero() == 0

@@ -203,6 +203,14 @@ def test_every_method_runs_with_every_optimiser(toy, method, train):
     assert "server_first" in state.memory
 
 
+@pytest.mark.parametrize("method", ["snip", "grasp", "fedtiny"])
+def test_the_set_up_is_no_step_of_the_optimiser(toy, method):
+    run, plain = toy(method, "cnn", train={"server_optimizer": "adam", "server_lr": 0.5}), toy(method, "cnn")
+    states = [ready(each) for each in (run, plain)]
+    assert torch.equal(states[0].weights, states[1].weights)
+    assert states[0].memory.keys() == states[1].memory.keys()
+
+
 class StopAfter(Silent):
     def __init__(self, index):
         self.index = index

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedrts import rounds
 from fedrts.client import Job
 from fedrts.methods.contract import Exchange, ProbeGradient, Train
 from fedrts.sparse import random
+from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Values
 from helping import ask
 
@@ -142,3 +144,32 @@ def test_dropout_in_a_users_model_is_reproducible_and_leaves_the_global_generato
     (plain,) = ask(toy("fedavg", "mlp"), EVERYTHING, state, 0, [1])
     assert torch.equal(first.message["weights"], second.message["weights"])
     assert not torch.equal(first.message["weights"], plain.message["weights"])
+
+
+@pytest.mark.parametrize(
+    ("method", "index", "seen", "flops"),
+    [
+        ("random", 1, 300, lambda f, d: 3 * f * 300),
+        ("fedrts", 0, 350, lambda f, d: 3 * f * 300 + (f + 2 * d) * 50),
+        ("feddst", 0, 350, lambda f, d: 3 * f * 300 + (f + 2 * d) * 50),
+        ("prunefl", 0, 300, lambda f, d: (f + 2 * d) * 300),
+        ("snip", -1, 100, lambda f, d: 3 * d * 100),
+        ("grasp", -1, 200, lambda f, d: 3 * d * 100 + 6 * d * 100),
+        ("fedtiny", -1, 5 * (5 * 100 + 120), None),
+    ],
+)
+def test_flops_follow_the_samples_that_the_model_sees(toy, method, index, seen, flops):
+    """120 rows in batches of 50 are 100 an epoch; evaluation takes all of them."""
+    alone = {"total": 1, "per_round": 1}
+    run = toy(method, "cnn", clients=alone, train={"epochs": 3, "batch_size": 50}, eval={"every": 100}, rounds=20)
+    passed = []
+    run.module.register_forward_hook(lambda module, inputs, output: passed.append(len(inputs[0])))
+    state = run.method.begin(run.setup)
+    record = rounds.play_round(run.plan, state, index).record
+    assert sum(passed) == seen
+    macs = run.bench.macs
+    if flops is None:
+        pool = [Mask(bits, state.mask.sizes) for bits in state["pool"]]
+        assert record.flops == pytest.approx(620 * sum(map(macs.forward, pool)))
+    else:
+        assert record.flops == pytest.approx(flops(macs.forward(state.mask), macs.dense))

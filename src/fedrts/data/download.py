@@ -56,7 +56,7 @@ def verify(file: Path, checksum: str | None, origin: str) -> None:
     with open(file, "rb") as opened:
         found = hashlib.file_digest(opened, kind).hexdigest()
     if found != wanted:
-        raise InputError(f"{origin} is damaged: its {kind} is {found}, published is {wanted}; get it again")
+        raise InputError(f"{origin} is damaged or another file: its {kind} is {found}, published is {wanted}; get it again")
 
 
 def _transfer(url: str, part: Path, report: Report) -> int | None:

@@ -19,7 +19,7 @@ from fedrts.sparse.cost import Book
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
-from fedrts.wire.fields import Field, Values
+from fedrts.wire.fields import Field, OnOwnMask, Values
 from fedrts.wire.quantise import ValueType
 
 Rng = Callable[[str], int]
@@ -183,8 +183,10 @@ class Exchange:
         """This exchange with the weights in a shorter type, both ways, where the method does not say one itself."""
 
         def typed(entry: Field) -> Field:
-            whole = isinstance(entry, Values) and entry.of == "weights" and entry.on == "mask" and entry.type == "float32"
-            return replace(entry, type=type) if isinstance(entry, Values) and whole else entry
+            model = isinstance(entry, OnOwnMask) or (isinstance(entry, Values) and entry.on == "mask")
+            if isinstance(entry, Values | OnOwnMask) and model and entry.of == "weights" and entry.type == "float32":
+                return replace(entry, type=type)
+            return entry
 
         down, up = ({name: typed(entry) for name, entry in way.items()} for way in (self.down, self.up))
         return Exchange(down, self.steps, up)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -345,61 +345,69 @@ class OwnValues:
     """Values on a mask of the sender's own."""
 
     mask: Mask
-    values: Tensor
+    values: Payload
+    """A tensor, or a `Short` where they travel in fewer bits."""
 
 
 @dataclass(frozen=True)
 class OnOwnMask:
     """The client's weights on the mask that it made itself, with K^l links per layer like the one it was sent.
 
-    The mask travels as its difference to the sent one. The client's tensors hold it under `mask`, as a boolean vector `[P]`.
+    The mask travels as its difference to the sent one. The client's tensors hold it under `mask`, as a boolean vector `[P]`. In a
+    shorter type the values are changes from the received weights, which are 0 where a link is new.
     """
 
     of: str = "weights"
+    type: ValueType = "float32"
 
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> OwnValues:
         mask = Mask(tensors["mask"], frame.mask.sizes)
-        return OwnValues(mask, mask.compact(tensors[self.of]))
+        return OwnValues(mask, self._values.take(tensors, _moved(frame, mask)))
 
     def open(self, payload: Payload, frame: Frame) -> OwnValues:
-        own: OwnValues = payload
-        return own
+        return OwnValues(payload.mask, self._values.open(payload.values, _moved(frame, payload.mask)))
 
     def put(self, payload: Payload, frame: Frame) -> Tensor:
-        vector: Tensor = payload.mask.expand(payload.values)
-        return vector
+        return self._values.put(payload.values, _moved(frame, payload.mask))
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
         for bits, shape in self._changes(payload, frame):
             yield write_positions(bits, shape)
-        yield payload.values.cpu().contiguous().numpy().tobytes()
+        yield from self._values.write(payload.values, _moved(frame, payload.mask))
 
     def read(self, reader: Reader, frame: Frame) -> OwnValues:
         changes = [read_positions(reader, entry.shape) for entry in frame.layout.layers]
-        device = frame.mask.bits.device
-        bits = frame.mask.bits ^ torch.from_numpy(np.concatenate(changes)).to(device)
-        return OwnValues(Mask(bits, frame.mask.sizes), reader.tensor(frame.on_mask, frame.dtype).to(device))
+        bits = frame.mask.bits ^ torch.from_numpy(np.concatenate(changes)).to(frame.mask.bits.device)
+        return OwnValues(Mask(bits, frame.mask.sizes), self._values.read(reader, frame))  # as many values as on the mask that was sent
 
     def size(self, payload: Payload, frame: Frame) -> int:
         positions = sum(positions_size(bits, shape) for bits, shape in self._changes(payload, frame))
-        return positions + frame.on_mask * frame.dtype.itemsize
+        return positions + self._values.size(payload.values, frame)
 
     def fault(self, payload: Payload, frame: Frame) -> str | None:
         if not isinstance(payload, OwnValues) or payload.mask.sizes != frame.mask.sizes:
             return f"'{self.of}' is not a model on a mask of its own"
         if payload.mask.counts != frame.mask.counts:
             return f"layers have {payload.mask.counts} links where {frame.mask.counts} were asked for"
-        if payload.values.shape != (frame.on_mask,) or payload.values.dtype != frame.dtype:
-            return f"'{self.of}' has other values than asked for"
-        return None if _is_finite(payload.values) else f"'{self.of}' is not finite"
+        return self._values.fault(payload.values, frame)
 
     def charged(self, book: Book) -> float:
-        return book.sparse()
+        return self._values.charged(book)
+
+    @property
+    def _values(self) -> Values:
+        return Values(self.of, type=self.type)
 
     def _changes(self, payload: OwnValues, frame: Frame) -> Iterator[tuple[Bits, tuple[int, ...]]]:
         changed, begin = (payload.mask.bits ^ frame.mask.bits).cpu().numpy(), starts(frame.mask.sizes)
         for entry, start, stop in zip(frame.layout.layers, begin, begin[1:], strict=False):
             yield changed[start:stop], entry.shape
+
+
+def _moved(frame: Frame, mask: Mask) -> Frame:
+    """The frame of the same message on another mask."""
+    reference = None if frame.reference is None else mask.compact(frame.mask.expand(frame.reference))
+    return replace(frame, mask=mask, reference=reference)
 
 
 @dataclass(frozen=True)
