@@ -66,6 +66,7 @@ def toy():
             "clients": {"total": 5, "per_round": 3, "partition": "iid", "min_size": 1},
             "train": {"epochs": 1, "batch_size": 8, "lr": 0.1},
             "topology": {"interval": 3, "end": 6},
+            "engine": "serial",
         }
         return assemble(config.resolve(base, config.from_keywords(keywords)))
 

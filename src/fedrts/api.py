@@ -69,6 +69,7 @@ def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None 
     except InputError:  # a mistake that shows only now leaves no folder behind that would be in the way of the next try
         folder.discard()
         raise
+    folder.write_experiment(assembled.experiment)  # with what was left to `auto`
     return _play(assembled, folder, observer)
 
 
@@ -118,7 +119,7 @@ def train(
     assembled.method.begin(assembled.setup)  # an infeasible density shows here, before there is a folder
     folder = RunFolder(out) if out else None
     if folder is not None and not (resume and (folder.path / "experiment.toml").exists()):
-        folder.create(resolved)
+        folder.create(assembled.experiment)
     return _play(assembled, folder, observer or Silent())
 
 

@@ -16,14 +16,14 @@ from fedrts.client import LocalTraining, Workbench
 from fedrts.config import Experiment
 from fedrts.data.contract import Data
 from fedrts.data.partition import divide
-from fedrts.engines.serial import SerialEngine
+from fedrts.engines import choice
 from fedrts.errors import InputError
 from fedrts.guard import Guard
 from fedrts.initial import load_weights
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Setup
 from fedrts.registry import import_path
-from fedrts.rounds import Plan
+from fedrts.rounds import Plan, sampled
 from fedrts.server_optimizer import ServerOptimizer
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
@@ -114,15 +114,18 @@ def put_together(
         reason = str(error).partition("\n")[0]
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {held.input_shape}: {reason}") from error
     bench = Workbench(module, layout, held, training, e.seed, macs)
-    engine = SerialEngine(bench, [part.to(device) for part in rows], e.eval.batch_size)
+    experiment = experiment.model_copy(update={"engine": e.engine.model_copy(update={"name": choice.decided(e.engine.name, bench)})})
     schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer)
+    sizes = [len(part) for part in rows]
+    some = [[sizes[client] for client in sampled(e.seed, index, 0, len(sizes), e.clients.per_round)] for index in range(8)]
+    engine = choice.make(experiment.engine.name, bench, rows, e.eval.batch_size, e.engine.precision, e.engine.slots, some)
     plan = Plan(
         method,
         engine,
         layout,
         schedule,
         e.rounds,
-        samples=[len(part) for part in rows],
+        samples=sizes,
         per_round=e.clients.per_round,
         seed=e.seed,
         eval_every=e.eval.every,

@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedrts import data, methods, models
 from fedrts.data.contract import Recipe
 from fedrts.data.partition import Partition
+from fedrts.engines.choice import Name as EngineName
+from fedrts.engines.kernels import Precision
 from fedrts.errors import InputError, nearest, note
 from fedrts.guard import Reducer
 from fedrts.methods.base import Method
@@ -101,7 +103,9 @@ class Eval(Table):
 class Engine(Table):
     """Who runs the clients; `engine = "serial"` is short for `engine.name`."""
 
-    name: Literal["auto", "serial"] = Field("auto", description="serial: one client after the other")
+    name: EngineName = Field("auto", description="serial: one client after the other; batched: side by side; auto: what is faster")
+    slots: int = Field(0, ge=0, description="clients that train side by side; 0: as suits their sizes")
+    precision: Precision = Field("float32", description="float32, tf32 or bf16 (both on GPUs; weights stay float32)")
 
 
 class Wire(Table):
@@ -196,6 +200,7 @@ SHORT = {
     "batch_size": ("train", "batch_size"),
     "lr": ("train", "lr"),
     "engine": ("engine", "name"),
+    "precision": ("engine", "precision"),
     "value_type": ("wire", "value_type"),
 }
 """Flags and keywords that stand for a key inside a table."""
@@ -290,7 +295,6 @@ def complete(experiment: Experiment) -> Experiment:
             "density": 1.0 if method.dense else experiment.density,
             "device": _device(experiment.device),
             "init": None if experiment.init is None else str(Path(experiment.init).absolute()),  # resuming may happen elsewhere
-            "engine": experiment.engine.model_copy(update={"name": "serial"}) if experiment.engine.name == "auto" else experiment.engine,
             "topology": experiment.topology.model_copy(update={"end": experiment.end}),
             "clients": experiment.clients.model_copy(update={"min_size": experiment.min_size}),
             "train": experiment.train.model_copy(update={"server_lr": rate}),

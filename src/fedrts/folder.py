@@ -50,6 +50,10 @@ class RunFolder:
             raise InputError(f"cannot write the run folder {self.path}: {error.strerror}; choose another --out") from error
         if occupied:
             raise InputError(f"{self.path} is not empty (it holds '{occupied[0]}'): choose another --out")
+        self.write_experiment(experiment)
+
+    def write_experiment(self, experiment: Experiment) -> None:
+        """experiment.toml, with the versions of what runs it."""
         versions = {"fedrts": fedrts.__version__, "torch": torch.__version__, "device": device_name(experiment.device)}
         settings = _without_none(experiment.model_dump())
         write_atomically(self.path / "experiment.toml", tomli_w.dumps({**settings, "versions": versions}).encode())

@@ -62,7 +62,7 @@ class Plan:
 
         The set-up is held with round 0's clients.
         """
-        order = random.permutation(random.key(self.seed, "sample", max(index, 0), attempt), len(self.samples)).tolist()
+        order = sampled(self.seed, index, attempt, len(self.samples))
         asked = self.guard.asked(self.per_round)
         chosen = [client for client in order if client not in quarantined][:asked]
         return chosen if asked > self.per_round else sorted(chosen)
@@ -82,6 +82,12 @@ class Plan:
 
     def is_evaluated(self, index: int) -> bool:
         return index >= 0 and ((index + 1) % self.eval_every == 0 or index >= self.rounds - ALWAYS_EVALUATED)
+
+
+def sampled(seed: int, index: int, attempt: int, clients: int, count: int | None = None) -> list[int]:
+    """`count` of the clients (default: all) in the order in which a round asks them."""
+    order: list[int] = random.permutation(random.key(seed, "sample", max(index, 0), attempt), clients)[:count].tolist()
+    return order
 
 
 @dataclass

@@ -59,17 +59,16 @@ class BatchedEngine:
     """How many clients train side by side; fewer if memory runs out."""
     together: int
     """How many clients' weights are held at once; the others wait."""
+    serial: SerialEngine
+    """For what is not worth a program of its own."""
     _known: dict[tuple[object, ...], Slots] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._serial = SerialEngine(self.bench, self.rows, self.eval_batch_size)
-
     def evaluate(self, state: State) -> Metrics:
-        return self._serial.evaluate(state)
+        return self.serial.evaluate(state)
 
     def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply]:
         if not all(isinstance(step, Train | ProbeGradient | Rewire) for step in order.exchange.steps):
-            yield from self._serial.run(order, clients)
+            yield from self.serial.run(order, clients)
             return
         waiting = list(clients)
         while waiting:

@@ -1,0 +1,98 @@
+"""Which engine runs the clients: a pure function of model, data and device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedrts.client import Workbench
+from fedrts.engines import Engine
+from fedrts.engines.batched import BatchedEngine
+from fedrts.engines.kernels import Kernel, Objective, Precision, Streamed, Vectorised, has_dropout
+from fedrts.engines.serial import SerialEngine
+from fedrts.engines.slots import best_width
+from fedrts.errors import InputError, note
+
+Name = Literal["auto", "serial", "batched"]
+
+WORTH_VECTORISING = {"cpu": 2e7, "cuda": 5e8}
+"""MACs of a batch's forward pass up to which one vectorised program beats one program a client."""
+OVERHEAD = {Vectorised: 20.0, Streamed: 3.0}
+"""What a step costs besides its clients, in clients."""
+MOST_SLOTS = 128
+HELD_BYTES = {"cpu": 1e9, "cuda": 8e9}
+"""Of the weights of clients that are worked with at once."""
+
+
+def decided(name: Name, bench: Workbench) -> Name:
+    """`auto` made up: batched where clients side by side are faster than one after the other."""
+    if name != "auto":
+        return name
+    device = bench.gradient.device.type
+    return "batched" if device == "cuda" or _macs(bench) <= WORTH_VECTORISING["cpu"] else "serial"
+
+
+def make(
+    name: Name,
+    bench: Workbench,
+    rows: Sequence[Tensor],
+    eval_batch_size: int,
+    precision: Precision,
+    slots: int,
+    rounds: Sequence[Sequence[int]],
+) -> Engine:
+    """The engine of that name. `rounds` are some rounds by the clients' numbers of samples, by which the number of slots is chosen (0)."""
+    device = bench.gradient.device
+    if precision != "float32" and device.type != "cuda":
+        raise InputError(f"engine.precision = '{precision}' needs a GPU: this run is on {device}; use float32")
+    if precision == "bf16" and name == "serial":
+        raise InputError("engine.precision = 'bf16' needs the batched engine: set engine.name = 'batched', or use tf32")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+    serial = SerialEngine(bench, [part.to(device) for part in rows], eval_batch_size)
+    if name == "serial":
+        return serial
+    kernel = _kernel(bench, precision)
+    if (obstacle := _obstacle(bench, kernel)) is not None:
+        note(f"clients run one after the other, not side by side: {obstacle}")
+        return serial
+    size = bench.training.batch_size
+    steps = [[bench.training.samples(count) // min(size, max(count, 1)) for count in clients] for clients in rounds]
+    width = slots or best_width(steps, min(max(map(len, rounds)), MOST_SLOTS), OVERHEAD[type(kernel)])
+    together = max(width, int(HELD_BYTES[device.type] / (bench.layout.length * bench.gradient.element_size())))
+    return BatchedEngine(bench, [part.cpu() for part in rows], eval_batch_size, kernel, width, together, serial)
+
+
+def _macs(bench: Workbench) -> float:
+    """MACs of a batch's forward pass."""
+    return bench.macs.dense * bench.training.batch_size
+
+
+def _kernel(bench: Workbench, precision: Precision) -> Vectorised | Streamed:
+    objective = Objective(bench.module, bench.data.task, bench.layout, precision)
+    device = bench.gradient.device
+    vectorised = _macs(bench) <= WORTH_VECTORISING[device.type] and precision != "bf16"  # vmap and autocast do not go together
+    if device.type == "cuda" and not vectorised:
+        torch.backends.cudnn.benchmark = True  # shapes are the same in every step
+        return Streamed(objective, device)
+    return Vectorised(objective)
+
+
+def _obstacle(bench: Workbench, kernel: Kernel) -> str | None:
+    """Why clients of this model cannot train side by side; None if they can."""
+    if has_dropout(bench.module):
+        return "the model draws random numbers while it trains (dropout)"
+    count = min(2, bench.training.batch_size, len(bench.data.y))
+    rows = torch.arange(count, device=bench.gradient.device).expand(2, -1)
+    weights = bench.layout.flatten(bench.module.state_dict()).expand(2, -1).clone()
+    was_training = bench.module.training
+    bench.module.train()
+    try:
+        kernel(weights, *bench.data.training_batches(rows, torch.zeros_like(rows[:, 0])))
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError) as error:
+        return (str(error).strip() or type(error).__name__).partition("\n")[0]
+    finally:
+        bench.module.train(was_training)
+    return None
