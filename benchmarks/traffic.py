@@ -18,11 +18,11 @@ from fedrts import __version__, methods
 from fedrts.client import Order
 from fedrts.methods.contract import Round, Setup
 from fedrts.sparse import random
+from fedrts.sparse.cost import Book
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
 from fedrts.wire import codec
 from fedrts.wire.codec import Kind
-from fedrts.wire.fields import Values
 from fedrts.wire.quantise import ValueType
 
 DENSITIES = (0.5, 0.3, 0.2, 0.1)
@@ -68,7 +68,7 @@ def main() -> None:
         shorter = [both_ways(order_of("random", density, type=type), mask) for type in ("float16", "int8")]
         figures = [
             dense,
-            2 * Values().paper_length(layout, density, 0.0) / 1e6,
+            2 * Book.paper(layout, density, 0.0).sparse() / 1e6,
             both_ways(order, mask),
             both_ways(order, FRESH),
             both_ways(order_of("fedrts", density, OUTER), FRESH),

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedrts.accounting import cost as cost
     from fedrts.api import Result as Result
     from fedrts.api import load as load
     from fedrts.api import resume as resume
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["InputError", "Result", "data", "load", "methods", "models", "resume", "run", "train"]
+__all__ = ["InputError", "Result", "cost", "data", "load", "methods", "models", "resume", "run", "train"]
 
-_HOMES = dict.fromkeys(("Result", "load", "resume", "run", "train"), "fedrts.api") | {"InputError": "fedrts.errors"}
+_HOMES = dict.fromkeys(("Result", "load", "resume", "run", "train"), "fedrts.api")
+_HOMES |= {"cost": "fedrts.accounting", "InputError": "fedrts.errors"}
 
 
 def __getattr__(name: str) -> Any:

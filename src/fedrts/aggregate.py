@@ -85,14 +85,14 @@ class Reduction(Protocol):
 
 def reduction(guard: Guard, order: Order) -> Reduction | None:
     """The reducer of the weights that the guard asks for in an exchange; None for the mean."""
-    if guard.reducer == "mean" or order.reference is None or "weights" not in order.exchange.up:
+    if guard.reducer == "mean" or order.reference is None or order.values is None or "weights" not in order.exchange.up:
         return None
     if not isinstance(order.exchange.up.get("weights"), Values):
         raise InputError(
             f"guard.reducer = '{guard.reducer}' needs weights on one mask; this method's clients have masks of their own: use 'mean'"
         )
     if guard.reducer == "clip":
-        return Clipped(order.reference, len(order.reference) - order.frame.statistics, guard.bound(order.reference_norm))
+        return Clipped(order.values, len(order.values) - order.frame.statistics, guard.bound(order.reference_norm))
     return Sorted(guard.trim if guard.reducer == "trimmed_mean" else 0.5)
 
 

@@ -21,7 +21,6 @@ from fedrts.data.own import federate
 from fedrts.errors import InputError
 from fedrts.folder import RunFolder, check_versions
 from fedrts.ledger import Ledger
-from fedrts.methods import methods
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
 from fedrts.observe import Observer, Silent
@@ -30,8 +29,8 @@ from fedrts.sparse.layout import Prunable
 from fedrts.summary import describe_clients, summarise
 from fedrts.tasks import Classification, Loss, Task
 
-ANYWHERE = {"device": "cpu"}
-"""A model can be looked at on a machine that lacks the device it was trained on."""
+ANYWHERE = {"device": "cpu", "init": None}
+"""A model can be looked at on a machine that lacks the device it was trained on and the file it started from."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +46,25 @@ class Result:
     """The server's state: flat weights, mask, and the method's own memory."""
 
 
-def run(experiment: str | Path | None = None, *, observer: Observer | None = None, **keywords: Any) -> Result:
+def run(
+    experiment: str | Path | None = None, *, data_dir: str | Path | None = None, observer: Observer | None = None, **keywords: Any
+) -> Result:
     """Run an experiment: a TOML file, keywords, or both (keywords win). See the reference for every key.
 
     `fedrts.run(data="digits", method="fedrts", density=0.1, rounds=50, lr=0.2, topology={"interval": 5}, out="runs/a")`
+    `data_dir` is the folder of data sets (default: `FEDRTS_DATA`, or ~/.cache/fedrts); it is no part of the experiment.
     """
     layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
-    return start(config.resolve(*layers), observer or Silent())
+    return start(config.resolve(*layers), observer or Silent(), data_dir)
 
 
-def start(resolved: Experiment, observer: Observer) -> Result:
+def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None = None) -> Result:
     """Run a resolved experiment in a new folder."""
     resolved = with_folder(resolved)
     folder = RunFolder(str(resolved.out))
     folder.create(resolved)
     try:
-        assembled = assemble(resolved)
+        assembled = assemble(resolved, data_dir)
         assembled.method.begin(assembled.setup)
     except InputError:  # a mistake that shows only now leaves no folder behind that would be in the way of the next try
         folder.discard()
@@ -70,7 +72,7 @@ def start(resolved: Experiment, observer: Observer) -> Result:
     return _play(assembled, folder, observer)
 
 
-def resume(path: str | Path, *, observer: Observer | None = None) -> Result:
+def resume(path: str | Path, *, data_dir: str | Path | None = None, observer: Observer | None = None) -> Result:
     """Continue an interrupted run to exactly the result it would have had. A finished one is only loaded."""
     folder = RunFolder(path)
     file = folder.experiment_file()
@@ -78,7 +80,7 @@ def resume(path: str | Path, *, observer: Observer | None = None) -> Result:
     check_versions(tomllib.loads(file.read_text("utf-8")).get("versions", {}))
     if resolved.model == config.CUSTOM:
         raise InputError(f"the run in {folder.path} trains a model given in Python: call fedrts.train(…, out=…, resume=True) again")
-    return _play(assemble(resolved), folder, observer or Silent())
+    return _play(assemble(resolved, data_dir), folder, observer or Silent())
 
 
 def train(
@@ -106,7 +108,7 @@ def train(
     """
     if not clients:
         raise InputError("clients is empty: give one dataset per client")
-    chosen, options = _as_settings(method)
+    chosen, options = config.from_method(method)
     given = config.from_keywords({**keywords, "rounds": rounds, **chosen})
     federation = {"total": len(clients), "per_round": min(10, len(clients)), "min_size": 1}
     base = {"data": config.CUSTOM, "model": config.CUSTOM, "clients": federation, "out": str(out) if out else None}
@@ -120,17 +122,21 @@ def train(
     return _play(assembled, folder, observer or Silent())
 
 
-def load(path: str | Path, model: nn.Module | None = None, prunable: Prunable | None = None) -> nn.Module:
+def load(
+    path: str | Path, model: nn.Module | None = None, prunable: Prunable | None = None, data_dir: str | Path | None = None
+) -> nn.Module:
     """The model of a run folder: of a finished run its result, of an interrupted one its newest checkpoint.
 
     A model (and a rule of what may be pruned) that was given in Python must be given again.
     """
     folder = RunFolder(path)
-    if model is None:
-        resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
-        if resolved.model == config.CUSTOM:
-            raise InputError(f"the run in {folder.path} trained a model given in Python: pass it as fedrts.load(path, model=…)")
-        model = assemble(resolved).module
+    resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
+    if model is not None:
+        model = config.make_method(resolved).prepare(model)  # as it was trained: a method may have replaced parts of it
+    elif resolved.model == config.CUSTOM:
+        raise InputError(f"the run in {folder.path} trained a model given in Python: pass it as fedrts.load(path, model=…)")
+    else:
+        model = assemble(resolved, data_dir).module
     model.load_state_dict(state_dict(folder, model, prunable), strict=True)
     return model.eval()
 
@@ -168,7 +174,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         ledger = Ledger.restored(saved.ledger, state.mask.sizes, plan.guard, experiment.device)
     pace = Pace(experiment.checkpoint.every)
     if folder is not None:
-        folder.write_json("clients.json", describe_clients(run))
+        folder.write_json("clients.json", describe_clients(run.data, run.rows))
     facts = {
         "parameters": run.layout.parameters,
         "active": state.mask.number + run.layout.parameters - run.layout.links,
@@ -210,17 +216,7 @@ def with_folder(experiment: Experiment) -> Experiment:
     """With `out` decided: runs/<time>-<data>-<method>-<seed> under the current folder; a number follows where that is taken."""
     if experiment.out:
         return experiment
-    names = (name.rpartition(":")[2] for name in (experiment.data, experiment.method))
+    names = (Path(name.rpartition(":")[2]).stem or "data" for name in (experiment.data, experiment.method))
     stem = "-".join([time.strftime("%Y%m%d-%H%M%S"), *names, str(experiment.seed)])
     taken = (Path("runs", stem if n == 1 else f"{stem}-{n}") for n in range(1, 1000))
     return experiment.model_copy(update={"out": str(next(path for path in taken if not path.exists()))})
-
-
-def _as_settings(method: Method | str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings that make `method` again."""
-    if not isinstance(method, Method):
-        return {"method": method}, {}
-    kind = type(method)
-    name = next((name for name in methods.names() if methods.get(name) is kind), f"{kind.__module__}:{kind.__qualname__}")
-    own = method.model_dump()
-    return {"method": name}, {"density": own.pop("density"), "method_options": own}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fedrts.data.partition import divide
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError
 from fedrts.guard import Guard
+from fedrts.initial import load_weights
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Setup
 from fedrts.registry import import_path
@@ -42,6 +44,7 @@ class Assembled:
     data: Data
     rows: Sequence[Tensor]
     training: LocalTraining
+    bench: Workbench
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -50,21 +53,30 @@ class Assembled:
         return {"model": self.layout.fingerprint, "clients": samples, "layers": [entry.name for entry in self.layout.layers]}
 
 
-def assemble(experiment: Experiment) -> Assembled:
-    """Load the data, divide it, and build the model of a resolved experiment."""
-    held = data.get(experiment.data)(**experiment.data_options)
-    c = experiment.clients
-    rows = divide(c.partition, held.y, c.total, c.alpha, c.min_size, random.key(experiment.seed, "partition"))
+def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tuple[Data, list[Tensor]]:
+    """The data of a resolved experiment, and the row numbers of every client."""
+    held = data.load(experiment.data, experiment.data_options, data_dir)
+    c, key = experiment.clients, random.key(experiment.seed, "partition")
+    return held, divide(c.partition, held.y, c.total, c.alpha, experiment.min_size, key, c.classes_per_client)
+
+
+def assemble(experiment: Experiment, data_dir: str | Path | None = None) -> Assembled:
+    """Load the data, divide it, and build the model of a resolved experiment; `data_dir` is the folder of data sets."""
+    held, rows = federation(experiment, data_dir)
+    return put_together(experiment, build_model(experiment, held.input_shape, held.classes), held, rows)
+
+
+def build_model(experiment: Experiment, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The model of an experiment with its initial weights, for inputs of this shape."""
     options = {key: value for key, value in experiment.model_options.items() if key != "prune_output"}
     with torch.random.fork_rng([]):
         torch.manual_seed(random.seed(random.key(experiment.seed, "model")))
         try:
-            module = models.get(experiment.model)(held.input_shape, held.classes, **options)
+            return models.get(experiment.model)(input_shape, classes, **options)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"cannot build the model '{experiment.model}' with model_options {options}: {error}") from error
-    return put_together(experiment, module, held, rows)
 
 
 def put_together(
@@ -73,6 +85,8 @@ def put_together(
     """The run of `module` on clients that hold `rows` of `held`."""
     device = torch.device(experiment.device)
     method = config.make_method(experiment)
+    if experiment.init is not None:
+        load_weights(module, experiment.init)
     module = method.prepare(module).to(device)
     held = held.to(device)
     layout = layout_of(experiment, module, prunable)
@@ -89,11 +103,13 @@ def put_together(
         layer_density=e.topology.layer_density,
         init_mask=e.topology.init_mask,
     )
-    training = LocalTraining(t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal)
+    training = LocalTraining(
+        t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal, t.schedule, t.lr_end, e.rounds
+    )
     if t.batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
         raise InputError("train.batch_size = 1 gives BatchNorm no statistics: use at least 2")
     try:
-        macs = Macs.of(module, layout, held.x[:1])
+        macs = Macs.of(module, layout, held.inputs(held.x[:1]))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {held.input_shape}: {reason}") from error
@@ -115,7 +131,7 @@ def put_together(
         dropout=e.clients.dropout,
         optimizer=ServerOptimizer(t.server_optimizer, t.server_lr or 1.0, t.server_momentum, t.server_beta2, t.server_tau),
     )
-    return Assembled(experiment, method, module, layout, setup, plan, held, rows, training)
+    return Assembled(experiment, method, module, layout, setup, plan, held, rows, training, bench)
 
 
 def layout_of(experiment: Experiment, module: nn.Module, prunable: Prunable | None = None) -> Layout:

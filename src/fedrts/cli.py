@@ -16,6 +16,7 @@ import fedrts
 from fedrts.errors import InputError, Note
 
 if TYPE_CHECKING:
+    from fedrts.accounting import Cost
     from fedrts.api import Result
     from fedrts.observe import Observer
 
@@ -32,6 +33,9 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # what typer raise
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder of the data sets' files; default $FEDRTS_DATA, or ~/.cache/fedrts.", show_default=False)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -72,7 +76,9 @@ def fedrts_command(
 def run(
     experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="An experiment file; flags override it.")] = None,
     method: Annotated[str | None, typer.Option(help="A name from `fedrts methods`.")] = None,
-    data: Annotated[str | None, typer.Option(help="A name from `fedrts data`, or an import path pkg.module:name.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A name from `fedrts data`, folder:PATH, npz:PATH, or an import path pkg.module:name.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="A name from `fedrts models`, an import path, or auto.")] = None,
     density: Annotated[float | None, typer.Option(help="Share of all parameters that stay active.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
@@ -85,7 +91,9 @@ def run(
     engine: Annotated[str | None, typer.Option(help="auto or serial.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     value_type: Annotated[str | None, typer.Option(help="How values travel: float32 (lossless), float16 or int8.")] = None,
+    init: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from the weights of this safetensors file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<time>-<data>-<method>-<seed>.")] = None,
+    data_dir: DataDir = None,
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other key; repeatable.")] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -107,16 +115,17 @@ def run(
         "engine",
         "value_type",
         "device",
+        "init",
     )
     flags = {name: value for name, value in locals().items() if name in names}
     layers = [config.from_file(experiment)] if experiment else []
     layers += [config.from_keywords({**flags, "out": str(out) if out else None}), config.from_assignments(assignments or [])]
     resolved = api.with_folder(config.resolve(*layers))
-    _interruptible(lambda observer: api.start(resolved, observer), Path(str(resolved.out)), quiet)
+    _interruptible(lambda observer: api.start(resolved, observer, data_dir), Path(str(resolved.out)), quiet)
 
 
 @app.command()
-def resume(run_dir: RunDir, quiet: Quiet = False) -> None:
+def resume(run_dir: RunDir, data_dir: DataDir = None, quiet: Quiet = False) -> None:
     """Continue an interrupted run to exactly the result it would have had."""
     from fedrts import api
     from fedrts.folder import RunFolder
@@ -124,13 +133,63 @@ def resume(run_dir: RunDir, quiet: Quiet = False) -> None:
     if RunFolder(run_dir).summary() is not None:
         print(f"{run_dir} is finished; `fedrts inspect {run_dir}` shows it")
         return
-    _interruptible(lambda observer: api.resume(run_dir, observer=observer), run_dir, quiet)
+    _interruptible(lambda observer: api.resume(run_dir, data_dir=data_dir, observer=observer), run_dir, quiet)
 
 
 @app.command()
-def methods(as_json: AsJson = False) -> None:
+def cost(
+    experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="An experiment file; flags override it.")] = None,
+    model: Annotated[str | None, typer.Option(help="A name from `fedrts models`, an import path, or auto.")] = None,
+    method: Annotated[str | None, typer.Option(help="A name from `fedrts methods`.")] = None,
+    density: Annotated[float | None, typer.Option(help="Share of all parameters that stay active.")] = None,
+    data: Annotated[str | None, typer.Option(help="What the model reads: a name from `fedrts data`, or an import path.")] = None,
+    input_shape: Annotated[str | None, typer.Option(metavar="N,N,…", help="Instead of data: 3,32,32 for images, 256 for tokens.")] = None,
+    classes: Annotated[int | None, typer.Option(help="With an input shape: classes, or words of the vocabulary.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples of the client; default its share of the data, or 500.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients among which the data is divided.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the local data in a round.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
+    value_type: Annotated[str | None, typer.Option(help="How values travel: float32 (lossless), float16 or int8.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    data_dir: DataDir = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Measure a client that really trains, not one step on two samples.")] = False,
+    assignments: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other key; repeatable.")] = None,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")] = False,
+) -> None:
+    """Bytes, FLOPs and memory per client and round, in three accountings: the paper's tables, the paper's rules, and measured."""
+    if as_json and as_csv:
+        raise InputError("--json and --csv exclude each other: choose one")
+    if input_shape is not None and data is not None:
+        raise InputError("--data and --input-shape exclude each other: both say what the model reads")
+    shape = None if input_shape is None else _whole_numbers("--input-shape", input_shape)
+    from fedrts import accounting, config
+
+    names = ("model", "method", "density", "data", "clients", "epochs", "batch_size", "value_type", "seed")
+    flags = {name: value for name, value in locals().items() if name in names}
+    layers = [config.from_file(experiment)] if experiment else []
+    layers += [config.from_keywords(flags), config.from_assignments(assignments or [])]
+    found = accounting.of_settings(layers, None, shape, classes, samples, exact, data_dir)
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+    elif as_csv:
+        _print_csv([{"model": found.model, "method": found.method, "density": found.density, **row.as_flat_dict()} for row in found.rows])
+    else:
+        _print_cost(found)
+
+
+@app.command()
+def methods(
+    as_json: AsJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="What each keeps, does and sends, as a Markdown table.")] = False,
+) -> None:
     """List the methods with their options."""
+    from fedrts import catalogue
     from fedrts import methods as kinds
+
+    if markdown:
+        print(catalogue.table())
+        return
 
     rows = []
     for name in kinds.names():
@@ -149,17 +208,90 @@ def models(as_json: AsJson = False) -> None:
     _print_table([_described(name, builders.get(name), own) for name in builders.names()], as_json)
 
 
-data_app = typer.Typer(help="List the data sets.", invoke_without_command=True)
+data_app = typer.Typer(invoke_without_command=True)
 app.add_typer(data_app, name="data")
 
 
 @data_app.callback()
-def data(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the data sets with their options."""
+def data(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List the data sets, whether their files are there, and their options."""
     from fedrts import data as loaders
 
-    if context.invoked_subcommand is None:
-        _print_table([_described(name, loaders.get(name), ("folder",)) for name in loaders.names()], as_json)
+    context.obj = data_dir
+    if context.invoked_subcommand is not None:
+        return
+    home = loaders.home(data_dir)
+    rows = []
+    for name in loaders.names():
+        source = loaders.source(name)
+        files = "-" if source is None else "missing" if source.missing(home) else "there"
+        described = _described(name, loaders.get(name), ("folder",))
+        rows.append({"name": name, "what it is": described["what it is"], "files": files, "options": described["options"]})
+    _print_table(rows, as_json)
+
+
+@data_app.command()
+def prepare(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A name from `fedrts data`.")],
+    given: Annotated[
+        Path | None, typer.Option("--from", metavar="PATH", help="An archive, a file or a folder that is here already.")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Download the files of a data set from their official address, check them, and read them once."""
+    from fedrts import data as loaders
+    from fedrts.data.prepare import prepare as bring
+    from fedrts.observe.console import downloading
+
+    home = loaders.home(data_dir or context.obj)
+    with downloading() as report:
+        held = bring(name, home, given, report)
+    source = loaders.source(name)
+    sizes_only = [file.name for file in source.files if file.checksum is None] if source and given is None else []
+    if sizes_only:
+        print(f"no checksum is published for {' and '.join(sizes_only)}: downloads of them are checked by their size alone")
+    print(f"{name} is ready in {home}: {len(held.y):,} training and {len(held.test_y):,} test samples, {held.classes:,} classes")
+
+
+@data_app.command()
+def show(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A name from `fedrts data`, folder:PATH, npz:PATH, or an import path.")],
+    clients: Annotated[int | None, typer.Option(help="Clients in the federation.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration: lower is more heterogeneous.")] = None,
+    partition: Annotated[str | None, typer.Option(help="dirichlet, quantity, iid or shards.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the partition.")] = None,
+    assignments: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other key; repeatable.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it into this file.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Show which client would hold what, as a table and a picture."""
+    from fedrts import config
+    from fedrts.assemble import federation
+    from fedrts.observe.picture import check_drawable, draw_clients
+    from fedrts.summary import describe_clients
+
+    if out is not None:
+        check_drawable(out)
+    table = {"total": clients, "alpha": alpha, "partition": partition}
+    given = config.from_keywords({"data": name, "seed": seed, "clients": {key: entry for key, entry in table.items() if entry is not None}})
+    experiment = config.resolve(given, config.from_assignments(assignments or []))
+    held = describe_clients(*federation(experiment, data_dir or context.obj))
+    _print_table([_holding(client) for client in held], False)
+    if out is not None:
+        draw_clients(held, f"{name}: {experiment.clients.partition} over {len(held)} clients, seed {experiment.seed}", out)
+        print(out)
+
+
+def _holding(client: dict[str, Any]) -> dict[str, Any]:
+    """A client of clients.json as a row of a table."""
+    labels = client["labels"]
+    if labels is None:
+        return {"client": client["client"], "samples": client["samples"]}
+    most = sorted(range(len(labels)), key=lambda label: -labels[label])[:5]
+    often = ", ".join(f"{label}: {labels[label]:,}" for label in most if labels[label])
+    return {**client, "labels": sum(count > 0 for count in labels), "most frequent": often}
 
 
 @app.command()
@@ -181,12 +313,13 @@ def inspect(run_dir: RunDir, as_json: AsJson = False) -> None:
 def evaluate(
     run_dir: RunDir,
     data: Annotated[str | None, typer.Option(help="Test on another data set than the run's.")] = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Test the model of a run folder."""
     from fedrts.inspection import evaluate_run
 
-    metrics = evaluate_run(run_dir, data)
+    metrics = evaluate_run(run_dir, data, data_dir)
     print(json.dumps(metrics) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 
@@ -200,11 +333,12 @@ def export(
     run_dir: RunDir,
     format: Annotated[Format, typer.Option(help="safetensors, or dense: a PyTorch state dict (.pt).")] = Format.safetensors,
     out: Annotated[Path | None, typer.Option(help="File to write; default export.safetensors or export.pt in the run folder.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Write the model of a run folder for use elsewhere; both forms load with `load_state_dict(strict=True)`."""
     from fedrts.inspection import export_run
 
-    print(export_run(run_dir, format.value, out))
+    print(export_run(run_dir, format.value, out, data_dir))
 
 
 def _interruptible(play: Callable[[Observer], Result], folder: Path, quiet: bool) -> None:
@@ -223,6 +357,54 @@ def _interruptible(play: Callable[[Observer], Result], folder: Path, quiet: bool
     except KeyboardInterrupt:
         print(f"interrupted; continue with: fedrts resume {folder}", file=sys.stderr)
         sys.exit(130)
+
+
+def _whole_numbers(flag: str, text: str) -> tuple[int, ...]:
+    """`3,32,32` as numbers."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{flag} takes whole numbers with commas between them, such as 3,32,32 (got '{text}')") from None
+
+
+def _print_cost(found: Cost) -> None:
+    """One table for each accounting, so that nobody compares across them by accident."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedrts.accounting import ACCOUNTINGS
+
+    console = Console(highlight=False)
+    console.print(
+        f"{found.method} · {found.model} with {found.parameters:,} parameters, {found.links:,} prunable · density {found.density:g} · "
+        f"{found.macs:,.0f} MAC a sample of shape {list(found.input_shape)} · {found.samples:,} samples, {found.epochs} epochs, "
+        f"batches of {found.batch_size}"
+    )
+    for accounting, meaning in ACCOUNTINGS.items():
+        rows = [row for row in found.rows if row.accounting == accounting]
+        cased, on_mask = any(row.case for row in rows), rows[0].memory_on_mask_bytes is not None
+        unit, divisor = ("MB", 1e6) if max(row.upload_bytes for row in rows) >= 1e5 else ("kB", 1e3)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for column in ["round"] + ["case"] * cased:
+            table.add_column(column, no_wrap=True)
+        for column in [f"down {unit}", f"up {unit}", "both", "FLOPs", "memory MB"] + ["on mask"] * on_mask:
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in rows:
+            lengths = (row.download_bytes, row.upload_bytes, row.download_bytes + row.upload_bytes)
+            memory = [row.memory_bytes] + [row.memory_on_mask_bytes or 0.0] * on_mask
+            travelling, held = [f"{size / divisor:.3f}" for size in lengths], [f"{size / 1e6:.3f}" for size in memory]
+            table.add_row(row.round, *[row.case] * cased, *travelling, f"{row.flops:.4g}".replace("e+", "e"), *held)
+        console.print(f"\n[bold]{accounting}[/bold]: {meaning}")
+        console.print(table)
+
+
+def _print_csv(rows: list[dict[str, Any]]) -> None:
+    import csv
+
+    writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
 
 
 def _described(name: str, function: Callable[..., Any], own: tuple[str, ...]) -> dict[str, Any]:

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedrts import rates
 from fedrts.data.contract import Data
 from fedrts.methods.contract import Calibrate, Evaluate, Exchange, ProbeCurvature, ProbeGradient, Rewire, Round, State, Train
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import Frame, Message, Values
+from fedrts.wire.fields import Frame, Message
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,28 @@ class LocalTraining:
     weight_decay: float = 0.0
     proximal: float = 0.0
     """μ of the proximal term μ/2·‖W − W_received‖² (FedProx)."""
+    schedule: str = "constant"
+    lr_end: float = 1.0
+    rounds: int = 1
+
+    def rate(self, round_index: int) -> float:
+        """The learning rate of a round."""
+        return self.lr * rates.share(self.schedule, round_index, self.rounds, self.lr_end)
 
     def samples(self, rows: int) -> int:
         """Samples that a client with so many rows sees in a round."""
         return self.epochs * (rows // self.batch_size * self.batch_size or rows)
 
-    def make_optimizer(self, parameter: Tensor) -> torch.optim.Optimizer:
+    def epochs_of(self, step: Train) -> range:
+        """The epochs of a step of training."""
+        first, last = (int(share * self.epochs) for share in (step.start, step.stop))
+        return range(first, last)
+
+    def make_optimizer(self, parameter: Tensor, round_index: int) -> torch.optim.Optimizer:
+        lr = self.rate(round_index)
         if self.optimizer == "adam":
-            return torch.optim.Adam([parameter], lr=self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD([parameter], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+            return torch.optim.Adam([parameter], lr=lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD([parameter], lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -55,24 +69,20 @@ class Order:
     round: Round
     frame: Frame
     sent: Message
+    values: Tensor | None = None
+    """The server's own weights on the mask, which may be more precise than what it sends."""
 
     @staticmethod
     def of(exchange: Exchange, round: Round, layout: Layout, state: State, key: int) -> Order:
         """The order that a server in `state` gives; `key` decides the rounding of what it sends."""
         frame = Frame(layout, state.mask, state.values.dtype, key)
         tensors = {"weights": state.values, **state.memory}
-        return Order(exchange, round, frame, {name: entry.take(tensors, frame) for name, entry in exchange.down.items()})
+        return Order(exchange, round, frame, {name: entry.take(tensors, frame) for name, entry in exchange.down.items()}, state.values)
 
     @cached_property
     def reference(self) -> Tensor | None:
         """The weights on the mask as clients receive them, where they do."""
         return self.exchange.down["weights"].open(self.sent["weights"], self.frame) if "weights" in self.exchange.down else None
-
-    @property
-    def is_lossy(self) -> bool:
-        """Do clients receive other weights than the server has?"""
-        weights = self.exchange.down.get("weights")
-        return isinstance(weights, Values) and weights.type != "float32"
 
     @cached_property
     def reference_norm(self) -> float:
@@ -85,6 +95,11 @@ class Order:
     def upload_frame(self, key: int = 0) -> Frame:
         """What both sides know of an upload; the `key` of its rounding is the client's alone."""
         return replace(self.frame, key=key, reference=self.reference)
+
+    @property
+    def opening_frame(self) -> Frame:
+        """With which the server opens an upload: changes are from its own weights, which stay precise: W ← W + Σ p_k Q(ΔW_k)."""
+        return replace(self.frame, reference=self.values if self.reference is not None else None)
 
 
 @dataclass(frozen=True)
@@ -135,10 +150,21 @@ class Workbench:
 
     def work(self, order: Order, client: int, rows: Tensor) -> Reply:
         """Carry out one order as `client`, which holds the data rows `rows`."""
-        index, exchange = order.round.index, order.exchange
-        tensors = {name: entry.put(order.sent[name], order.frame) for name, entry in exchange.down.items()}
-        job = Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", index, client))
-        job.tensors["received"] = job.weights.clone()
+        return self.carry_out(order, client, self.job(order, client, rows))
+
+    def job(self, order: Order, client: int, rows: Tensor) -> Job:
+        """What `client` has before it when an order came."""
+        tensors = {name: entry.put(order.sent[name], order.frame) for name, entry in order.exchange.down.items()}
+        tensors["received"] = tensors["weights"].clone()
+        return Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", order.round.index, client), order.round.index)
+
+    def flops(self, order: Order, job: Job) -> float:
+        """What an order costs the client; nothing of it need be carried out."""
+        return sum(flops(step, job) for step in order.exchange.steps)
+
+    def carry_out(self, order: Order, client: int, job: Job) -> Reply:
+        """The steps of an order one after the other, and the client's answer."""
+        exchange, arithmetic = order.exchange, self.flops(order, job)
         self.layout.bind(self.module, job.weights, self.gradient)
         with _isolated(random.key(job.key, "module"), self.gradient.device):
             for step in exchange.steps:
@@ -146,7 +172,19 @@ class Workbench:
         frame = order.upload_frame(random.key(job.key, "rounding", order.round.exchange))
         message: Message = {name: entry.take(job.tensors, frame) for name, entry in exchange.up.items()}
         loss = float(job.loss / job.steps) if job.steps else float("nan")
-        return Reply(client, index, order.round.exchange, len(rows), message, job.flops, loss)
+        return Reply(client, order.round.index, order.round.exchange, len(job.rows), message, arithmetic, loss)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Data rows of one step."""
+
+    rows: Tensor
+    key: int | None = None
+    """Of its augmentation; None: it is not augmented."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
 
 @dataclass
@@ -158,7 +196,7 @@ class Job:
     mask: Mask
     rows: Tensor
     key: int
-    flops: float = 0.0
+    round_index: int = 0
     loss: Tensor | float = 0.0
     steps: int = 0
 
@@ -166,45 +204,58 @@ class Job:
     def weights(self) -> Tensor:
         return self.tensors["weights"]
 
-    def batches(self, epoch: int) -> Iterator[Tensor]:
-        """Row numbers of each batch of an epoch. Only full batches, or one short one if the client has less than a batch."""
+    @property
+    def samples(self) -> int:
+        """How many samples the batches of an epoch have."""
+        rows, size = len(self.rows), self.bench.training.batch_size
+        return 0 if rows == 1 < size and self.bench.has_batchnorm else rows // size * size or rows
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch. Only full ones, or one short one if the client has less than a batch."""
         size = self.bench.training.batch_size
         order = self.rows[random.permutation(random.key(self.key, "order", epoch), len(self.rows)).to(self.rows.device)]
         if len(order) >= size:
-            yield from order[: len(order) // size * size].split(size)
+            for index, rows in enumerate(order[: len(order) // size * size].split(size)):
+                yield Batch(rows, random.key(self.key, "augment", epoch, index))
         elif len(order) > 1 or not self.bench.has_batchnorm:  # BatchNorm has no statistics of a single sample
-            yield order
+            yield Batch(order, random.key(self.key, "augment", epoch, 0))
 
-    def loss_on(self, rows: Tensor, temperature: float = 1.0) -> Tensor:
-        """Mean loss of a batch."""
+    def loss_on(self, batch: Batch, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        """Mean loss of a batch; `twice`: its gradient will be differentiated again."""
         bench = self.bench
-        output = bench.module(bench.data.x[rows])
-        return bench.data.task.loss(output / temperature if temperature != 1 else output, bench.data.y[rows])
+        x, y = bench.data.training_batch(batch.rows, batch.key)
+        return bench.data.task.loss(bench.module, x, y, temperature=temperature, twice=twice)
 
-    def backward(self, rows: Tensor, temperature: float = 1.0) -> Tensor:
+    def backward(self, batch: Batch, temperature: float = 1.0) -> Tensor:
         """Loss on a batch, and its gradient in `bench.gradient [N_all]`."""
         self.bench.gradient.zero_()
-        loss = self.loss_on(rows, temperature)
+        loss = self.loss_on(batch, temperature)
         loss.backward()
         return loss.detach()
 
     @contextmanager
     def probing(self) -> Iterator[None]:
         """Train-mode passes that leave the weights and BatchNorm statistics as they were."""
-        buffers = self.weights[self.bench.layout.parameters :]
-        before = buffers.clone()
         self.bench.module.train()
-        yield
-        buffers.copy_(before)
+        with self.same_buffers():
+            yield
 
-    def candidates(self, name: str) -> Iterator[Mask]:
+    @contextmanager
+    def same_buffers(self) -> Iterator[None]:
+        """Every buffer of the module comes back: statistics, and the counts of batches that are no part of the vector."""
+        before = [(buffer, buffer.clone()) for buffer in self.bench.module.buffers()]
+        yield
+        for buffer, value in before:
+            buffer.copy_(value)
+
+    def candidates(self, name: str) -> Iterator[None]:
         """The model on one candidate mask of the tensor `name` after the other; the client's own weights come back at the end."""
         kept = self.weights.clone()
         for bits in self.tensors[name]:
-            self.weights.copy_(kept)
             self.weights[: len(bits)].masked_fill_(~bits, 0.0)
-            yield Mask(bits, self.mask.sizes)
-        self.weights.copy_(kept)
+            with self.same_buffers():
+                yield
+            self.weights.copy_(kept)
 
 
 @singledispatch
@@ -220,21 +271,19 @@ def _train(step: Train, job: Job) -> None:
     links = bench.gradient[: bench.layout.links]
     parameter = nn.Parameter(job.weights[: bench.layout.parameters])
     parameter.grad = bench.gradient
-    optimizer = bench.training.make_optimizer(parameter)
+    optimizer = bench.training.make_optimizer(parameter, job.round_index)
     bench.module.train()
-    samples = 0
-    first, last = (int(share * bench.training.epochs) for share in (step.start, step.stop))
     received = job.tensors["received"][: bench.layout.parameters]
     influence = step.influence(received, job.mask) if step.influence else None
     squares = torch.zeros_like(links) if step.record else None
-    batches = [rows for epoch in range(first, last) for rows in job.batches(epoch)]
+    batches = [rows for epoch in bench.training.epochs_of(step) for rows in job.batches(epoch)]
     for number, rows in enumerate(batches):
         job.loss = job.loss + job.backward(rows)
         if squares is not None:
             squares += links.square() / len(batches)
         if influence is not None:
             bench.gradient += influence.pull(parameter.data)
-            rate = influence.rate(parameter.data, number, len(batches), bench.training.lr, bench.training.lr)
+            rate = influence.rate(parameter.data, number, len(batches), bench.training.rate(job.round_index), bench.training.lr)
             optimizer.param_groups[0]["lr"] = float(rate)
         if bench.training.proximal:
             bench.gradient.add_(parameter.data - received, alpha=bench.training.proximal)
@@ -243,12 +292,9 @@ def _train(step: Train, job: Job) -> None:
         optimizer.step()
         if bench.frozen is not None:
             parameter.data[bench.frozen] = received[bench.frozen]  # weight decay would move them
-        samples += len(rows)
         job.steps += 1
     if step.record and squares is not None:
         job.tensors[step.record] = squares
-    dense = 2 * bench.macs.dense + bench.macs.forward(job.mask) if step.record else 3 * bench.macs.forward(job.mask)
-    job.flops += samples * dense
 
 
 @perform.register
@@ -263,7 +309,6 @@ def _probe(step: ProbeGradient, job: Job) -> None:
             if step.batches == "one":
                 break
     job.tensors[step.into] = total / max(samples, 1)
-    job.flops += samples * (bench.macs.forward(job.mask) + 2 * bench.macs.dense)
 
 
 @perform.register
@@ -277,14 +322,13 @@ def _probe_curvature(step: ProbeCurvature, job: Job) -> None:
     found = bench.layout.views(total, layers)
     with job.probing(), sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
         for rows in job.batches(bench.training.epochs):
-            loss = job.loss_on(rows, step.temperature)
+            loss = job.loss_on(rows, step.temperature, twice=True)
             gradients = torch.autograd.grad(loss, links, create_graph=True, materialize_grads=True)  # 0 where the loss does not look
             slope = torch.stack([(g * along[entry.name]).sum() for g, entry in zip(gradients, trained, strict=True)]).sum()
             for product, entry in zip(torch.autograd.grad(slope, links, materialize_grads=True), trained, strict=True):
                 found[entry.name].add_(product, alpha=len(rows))
             samples += len(rows)
     job.tensors[step.into] = total / max(samples, 1)
-    job.flops += samples * 6 * bench.macs.dense  # a gradient, and the gradient of it
 
 
 @perform.register
@@ -293,11 +337,10 @@ def _calibrate(step: Calibrate, job: Job) -> None:
     buffers = job.weights[bench.layout.parameters :]
     bench.module.train()
     found = []
-    for mask in job.candidates(step.masks):
-        for rows in (rows for epoch in range(step.passes) for rows in job.batches(epoch)):
+    for _ in job.candidates(step.masks):
+        for batch in (batch for epoch in range(step.passes) for batch in job.batches(epoch)):
             with torch.no_grad():
-                bench.module(bench.data.x[rows])
-            job.flops += len(rows) * bench.macs.forward(mask)
+                bench.module(bench.data.training_batch(batch.rows, batch.key)[0])
         found.append(buffers.clone())
     job.tensors[step.into] = torch.cat(found)
 
@@ -308,13 +351,12 @@ def _evaluate(step: Evaluate, job: Job) -> None:
     buffers = job.weights[bench.layout.parameters :]
     bench.module.eval()
     losses = []
-    for index, mask in enumerate(job.candidates(step.masks)):
+    for index, _ in enumerate(job.candidates(step.masks)):
         if step.statistics is not None:
             buffers.copy_(job.tensors[step.statistics].view(-1, len(buffers))[index])
         with torch.no_grad():
-            total = sum(job.loss_on(rows) * len(rows) for rows in job.rows.split(bench.training.batch_size))
+            total = sum(job.loss_on(Batch(rows)) * len(rows) for rows in job.rows.split(bench.training.batch_size))
         losses.append(torch.as_tensor(total) / len(job.rows))
-        job.flops += len(job.rows) * bench.macs.forward(mask)
     job.tensors[step.into] = torch.stack(losses)
 
 
@@ -323,6 +365,43 @@ def _rewire(step: Rewire, job: Job) -> None:
     kept, job.mask = step.choose(job.tensors, job.mask)
     job.tensors["mask"] = job.mask.bits
     job.weights[: len(kept.bits)].masked_fill_(~kept.bits, 0.0)
+
+
+@singledispatch
+def flops(step: object, job: Job) -> float:
+    """What a step costs a client (see `sparse.cost` for what counts), known before it is carried out."""
+    raise TypeError(f"no client knows the step {step!r}")
+
+
+@flops.register
+def _of_training(step: Train, job: Job) -> float:
+    return len(job.bench.training.epochs_of(step)) * job.samples * step.flops(*_forward(job))
+
+
+@flops.register(ProbeGradient)
+@flops.register(ProbeCurvature)
+def _of_probing(step: ProbeGradient | ProbeCurvature, job: Job) -> float:
+    one = isinstance(step, ProbeGradient) and step.batches == "one"
+    return (min(job.samples, job.bench.training.batch_size) if one else job.samples) * step.flops(*_forward(job))
+
+
+@flops.register(Calibrate)
+@flops.register(Evaluate)
+def _of_candidates(step: Calibrate | Evaluate, job: Job) -> float:
+    samples = step.passes * job.samples if isinstance(step, Calibrate) else len(job.rows)
+    macs = job.bench.macs
+    masks = (Mask(bits, job.mask.sizes) for bits in job.tensors[step.masks])
+    return samples * sum(step.flops(macs.forward(mask), macs.dense) for mask in masks)
+
+
+@flops.register
+def _of_rewiring(step: Rewire, job: Job) -> float:
+    return 0.0
+
+
+def _forward(job: Job) -> tuple[float, float]:
+    """MACs of a sample's forward pass: on the client's mask, and dense."""
+    return job.bench.macs.forward(job.mask), job.bench.macs.dense
 
 
 @contextmanager

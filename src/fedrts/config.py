@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedrts import data, methods, models
 from fedrts.data.contract import Recipe
+from fedrts.data.partition import Partition
 from fedrts.errors import InputError, nearest, note
 from fedrts.guard import Reducer
 from fedrts.methods.base import Method
@@ -39,10 +40,11 @@ class Clients(Table):
 
     total: int = Field(100, ge=1, description="clients in the federation")
     per_round: int = Field(10, ge=1, description="clients that take part in each round")
-    partition: Literal["dirichlet", "iid"] = Field("dirichlet", description="how training samples are divided")
+    partition: Partition = Field("dirichlet", description="dirichlet (skewed labels), quantity (skewed sizes), iid, shards (few labels)")
     alpha: Number = Field(0.5, gt=0, description="Dirichlet concentration: lower is more heterogeneous")
+    classes_per_client: int = Field(2, ge=1, description="labels that a client holds, of shards")
     dropout: Number = Field(0.0, ge=0, lt=1, description="simulated: chance that a client vanishes after its download")
-    min_size: int = Field(10, ge=1, description="least number of samples of a client")
+    min_size: int | None = Field(None, ge=1, description="least number of samples of a client; default 10, of quantity 16 or a batch")
 
     @model_validator(mode="after")
     def _enough(self) -> Clients:
@@ -56,7 +58,9 @@ class Train(Table):
 
     epochs: int = Field(5, ge=1, description="passes over the local data in a round")
     batch_size: int = Field(64, ge=1, description="samples per step")
-    lr: Number = Field(0.01, gt=0, description="learning rate")
+    lr: Number = Field(0.01, gt=0, description="learning rate, of the first round")
+    schedule: Literal["constant", "cosine", "step", "exponential"] = Field("constant", description="how the rate falls over the rounds")
+    lr_end: Number = Field(0.01, gt=0, le=1, description="share of lr that is left in the last round, under a schedule that falls")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, new for every client and round")
     momentum: Number = Field(0.0, ge=0, lt=1, description="of sgd")
     weight_decay: Number = Field(0.0, ge=0, description="L2 penalty of the optimiser")
@@ -144,6 +148,7 @@ class Experiment(Table):
     density: Number = Field(0.2, gt=0, le=1, description="share of the parameters that stay active (d')")
     rounds: int = Field(500, ge=1, description="rounds of training (T_max)")
     seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
+    init: str | None = Field(None, description="safetensors file of weights to start from; default: random ones")
     out: str | None = Field(None, description="run folder; default runs/<time>-<data>-<method>-<seed>")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     method_options: dict[str, Any] = Field(default_factory=dict, description="the method's own, see `fedrts methods`")
@@ -170,6 +175,13 @@ class Experiment(Table):
         if self.topology.end is not None and self.topology.end > self.rounds:
             raise ValueError(f"topology.end = {self.topology.end} must not exceed rounds = {self.rounds}")
         return self
+
+    @property
+    def min_size(self) -> int:
+        """Samples that every client has at least."""
+        if self.clients.min_size is not None:
+            return self.clients.min_size
+        return min(16, self.train.batch_size) if self.clients.partition == "quantity" else 10
 
     @property
     def end(self) -> int:
@@ -202,6 +214,16 @@ def from_keywords(keywords: Settings) -> dict[str, Any]:
         else:
             settings = merged(settings, {name: value})
     return settings
+
+
+def from_method(method: Method | str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings that name a method, and those that make this very object again."""
+    if not isinstance(method, Method):
+        return {"method": method}, {}
+    kind = type(method)
+    name = next((name for name in methods.names() if methods.get(name) is kind), f"{kind.__module__}:{kind.__qualname__}")
+    own = method.model_dump()
+    return {"method": name}, {"density": own.pop("density"), "method_options": own}
 
 
 def from_assignments(assignments: Iterable[str]) -> dict[str, Any]:
@@ -258,7 +280,7 @@ def complete(experiment: Experiment) -> Experiment:
     if experiment.model != CUSTOM:
         check_options("model_options", experiment.model_options, models.get(experiment.model), ("input_shape", "classes"), {"prune_output"})
     if experiment.data != CUSTOM:
-        check_options("data_options", experiment.data_options, data.get(experiment.data), ("folder",), set())
+        check_options("data_options", experiment.data_options, data.get(experiment.data), ("folder",), {"validation"})
     options = {key: value for key, value in method.model_dump().items() if key != "density"}
     train = experiment.train
     rate = DEFAULT_RATE[train.server_optimizer] if train.server_lr is None else train.server_lr
@@ -267,8 +289,10 @@ def complete(experiment: Experiment) -> Experiment:
             "method_options": {key: value for key, value in options.items() if value is not None},
             "density": 1.0 if method.dense else experiment.density,
             "device": _device(experiment.device),
+            "init": None if experiment.init is None else str(Path(experiment.init).absolute()),  # resuming may happen elsewhere
             "engine": experiment.engine.model_copy(update={"name": "serial"}) if experiment.engine.name == "auto" else experiment.engine,
             "topology": experiment.topology.model_copy(update={"end": experiment.end}),
+            "clients": experiment.clients.model_copy(update={"min_size": experiment.min_size}),
             "train": experiment.train.model_copy(update={"server_lr": rate}),
         }
     )
@@ -360,13 +384,29 @@ def _explained(error: ValidationError, kind: type[BaseModel], prefix: str) -> st
     """One line for the first mistake of a validation."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
-    key = prefix + ".".join(path)
     if first["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{nearest(path[-1], table.model_fields if (table := _table(kind, path[:-1])) else ())}"
+        return (
+            f"unknown key '{prefix}{'.'.join(path)}'{nearest(path[-1], table.model_fields if (table := _table(kind, path[:-1])) else ())}"
+        )
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    message = "a table of keys" if first["type"] in ("model_type", "dict_type") else first["msg"].removeprefix("Input should be ")
-    return f"{key} must be {_allowed(kind, path) or message} (got {first['input']!r})"
+    path = path[: _depth(kind, path)]  # where several types are allowed, pydantic names the one that it tried
+    tried = [entry["msg"] for entry in error.errors() if [str(part) for part in entry["loc"]][: len(path)] == path]
+    message = "a table of keys" if first["type"] in ("model_type", "dict_type") else " or ".join(map(_in_signs, tried))
+    return f"{prefix}{'.'.join(path)} must be {_allowed(kind, path) or message} (got {first['input']!r})"
+
+
+def _in_signs(message: str) -> str:
+    """What pydantic says an input should be, with signs for relations."""
+    message = message.removeprefix("Input should be ")
+    for words, sign in (("greater than or equal to", "≥"), ("greater than", ">"), ("less than or equal to", "≤"), ("less than", "<")):
+        message = message.replace(words, sign)
+    return message
+
+
+def _depth(kind: type[BaseModel], path: list[str]) -> int:
+    """How many parts of a path lead to a key."""
+    return next((depth for depth in range(1, len(path)) if _table(kind, path[:depth]) is None), len(path))
 
 
 def _allowed(kind: type[BaseModel], path: list[str]) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 
 class InputError(ValueError):
@@ -25,3 +27,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(sorted(names)) or 'none'}"
+
+
+def optional(module: str, extra: str) -> Any:
+    """A module that comes with an optional extra of the package, or one line that says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"this needs {module.partition('.')[0]}, which is not installed: pip install 'fedrts[{extra}]'") from error

@@ -46,23 +46,23 @@ def _layers(folder: RunFolder) -> list[tuple[str, int, int]]:
     return list(zip(saved.facts["identity"]["layers"], saved.state.mask.sizes, saved.state.mask.counts, strict=True))
 
 
-def evaluate_run(path: Path, data_name: str | None = None) -> Metrics:
+def evaluate_run(path: Path, data_name: str | None = None, data_dir: Path | None = None) -> Metrics:
     """Metrics of a run's model on the test set of its data, or of another data set with the same shapes."""
-    model = api.load(path)
+    model = api.load(path, data_dir=data_dir)
     experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
-    held = data.get(data_name)() if data_name else data.get(experiment.data)(**experiment.data_options)
+    held = data.load(data_name, {}, data_dir) if data_name else data.load(experiment.data, experiment.data_options, data_dir)
     try:
-        return held.task.evaluate(model.cpu(), held.test_x, held.test_y, experiment.eval.batch_size)
+        return held.evaluate(model.cpu(), experiment.eval.batch_size)
     except (RuntimeError, IndexError) as error:
         raise InputError(f"the model of {path} cannot read the data set '{data_name}': {str(error).splitlines()[0]}") from error
 
 
-def export_run(path: Path, format: str, out: Path | None) -> Path:
+def export_run(path: Path, format: str, out: Path | None, data_dir: Path | None = None) -> Path:
     """Write the named tensors of a run's model, exact zeros outside the mask, as safetensors or as a PyTorch state dict."""
     folder = RunFolder(path)
     experiment = config.resolve(config.from_file(folder.experiment_file()), api.ANYWHERE)
     finished = (folder.path / "model.safetensors").exists()
-    tensors = folder.read_tensors("model.safetensors") if finished else api.state_dict(folder, assemble(experiment).module)
+    tensors = folder.read_tensors("model.safetensors") if finished else api.state_dict(folder, assemble(experiment, data_dir).module)
     if format == "dense":
         buffer = io.BytesIO()
         torch.save(tensors, buffer)

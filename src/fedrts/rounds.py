@@ -102,9 +102,11 @@ class Record:
     download_bytes: int = 0
     flops: float = 0.0
     seconds: float = 0.0
+    valid_accuracy: float | None = None
+    """A key of its line only where there is a validation set."""
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if key != "valid_accuracy" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ def play_round(plan: Plan, before: State, index: int, ledger: Ledger | None = No
     if plan.is_evaluated(index):
         metrics = plan.engine.evaluate(state)
         record.loss, record.accuracy, record.perplexity = (metrics.get(name) for name in ("loss", "accuracy", "perplexity"))
+        record.valid_accuracy = metrics.get("valid_accuracy")
     record.seconds = time.perf_counter() - started
     return Played(state, record, describe(plan, before, state, index) if record.outer else None)
 
@@ -164,11 +167,13 @@ def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: Ledger
         if len(record.clients) < plan.guard.needed(plan.per_round):
             return None
         clients = list(record.clients)
-        mean = sums.mean()
-        if order.is_lossy and order.reference is not None and "weights" in mean:
-            mean["weights"] += state.values - order.reference  # the server keeps its full precision: W ← W + Σ p_k Q(ΔW_k)
-        state = plan.method.update(state, mean, current, lambda purpose: plan.key(index, purpose))
+        state = updated(plan, state, order, sums)
     return plan.optimizer.step(before, state, plan.layout.parameters) if index >= 0 else state
+
+
+def updated(plan: Plan, state: State, order: Order, sums: Sums) -> State:
+    """The next state, of the sums over the clients that answered an order."""
+    return plan.method.update(state, sums.mean(), order.round, lambda purpose: plan.key(order.round.index, purpose))
 
 
 def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list[int], ledger: Ledger, record: Record) -> Sums:
@@ -203,7 +208,7 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
         record.upload_bytes += reply.size or codec.size(Kind.UPLOAD, order.exchange.up, reply.message, frame)
         ledger.messages += comparable
         record.flops += reply.flops
-        opened = {name: entry.open(reply.message[name], frame) for name, entry in order.exchange.up.items()}
+        opened = {name: entry.open(reply.message[name], order.opening_frame) for name, entry in order.exchange.up.items()}
         sums.add(plan.method.contribution(opened, state, order.round), reply.samples, votes[reply.client])
         counted.append(reply.client)
         if len(counted) == plan.per_round:

@@ -6,25 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import fedrts
 from fedrts import rounds
 from fedrts.assemble import Assembled
+from fedrts.data.contract import Data
 from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
+from fedrts.sparse.cost import Book
 
 
-def describe_clients(run: Assembled) -> list[dict[str, Any]]:
+def describe_clients(held: Data, parts: Sequence[Tensor]) -> list[dict[str, Any]]:
     """clients.json: what every client holds."""
-    labels = run.data.y.cpu()
+    labels = held.y.cpu()
     countable = labels.dim() == 1 and not labels.is_floating_point()
     return [
         {
             "client": client,
             "samples": len(rows),
-            "labels": torch.bincount(labels[rows.cpu()], minlength=run.data.classes).tolist() if countable else None,
+            "labels": torch.bincount(labels[rows.cpu()], minlength=held.classes).tolist() if countable else None,
         }
-        for client, rows in enumerate(run.rows)
+        for client, rows in enumerate(parts)
     ]
 
 
@@ -32,7 +35,8 @@ def summarise(run: Assembled, state: State, ledger: Ledger, history: Sequence[Ma
     """summary.json: a function of the final state, the ledger and the history."""
     experiment, layout = run.experiment, run.layout
     metrics = run.plan.engine.evaluate(state)
-    accuracies = [line["accuracy"] for line in history if line["accuracy"] is not None]
+    judge = "accuracy" if run.data.valid_x is None else "valid_accuracy"
+    evaluated = [line for line in history if line.get(judge) is not None]
     last = [line["accuracy"] for line in history[-10:] if line["accuracy"] is not None]
     upload, download = (sum(line[f"{way}_bytes"] for line in history) for way in ("upload", "download"))
     dense = state.values.element_size() * layout.length * ledger.messages
@@ -48,7 +52,7 @@ def summarise(run: Assembled, state: State, ledger: Ledger, history: Sequence[Ma
         "density": rounds.density(layout, state.mask),
         "accuracy": metrics["accuracy"],
         "accuracy_last10": sum(last) / len(last),
-        "best_accuracy": max(accuracies),
+        "best_accuracy": max(evaluated, key=lambda line: line[judge])["accuracy"],
         "loss": metrics["loss"],
         "perplexity": metrics.get("perplexity"),
         "perplexity_corpus": metrics.get("perplexity_corpus"),
@@ -65,9 +69,8 @@ def summarise(run: Assembled, state: State, ledger: Ledger, history: Sequence[Ma
 
 
 def paper_megabytes(run: Assembled, state: State) -> float:
-    """Traffic of one client in the first outer round, both ways, in the paper's accounting (uniform density, bitmaps)."""
+    """Traffic of one client in an outer round at t = 0, both ways, in the paper's accounting (uniform density, bitmaps)."""
     schedule = run.plan.schedule
     exchanges = run.method.exchanges(run.plan.round(schedule.first_outer, state.mask))
-    density, fraction = run.experiment.density, schedule.fraction(schedule.first_outer)
-    fields = (entry for exchange in exchanges for way in (exchange.down, exchange.up) for entry in way.values())
-    return sum(entry.paper_length(run.layout, density, fraction) for entry in fields) / 1e6
+    book = Book.paper(run.layout, run.experiment.density, schedule.adjust)
+    return sum(sum(run.method.published(exchange).charged(book)) for exchange in exchanges) / 1e6

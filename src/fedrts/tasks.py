@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from fedrts.crossentropy import linear_cross_entropy, rows_at_once
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metrics = dict[str, float]
@@ -18,8 +19,11 @@ Metrics = dict[str, float]
 class Task(Protocol):
     """A loss for training and metrics for evaluation."""
 
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean loss of a batch."""
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        """Mean loss of a batch of inputs `x` with targets `y`, the outputs divided by `temperature`.
+
+        `twice`: its gradient will be differentiated again.
+        """
         ...
 
     def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
@@ -35,8 +39,9 @@ class Classification:
     correct: Callable[[Tensor, Tensor], Tensor] | None = None
     """(output, target) → number (or share, summed) of correct answers in the batch; default: arg-max equals label."""
 
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.criterion(output, target)
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        output = module(x)
+        return self.criterion(output if temperature == 1 else output / temperature, y)
 
     def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
         loss = correct = 0.0
@@ -48,25 +53,45 @@ class Classification:
         return {"loss": loss / len(x), "accuracy": correct / len(x)}
 
 
+@runtime_checkable
+class Projecting(Protocol):
+    """A language model whose logits are `hidden(x) [batch, time, width] @ output_matrix [vocabulary, width]ᵀ`."""
+
+    output_matrix: Tensor
+
+    def hidden(self, x: Tensor) -> Tensor: ...
+
+
+FUSED_FROM = 2**20
+"""The number of a batch's logits from which on it pays not to hold them all: below, that is the slower way (measured on a CPU)."""
+
+
 @dataclass(frozen=True)
 class Language:
-    """Next-token prediction; targets equal to `padding` do not count. Samples are stories of equal (padded) length."""
+    """Next-token prediction; targets equal to `padding` do not count. Samples are stories of equal (padded) length.
+
+    Inputs and targets are token numbers `[batch, time]` of any integer type. Many logits exist together only for models that do not
+    say how they project (see `Projecting`) and where a gradient is to be differentiated again.
+    """
 
     padding: int = -100
 
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=self.padding)
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        target = y.long().flatten()
+        if isinstance(module, Projecting) and not twice and y.numel() * len(module.output_matrix) >= FUSED_FROM:
+            return linear_cross_entropy(module.hidden(x).flatten(0, 1) / temperature, module.output_matrix, target, self.padding)
+        return F.cross_entropy(module(x).flatten(0, 1) / temperature, target, ignore_index=self.padding)
 
     def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
         """`perplexity`: mean over stories of exp(mean token NLL); `perplexity_corpus`: exp of the mean over all tokens."""
         perplexity = accuracy = nll = tokens = 0.0
         stories = 0
         for inputs, targets in _batches(module, x, y, batch_size):
-            output = module(inputs)
+            targets = targets.long()
             counted = targets != self.padding
             lengths = counted.sum(1)
-            losses = F.cross_entropy(output.transpose(1, 2), targets, ignore_index=self.padding, reduction="none").double().sum(1)
-            hits = ((output.argmax(-1) == targets) & counted).sum(1)
+            losses, hits = self._judged(module, inputs, targets)
+            losses, hits = losses.double().sum(1), (hits & counted).double().sum(1)
             some = lengths > 0
             perplexity += float((losses[some] / lengths[some]).exp().sum())
             accuracy += float((hits[some] / lengths[some]).sum())
@@ -76,8 +101,27 @@ class Language:
             "loss": nll / tokens,
             "accuracy": accuracy / stories,
             "perplexity": perplexity / stories,
-            "perplexity_corpus": math.exp(nll / tokens),
+            "perplexity_corpus": float(torch.tensor(nll / tokens, dtype=torch.float64).exp()),  # infinite rather than an error
         }
+
+    def _judged(self, module: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """NLL of every target `[batch, time]` (0 for padding), and whether it was the likeliest token."""
+        losses, hits = [], []
+        for logits, target in _in_parts(module, x, y):
+            losses.append(F.cross_entropy(logits, target, ignore_index=self.padding, reduction="none"))
+            hits.append(logits.argmax(-1) == target)
+        return torch.cat(losses).view_as(y), torch.cat(hits).view_as(y)
+
+
+def _in_parts(module: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits `[rows, vocabulary]` and targets `[rows]` of some tokens at a time, where the model allows it."""
+    if not isinstance(module, Projecting):
+        yield module(x).flatten(0, 1), y.flatten()
+        return
+    matrix = module.output_matrix
+    rows = rows_at_once(len(matrix))
+    for hidden, target in zip(module.hidden(x).flatten(0, 1).split(rows), y.flatten().split(rows), strict=True):
+        yield hidden @ matrix.t(), target
 
 
 def _batches(module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:

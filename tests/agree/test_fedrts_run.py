@@ -57,11 +57,11 @@ def test_votes_are_the_largest_gradients_after_training(toy):
     bench = run.plan.engine.bench
     rows = run.plan.engine.rows[2]
     job = Job(bench, {}, state.mask, rows, random.key(run.experiment.seed, "client", 0, 2))
-    batch = next(job.batches(run.training.epochs))
+    batch = next(job.batches(run.training.epochs)).rows
     module = run.module
     run.layout.bind(module, state.mask.expand(reply.message["weights"]))
     module.train()
-    bench.data.task.loss(module(bench.data.x[batch]), bench.data.y[batch]).backward()
+    bench.data.task.loss(module, bench.data.x[batch], bench.data.y[batch]).backward()
     flat = torch.cat([dict(module.named_parameters())[e.name].grad.flatten() for e in run.layout.layers]).abs()
     expected, start = [], 0
     for size, quota in zip(run.layout.sizes, current.quota, strict=True):

@@ -296,3 +296,16 @@ def test_fedcucb(toy):
         else:
             check_inner(run, plain, state, after, index)
         state = after
+
+
+@pytest.mark.parametrize(("type", "share"), [("float16", 0.62), ("int8", 0.5)])
+def test_values_on_ones_own_mask_travel_in_fewer_bits_and_the_server_keeps_its_precision(toy, type, share):
+    """Clients that learn nothing: however the weights are rounded on the way, the server's stay as they were."""
+    whole, short = (
+        toy("feddst", "cnn", train={"lr": 1e-12}, topology={"adjust": 0.0}, wire={"value_type": kind}) for kind in ("float32", type)
+    )
+    before = whole.method.begin(whole.setup)
+    (first, second) = (rounds.play_round(run.plan, before, 0) for run in (whole, short))
+    assert second.record.upload_bytes < share * first.record.upload_bytes
+    parameters = whole.layout.parameters
+    torch.testing.assert_close(second.state.weights[:parameters], before.weights[:parameters], rtol=0, atol=1e-7)

@@ -382,7 +382,7 @@ def test_lists(fedrts, command, expected):
 
 def test_methods_list_the_options_that_the_experiment_file_takes(fedrts):
     options = {row["name"]: row["options"] for row in json.loads(fedrts("methods", "--json").out)}
-    assert options["fedrts"] == {"gamma": 0.5, "scale": 10.0, "update_after_end": False}
+    assert options["fedrts"] == {"gamma": 0.5, "scale": 10.0, "score": "magnitude", "update_after_end": False}
     assert options["fedavg"] == {}
 
 
@@ -606,7 +606,7 @@ def test_interrupted_during_training(process, fedrts, tmp_path, number):
 
 @pytest.mark.parametrize(("command", "step"), [("run", "with_folder"), ("evaluate", "load")])
 def test_interrupted_before_or_without_training(fedrts, run_dir, tmp_path, monkeypatch, command, step):
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(api, step, interrupt)

@@ -13,7 +13,21 @@ from fedrts import methods
 SOURCE = Path(fedrts.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-LAYERS = ["errors", "registry", "sparse", "wire", "methods", "tasks", "data", "models", "client", "guard", "traffic"]
+LAYERS = [
+    "errors",
+    "registry",
+    "sparse",
+    "wire",
+    "methods",
+    "crossentropy",
+    "tasks",
+    "data",
+    "models",
+    "rates",
+    "client",
+    "guard",
+    "traffic",
+]
 LAYERS += [
     "ledger",
     "aggregate",
@@ -22,8 +36,11 @@ LAYERS += [
     "rounds",
     "checkpoint",
     "config",
+    "catalogue",
     "folder",
+    "initial",
     "assemble",
+    "accounting",
     "summary",
     "observe",
     "api",

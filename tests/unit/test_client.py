@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedrts import rounds
 from fedrts.client import Job
 from fedrts.methods.contract import Exchange, ProbeGradient, Train
 from fedrts.sparse import random
+from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Values
 from helping import ask
 
@@ -41,9 +43,9 @@ def test_training_is_a_plain_loop_with_a_mask_on_the_gradients(toy, model, train
     optimizer = make(module.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, **extra)
     module.train()
     for epoch in range(settings.epochs):
-        for rows in job_of(run, 1).batches(epoch):
+        for rows in (batch.rows for batch in job_of(run, 1).batches(epoch)):
             optimizer.zero_grad()
-            data.task.loss(module(data.x[rows]), data.y[rows]).backward()
+            data.task.loss(module, data.x[rows], data.y[rows]).backward()
             for name, parameter in module.named_parameters():
                 if name in masks:
                     parameter.grad *= masks[name]
@@ -61,7 +63,7 @@ def test_one_client_and_one_step_is_sgd(toy):
     module = run.module
     module.load_state_dict(run.layout.state_dict(state.weights))
     module.zero_grad()
-    run.data.task.loss(module(run.data.x), run.data.y).backward()
+    run.data.task.loss(module, run.data.x, run.data.y).backward()
     flat = torch.cat([dict(module.named_parameters())[e.name].grad.flatten() for e in run.layout.layers + run.layout.dense])
     torch.testing.assert_close(after.weights, state.weights - 0.1 * flat)
 
@@ -90,8 +92,8 @@ def test_the_probe_is_the_gradient_on_the_batch_after_the_last_epoch(toy):
     module.load_state_dict(run.layout.state_dict(reply.message["weights"]))
     module.train()
     module.zero_grad()
-    rows = next(job_of(run, 1).batches(run.training.epochs))
-    run.data.task.loss(module(run.data.x[rows]), run.data.y[rows]).backward()
+    rows = next(job_of(run, 1).batches(run.training.epochs)).rows
+    run.data.task.loss(module, run.data.x[rows], run.data.y[rows]).backward()
     flat = torch.cat([dict(module.named_parameters())[e.name].grad.flatten() for e in run.layout.layers])
     torch.testing.assert_close(reply.message["gradient"], flat, rtol=1e-4, atol=1e-6)
 
@@ -102,7 +104,7 @@ def test_short_batches_only_where_there_is_nothing_else(toy, rows, sizes):
     job = Job(run.plan.engine.bench, {}, None, torch.arange(rows), key=1)
     batches = list(job.batches(0))
     assert [len(batch) for batch in batches] == sizes
-    assert len(torch.cat(batches).unique()) == sum(sizes)
+    assert len(torch.cat([batch.rows for batch in batches]).unique()) == sum(sizes)
     assert run.training.samples(rows) == sum(sizes) * run.training.epochs
 
 
@@ -121,7 +123,7 @@ def test_epochs_rounds_and_clients_have_orders_of_their_own(toy):
     run = toy("fedavg")
     bench, rows = run.plan.engine.bench, torch.arange(40)
     orders = {
-        tuple(torch.cat(list(Job(bench, {}, None, rows, random.key(0, "client", t, client)).batches(epoch))).tolist())
+        tuple(torch.cat([batch.rows for batch in Job(bench, {}, None, rows, random.key(0, "client", t, client)).batches(epoch)]).tolist())
         for t in (0, 1)
         for client in (0, 1)
         for epoch in (0, 1)
@@ -142,3 +144,32 @@ def test_dropout_in_a_users_model_is_reproducible_and_leaves_the_global_generato
     (plain,) = ask(toy("fedavg", "mlp"), EVERYTHING, state, 0, [1])
     assert torch.equal(first.message["weights"], second.message["weights"])
     assert not torch.equal(first.message["weights"], plain.message["weights"])
+
+
+@pytest.mark.parametrize(
+    ("method", "index", "seen", "flops"),
+    [
+        ("random", 1, 300, lambda f, d: 3 * f * 300),
+        ("fedrts", 0, 350, lambda f, d: 3 * f * 300 + (f + 2 * d) * 50),
+        ("feddst", 0, 350, lambda f, d: 3 * f * 300 + (f + 2 * d) * 50),
+        ("prunefl", 0, 300, lambda f, d: (f + 2 * d) * 300),
+        ("snip", -1, 100, lambda f, d: 3 * d * 100),
+        ("grasp", -1, 200, lambda f, d: 3 * d * 100 + 6 * d * 100),
+        ("fedtiny", -1, 5 * (5 * 100 + 120), None),
+    ],
+)
+def test_flops_follow_the_samples_that_the_model_sees(toy, method, index, seen, flops):
+    """120 rows in batches of 50 are 100 an epoch; evaluation takes all of them."""
+    alone = {"total": 1, "per_round": 1}
+    run = toy(method, "cnn", clients=alone, train={"epochs": 3, "batch_size": 50}, eval={"every": 100}, rounds=20)
+    passed = []
+    run.module.register_forward_hook(lambda module, inputs, output: passed.append(len(inputs[0])))
+    state = run.method.begin(run.setup)
+    record = rounds.play_round(run.plan, state, index).record
+    assert sum(passed) == seen
+    macs = run.bench.macs
+    if flops is None:
+        pool = [Mask(bits, state.mask.sizes) for bits in state["pool"]]
+        assert record.flops == pytest.approx(620 * sum(map(macs.forward, pool)))
+    else:
+        assert record.flops == pytest.approx(flops(macs.forward(state.mask), macs.dense))

@@ -3,11 +3,9 @@ import torch
 from torch import nn
 
 from fedrts import models
-from fedrts.methods.contract import Exchange
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import Indices, Values
 
 
 def test_macs_of_convolutions_and_linear_layers():
@@ -121,22 +119,3 @@ def test_macs_of_recurrent_layers(kind):
     layers, rest = macs_of(Net(), torch.zeros(2, 7, 6))
     assert layers == {"rnn.weight_ih_l0": 7 * 6 * 5 * gates, "rnn.weight_hh_l0": 7 * 5 * 5 * gates}
     assert rest == 5 * 2
-
-
-def resnet18_layout() -> Layout:
-    from fedrts.sparse.layout import Entry
-
-    return Layout((Entry(("conv",), (11_166_912,)),), (Entry(("rest",), (14_730,)),), (Entry(("statistics",), (9_600,)),))
-
-
-@pytest.mark.parametrize(
-    ("exchange", "density", "megabytes"),
-    [
-        (Exchange({"weights": Values()}, (), {"weights": Values()}), 1.0, 89.530),
-        (Exchange({"weights": Values()}, (), {"weights": Values()}), 0.2, 20.853),
-        (Exchange({"weights": Values()}, (), {"weights": Values(), "votes": Indices("gradient", ())}), 0.2, 20.853 * 1.1),
-    ],
-)
-def test_the_papers_accounting_of_resnet18(exchange, density, megabytes):
-    total = sum(f.paper_length(resnet18_layout(), density, 0.4) for way in (exchange.down, exchange.up) for f in way.values())
-    assert total / 1e6 == pytest.approx(megabytes, abs=6e-4)

@@ -202,6 +202,8 @@ class Wire:
         ("fedrts", "mlp", "float32", 1, {0, 1, 2}),
         ("fedrts", "cnn", "float32", 8, {0, 1, 2}),
         ("fedrts", "cnn", "int8", 2, {0, 1, 2}),
+        ("feddst", "cnn", "int8", 8, {0, 1, 2}),
+        ("fedsgc", "mlp", "float16", 8, {0, 1, 2}),
         ("random", "tiny_gpt", "float16", 8, {0, 1}),
         ("fedavg", "mlp", "float32", 8, {0, 1}),
     ],

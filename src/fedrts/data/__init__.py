@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedrts.errors import InputError
 from fedrts.registry import Registry
 
 if TYPE_CHECKING:
     from fedrts.data.contract import Data, Recipe
+    from fedrts.data.official import Source
 
 Loader = Callable[..., "Data"]
+"""(**options) → Data. A loader with an argument `folder` is told the folder of data sets."""
 
 DEFAULT = "digits"
+VARIABLE = "FEDRTS_DATA"
+"""Names the folder of data sets where no --data-dir does."""
 
 data: Registry[Loader] = Registry("data set", __name__)
 names = data.names
-get = data.get
 
 
-def register(name: str, recipe: Recipe | None = None) -> Callable[[Loader], Loader]:
-    """Decorator for a loader, with the recipe of defaults that goes with the data set."""
+def register(name: str, recipe: Recipe | None = None, source: Source | None = None) -> Callable[[Loader], Loader]:
+    """Decorator for a loader, with the recipe of defaults that goes with the data set and where its files come from.
+
+    A name such as `npz:PATH` stands for all that begins with `npz:`; the loader's first argument is then the path.
+    """
 
     def add(loader: Loader) -> Loader:
-        loader.recipe = recipe  # type: ignore[attr-defined]
+        loader.recipe, loader.source = recipe, source  # type: ignore[attr-defined]
         return data.register(name)(loader)
 
     return add
+
+
+def get(name: str) -> Loader:
+    """The loader of a registered name, of `folder:PATH` or `npz:PATH`, or of an import path `pkg.module:name`."""
+    scheme, colon, path = name.partition(":")
+    if not colon or f"{scheme}:PATH" not in data.names():
+        return data.get(name)
+    loader = data.get(f"{scheme}:PATH")
+    bound = functools.partial(loader, Path(path))
+    vars(bound).update(vars(loader), __doc__=loader.__doc__)
+    return bound
 
 
 def recipe(name: str) -> Recipe:
@@ -35,3 +57,29 @@ def recipe(name: str) -> Recipe:
 
     found: Any = getattr(get(name), "recipe", None)
     return found or Recipe()
+
+
+def source(name: str) -> Source | None:
+    """Where the files of a data set come from; None if it needs none."""
+    found: Source | None = getattr(get(name), "source", None)
+    return found
+
+
+def home(folder: str | Path | None = None) -> Path:
+    """The folder of data sets: the one given, else `FEDRTS_DATA`, else ~/.cache/fedrts."""
+    return Path(folder or os.environ.get(VARIABLE) or Path("~/.cache/fedrts")).expanduser()
+
+
+def load(name: str, options: Mapping[str, Any] | None = None, folder: str | Path | None = None) -> Data:
+    """The data set of that name. `validation`, an option of every one, is the share of training data kept for choosing a model."""
+    from fedrts.data.contract import Data
+
+    loader, keywords = get(name), dict(options or {})
+    known = inspect.signature(loader).parameters
+    share = 0.0 if "validation" in known else keywords.pop("validation", 0.0)
+    if "folder" in known:
+        keywords["folder"] = home(folder)
+    held = loader(**keywords)
+    if not isinstance(held, Data):
+        raise InputError(f"the data set '{name}' must be a fedrts.data.contract.Data, not {type(held).__name__}")
+    return held.with_validation(share)

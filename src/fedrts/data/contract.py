@@ -1,15 +1,40 @@
-"""The loader contract: arrays that are resident once; a client is a list of row numbers."""
+"""The loader contract: arrays that are resident once, as small as they are stored; a client is a list of row numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedrts.tasks import Classification, Task
+from fedrts.errors import InputError
+from fedrts.sparse import random
+from fedrts.tasks import Classification, Metrics, Task
+
+
+class View(Protocol):
+    """How stored rows become a model's inputs: pure functions of whole batches, of one client or of many."""
+
+    @property
+    def numbers(self) -> int:
+        """Random numbers that one augmented sample takes; 0: there is nothing to augment."""
+        ...
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """`[m, …]` as stored → `[m, …]` as a model reads it."""
+        ...
+
+    def targets(self, y: Tensor) -> Tensor:
+        """`[m, …]` as stored → `[m, …]` as the task reads them."""
+        ...
+
+    def augment(self, x: Tensor, u: Tensor) -> Tensor:
+        """Inputs for training, changed by `u [m, numbers]`, uniform in [0, 1)."""
+        ...
+
+    def to(self, device: torch.device | str) -> View: ...
 
 
 @dataclass(frozen=True)
@@ -23,14 +48,75 @@ class Data:
     classes: int
     """Number of labels (vocabulary size for language)."""
     task: Task = field(default_factory=Classification)
+    view: View | None = None
+    """None: rows are stored as a model reads them."""
+    valid_x: Tensor | None = None
+    valid_y: Tensor | None = None
+    """Not trained on either: what a model may be chosen by."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
 
+    def inputs(self, x: Tensor) -> Tensor:
+        """Stored rows `[m, …]` as a model reads them, for evaluation."""
+        return x if self.view is None else self.view.inputs(x)
+
+    def targets(self, y: Tensor) -> Tensor:
+        """Stored targets `[m, …]` as the task reads them."""
+        return y if self.view is None else self.view.targets(y)
+
+    def training_batch(self, rows: Tensor, key: int | None) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the training rows `rows [m]`; `key` decides the augmentation (None: as for evaluation)."""
+        x, y = self.x[rows], self.targets(self.y[rows])
+        if self.view is None or key is None or not self.view.numbers:
+            return self.inputs(x), y
+        u = random.uniform(key, len(x) * self.view.numbers, x.device)
+        return self.view.augment(x, u.view(len(x), -1)), y
+
+    def evaluate(self, module: nn.Module, batch_size: int) -> Metrics:
+        """The task's metrics on the test set, and `valid_accuracy` where there is a validation set."""
+        reader = module if self.view is None else _Reader(module, self.view)
+        metrics = self.task.evaluate(reader, self.test_x, self.targets(self.test_y), batch_size)
+        if self.valid_x is None or self.valid_y is None:
+            return metrics
+        chosen_by = self.task.evaluate(reader, self.valid_x, self.targets(self.valid_y), batch_size)
+        return {**metrics, "valid_accuracy": chosen_by["accuracy"]}
+
+    def with_validation(self, share: float) -> Data:
+        """With a random `share` of the training rows, the same for every seed, split off as validation set."""
+        if share == 0 and not isinstance(share, bool):
+            return self
+        rest, valid = parted(len(self.y), share, "validation")
+        return replace(self, x=self.x[rest], y=self.y[rest], valid_x=self.x[valid], valid_y=self.y[valid])
+
     def to(self, device: torch.device | str) -> Data:
-        x, y, test_x, test_y = (tensor.to(device) for tensor in (self.x, self.y, self.test_x, self.test_y))
-        return Data(x, y, test_x, test_y, self.classes, self.task)
+        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **moved, view=self.view and self.view.to(device))
+
+
+class _Reader(nn.Module):
+    """A model that reads rows as they are stored."""
+
+    def __init__(self, module: nn.Module, view: View) -> None:
+        super().__init__()
+        self.module, self.view = module, view
+        self.training = module.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.module(self.view.inputs(x))
+        return output
+
+
+def parted(count: int, share: float, purpose: str) -> tuple[Tensor, Tensor]:
+    """Row numbers below `count` in two, the second a random `share` of them; the same in every run."""
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise InputError(f"data_options.{purpose} must be a share ≥ 0 and < 1 of the samples (got {share!r})")
+    taken = int(share * count)
+    if taken == 0:
+        raise InputError(f"data_options.{purpose} = {share:g} of {count:,} samples is none: raise it")
+    order = random.permutation(random.key(purpose), count)
+    return order[taken:].sort().values, order[:taken].sort().values
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from fedrts.data.contract import Data
+from fedrts.data.contract import Data, parted
 from fedrts.errors import InputError
 from fedrts.tasks import Task
 
@@ -36,3 +37,9 @@ def _arrays(dataset: Dataset[Any], where: str) -> tuple[Tensor, Tensor]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{where} must give (input, target) pairs of equal shapes: {error}") from error
     return x, y
+
+
+def with_test_share(held: Data, share: float) -> Data:
+    """`held` with a random `share` of its training rows, the same in every run, as its test set."""
+    rest, test = parted(len(held.y), share, "test")
+    return replace(held, x=held.x[rest], y=held.y[rest], test_x=held.x[test], test_y=held.y[test])

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedrts.errors import InputError
+from fedrts.errors import InputError, note
 from fedrts.sparse import random
+
+Partition = Literal["dirichlet", "quantity", "iid", "shards"]
 
 _REDRAWS = 100
 
 
-def divide(kind: str, labels: Tensor, clients: int, alpha: float, min_size: int, key: int) -> list[Tensor]:
-    """The row numbers of every client: disjoint and complete, each client with at least `min_size` rows."""
+def divide(kind: str, labels: Tensor, clients: int, alpha: float, min_size: int, key: int, classes_per_client: int = 2) -> list[Tensor]:
+    """The row numbers of every client: disjoint and complete, each client with at least `min_size` rows.
+
+    `dirichlet` skews labels and `quantity` sizes, the more the lower `alpha`; `shards` gives a client `classes_per_client` labels.
+    """
+    assert kind in get_args(Partition), kind
     rows = len(labels)
-    if kind == "dirichlet" and (labels.dim() != 1 or labels.is_floating_point()):
-        raise InputError("clients.partition = 'dirichlet' needs one label per sample, which this data set does not have: use 'iid'")
+    if kind in ("dirichlet", "shards") and (labels.dim() != 1 or labels.is_floating_point()):
+        raise InputError(
+            f"clients.partition = '{kind}' needs one label per sample, which this data set does not have: use 'iid' or 'quantity'"
+        )
+    if kind == "quantity" and 0 < rows // clients < min_size:
+        note(f"{rows:,} samples give each of {clients} clients at least {rows // clients}, not clients.min_size = {min_size}")
+        min_size = rows // clients
     if clients * max(min_size, 1) > rows:
         raise InputError(
             f"clients.total = {clients} with clients.min_size = {min_size} needs {clients * max(min_size, 1):,} training samples; "
@@ -24,7 +37,51 @@ def divide(kind: str, labels: Tensor, clients: int, alpha: float, min_size: int,
         )
     if kind == "iid":
         return [part.sort().values for part in random.permutation(key, rows).tensor_split(clients)]
-    return _dirichlet(labels.cpu().numpy(), clients, alpha, min_size, np.random.default_rng(random.seed(key)))
+    rng = np.random.default_rng(random.seed(key))
+    if kind == "quantity":
+        return list(random.permutation(key, rows).split(_sizes(rows, clients, alpha, min_size, rng)))
+    if kind == "shards":
+        return _shards(labels.cpu().numpy(), clients, classes_per_client, min_size, rng)
+    return _dirichlet(labels.cpu().numpy(), clients, alpha, min_size, rng)
+
+
+def _sizes(rows: int, clients: int, alpha: float, min_size: int, rng: np.random.Generator) -> list[int]:
+    """Quantity skew: everyone gets `min_size`, the rest goes by a draw q ~ Dir(α·1_N), its remainder to the largest fractions."""
+    draw = rng.dirichlet(np.full(clients, alpha))
+    if not np.isclose(draw.sum(), 1):
+        raise InputError(f"clients.alpha = {alpha:g} is beyond what a Dirichlet draw can take: choose one nearer to 1")
+    share = draw * (rows - clients * min_size)
+    sizes = np.floor(share).astype(np.int64) + min_size
+    sizes[np.argsort(np.floor(share) - share, kind="stable")[: rows - sizes.sum()]] += 1
+    return [int(size) for size in sizes]
+
+
+def _shards(labels: np.ndarray, clients: int, each: int, min_size: int, rng: np.random.Generator) -> list[Tensor]:
+    """Few labels a client: in random order, clients take the `each` labels of which a holder would get most; holders share evenly."""
+    kinds, counts = np.unique(labels, return_counts=True)
+    if not each <= len(kinds) <= clients * each:
+        raise InputError(
+            f"clients.classes_per_client = {each} for {clients} clients: it must not exceed the {len(kinds)} classes of the data, "
+            f"and clients times it must reach them all"
+        )
+    holders: list[list[int]] = [[] for _ in kinds]
+    for client in rng.permutation(clients):
+        number = np.array([len(some) for some in holders])
+        order = np.lexsort((rng.random(len(kinds)), -counts / (number + 1), number > 0))  # first what nobody holds yet
+        for kind in order[:each]:
+            holders[kind].append(int(client))
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for kind, some in zip(kinds, holders, strict=True):
+        members = rng.permutation(np.flatnonzero(labels == kind))
+        for client, chunk in zip(some, np.array_split(members, len(some)), strict=True):
+            parts[client].append(chunk)
+    smallest = min(sum(map(len, chunks)) for chunks in parts)
+    if smallest < max(min_size, 1):
+        raise InputError(
+            f"clients.partition = 'shards' leaves a client with {smallest} samples, clients.min_size = {min_size}: "
+            "lower it or clients.total, or raise clients.classes_per_client"
+        )
+    return [torch.from_numpy(rng.permutation(np.concatenate(chunks))) for chunks in parts]
 
 
 def _dirichlet(labels: np.ndarray, clients: int, alpha: float, min_size: int, rng: np.random.Generator) -> list[Tensor]:

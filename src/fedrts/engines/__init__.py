@@ -18,5 +18,5 @@ class Engine(Protocol):
         ...
 
     def evaluate(self, state: State) -> Metrics:
-        """Metrics of the server's model on the test set."""
+        """Metrics of the server's model on the test set, and `valid_accuracy` where there is a validation set."""
         ...

@@ -39,7 +39,7 @@ class SerialEngine:
         bench = self.bench
         bench.layout.bind(bench.module, state.weights.clone())
         with self._limited():
-            return bench.data.task.evaluate(bench.module, bench.data.test_x, bench.data.test_y, self.eval_batch_size)
+            return bench.data.evaluate(bench.module, self.eval_batch_size)
 
     @contextmanager
     def _limited(self) -> Iterator[None]:

@@ -21,6 +21,8 @@ class Method(BaseModel):
 
     dense: ClassVar[bool] = True
     """True: every link stays active and `density` is ignored."""
+    topology: ClassVar[str] = "every link, always"
+    """By which rule links are active, in a few words."""
 
     density: Annotated[float, Field(gt=0, le=1, description="share of all parameters that stay active")] = 0.2
 
@@ -54,6 +56,14 @@ class Method(BaseModel):
         """The next state, from the means over clients weighted by p_k = n_k / Σ n_j."""
         return state.with_values(mean["weights"])
 
+    def published(self, exchange: Exchange) -> Exchange:
+        """The exchange as the paper's formula for this method charges it, where that is not what is sent."""
+        return exchange
+
+    def overhead(self, round: Round, active: float, activations: float) -> float:
+        """F_o: what the paper adds to every forward pass of a batch, with so many `active` parameters and stored `activations`."""
+        return 0.0
+
     def belief(self, state: State) -> Tensor | None:
         """How good the method thinks each link is, `[P]` in [0, 1], where it keeps an opinion."""
         return None
@@ -67,6 +77,7 @@ class Sparse(Method):
     """Federated averaging on a mask of the target density, drawn at random with exactly K^l links per layer."""
 
     dense: ClassVar[bool] = False
+    topology: ClassVar[str] = "random, never changes"
 
     def initial_mask(self, setup: Setup) -> Mask:
         layout, device = setup.layout, setup.weights.device

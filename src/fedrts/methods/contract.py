@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from fedrts.sparse import budget
+from fedrts.sparse.cost import Book
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
-from fedrts.wire.fields import Field, Values
+from fedrts.wire.fields import Field, OnOwnMask, Values
 from fedrts.wire.quantise import ValueType
 
 Rng = Callable[[str], int]
@@ -88,6 +89,10 @@ class Train:
     influence: Callable[[Tensor, Mask], Influence] | None = None
     """Made of the parameters `[N_all]` as the client received them, and their mask."""
 
+    def flops(self, sparse: float, dense: float) -> float:
+        """Of one sample, where a forward pass takes `sparse` on the mask and `dense` off it; a backward pass takes two of them."""
+        return sparse + 2 * dense if self.record else 3 * sparse
+
 
 @dataclass(frozen=True)
 class ProbeGradient:
@@ -102,6 +107,9 @@ class ProbeGradient:
     temperature: float = 1.0
     """The model's outputs are divided by this."""
 
+    def flops(self, sparse: float, dense: float) -> float:
+        return sparse + 2 * dense
+
 
 @dataclass(frozen=True)
 class ProbeCurvature:
@@ -110,6 +118,9 @@ class ProbeCurvature:
     along: str
     into: str = "curvature"
     temperature: float = 1.0
+
+    def flops(self, sparse: float, dense: float) -> float:
+        return 6 * dense  # a gradient, and the gradient of it
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,10 @@ class Calibrate:
     into: str = "statistics"
     passes: int = 1
 
+    def flops(self, sparse: float, dense: float) -> float:
+        """Of one sample and candidate."""
+        return sparse
+
 
 @dataclass(frozen=True)
 class Evaluate:
@@ -131,6 +146,10 @@ class Evaluate:
     """Tensor `[C · statistics]` with which BatchNorm normalises; None: with those that the client received."""
     into: str = "losses"
 
+    def flops(self, sparse: float, dense: float) -> float:
+        """Of one sample and candidate."""
+        return sparse
+
 
 @dataclass(frozen=True)
 class Rewire:
@@ -140,6 +159,9 @@ class Rewire:
     """
 
     choose: Callable[[Mapping[str, Tensor], Mask], tuple[Mask, Mask]]
+
+    def flops(self, sparse: float, dense: float) -> float:
+        return 0.0
 
 
 Step = Train | ProbeGradient | ProbeCurvature | Calibrate | Evaluate | Rewire
@@ -157,11 +179,18 @@ class Exchange:
         """This exchange with the weights in a shorter type, both ways, where the method does not say one itself."""
 
         def typed(entry: Field) -> Field:
-            whole = isinstance(entry, Values) and entry.of == "weights" and entry.on == "mask" and entry.type == "float32"
-            return replace(entry, type=type) if isinstance(entry, Values) and whole else entry
+            model = isinstance(entry, OnOwnMask) or (isinstance(entry, Values) and entry.on == "mask")
+            if isinstance(entry, Values | OnOwnMask) and model and entry.of == "weights" and entry.type == "float32":
+                return replace(entry, type=type)
+            return entry
 
         down, up = ({name: typed(entry) for name, entry in way.items()} for way in (self.down, self.up))
         return Exchange(down, self.steps, up)
+
+    def charged(self, book: Book) -> tuple[float, float]:
+        """Bytes (down, up) by an accounting on paper."""
+        down, up = (sum(entry.charged(book) for entry in way.values()) for way in (self.down, self.up))
+        return down, up
 
     def then(self, *steps: Step, **up: Field) -> Exchange:
         """This exchange with further steps and further fields in the upload."""

@@ -11,7 +11,7 @@ Among untried links the choice is random.
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -27,6 +27,8 @@ from fedrts.sparse.mask import Mask
 @register("fedcucb")
 class FedCUCB(Bandit):
     """Upper confidence bounds over links: optimistic and deterministic where FedRTS draws."""
+
+    topology: ClassVar[str] = "top K per layer of the upper confidence bounds"
 
     confidence: Annotated[float, Field(ge=0, allow_inf_nan=False, description="c: width of the confidence bound")] = 1.0
     observe_inactive: Annotated[bool, Field(description="outer rounds observe inactive links too")] = True

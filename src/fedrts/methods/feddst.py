@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -29,6 +29,8 @@ from fedrts.wire.fields import Message, OnOwnMask, OwnValues
 @register("feddst")
 class FedDST(Sparse):
     """Clients rewire their own masks by gradient; the server averages per link and keeps the largest."""
+
+    topology: ClassVar[str] = "each client drops and grows by its gradient; merged, then top K by magnitude"
 
     merge: Annotated[Literal["sparse", "plain"], Field(description="mean over the clients that have a link, or over all")] = "sparse"
 

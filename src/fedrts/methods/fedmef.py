@@ -14,10 +14,11 @@ off, so that all methods train the same network.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -35,6 +36,8 @@ from fedrts.sparse.mask import Mask
 class FedMef(Progressive):
     """Growth by the clients' largest gradients; weak links are extruded before they go, activations may be kept sparsely."""
 
+    topology: ClassVar[str] = "drop the Q weakest (extruded before), grow by the mean of the named gradients"
+
     bae: Annotated[bool, Field(description="budget-aware extrusion in outer rounds")] = True
     penalty: Annotated[float, Field(ge=0, allow_inf_nan=False, description="λ: weight of ‖θ_low‖² in the loss")] = 0.01
     sap: Annotated[bool, Field(description="keep activations sparsely for the backward pass")] = False
@@ -51,6 +54,12 @@ class FedMef(Progressive):
         if not (round.outer and self.bae):
             return super().training(round)
         return Train(influence=partial(extrude, quota=round.quota, penalty=self.penalty))
+
+    def overhead(self, round: Round, active: float, activations: float) -> float:
+        """F_o = 4·d·n for the extrusion, and n_a·log n_a to choose activations where they are pruned."""
+        if not round.outer:
+            return 0.0
+        return 4 * active * self.bae + (activations * math.log2(max(activations, 1)) if self.sap else 0.0)
 
     def remarks(self, before: State, after: State, round: Round) -> Mapping[str, float]:
         """Share of θ_low that was dropped then (a link that was grown again starts at 0 too)."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -31,14 +31,11 @@ from fedrts.wire.fields import Indices, Message, Values
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round showed of the links."""
+    """What a round showed: X in [0, 1] of the links `at` (None: of all), a mean over so many clients."""
 
     values: Tensor
-    """X in [0, 1]."""
     at: Tensor | None
-    """Of which links; None: of all."""
     clients: int
-    """How many clients it is the mean of."""
 
 
 class Bandit(Sparse):
@@ -99,6 +96,8 @@ class Bandit(Sparse):
 @register("fedrts")
 class FedRTS(Bandit):
     """Thompson sampling over links: a Beta posterior each, updated every round, drawn from in outer rounds."""
+
+    topology: ClassVar[str] = "top K per layer of a draw from the posteriors"
 
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["clients"] = Field(
         10.0, description="λ: how much one observation counts (Eq. 6); clients: as many as took part in the round"

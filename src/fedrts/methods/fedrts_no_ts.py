@@ -11,7 +11,7 @@ and the K^l largest M are active, ties broken at random.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -29,6 +29,8 @@ from fedrts.sparse.topk import top
 @register("fedrts_no_ts")
 class FedRTSNoTS(Progressive):
     """History by momentum and a deterministic choice, where FedRTS keeps posteriors and draws."""
+
+    topology: ClassVar[str] = "drop the Q smallest moments of the weights, grow the largest of the gradients"
 
     score: Annotated[Literal["moments", "outcome"], Field(description="rank by moments of weights and gradients, or of outcomes")] = (
         "moments"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -30,6 +30,8 @@ from fedrts.wire.fields import Signs
 @register("fedsgc")
 class FedSGC(FedDST):
     """FedDST whose clients prefer links that move with the global model, and drop those that move against it."""
+
+    topology: ClassVar[str] = "as FedDST, conflicts with the global direction dropped first, agreements grown first"
 
     drop_guided: Annotated[float, Field(ge=0, le=1, description="λ_drop: share of dropped links chosen among conflicts")] = 0.5
     grow_guided: Annotated[float, Field(ge=0, le=1, description="λ_grow: share of grown links chosen among agreements")] = 0.5

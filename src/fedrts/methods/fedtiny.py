@@ -14,7 +14,7 @@ over all clients (the authors' library averages over the last alone and takes te
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -53,6 +53,8 @@ class Progressive(Sparse):
 @register("fedtiny")
 class FedTiny(Progressive):
     """A starting mask that clients choose from a pool by BatchNorm statistics, then growth by their largest gradients."""
+
+    topology: ClassVar[str] = "best of a pool at first; then drop the Q weakest, grow by the mean of the named gradients"
 
     abns: Annotated[bool, Field(description="let clients choose the starting mask from a pool")] = True
     candidates: Annotated[int, Field(ge=1, le=100, description="C: masks in the pool")] = 5

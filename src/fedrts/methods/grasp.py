@@ -7,7 +7,7 @@ batches comes up. One ranking over all layers; the mask never changes.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ from fedrts.wire.fields import Values
 @register("grasp")
 class GraSP(SNIP):
     """A mask chosen once, before training, that preserves the flow of gradients."""
+
+    topology: ClassVar[str] = "most gradient flow at the start, never changes"
 
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False, description="divides the model's outputs while links are scored")] = (
         200.0

@@ -11,7 +11,8 @@ allows. The model may then shrink. Inferred: c is the number of unpruned paramet
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -29,6 +30,8 @@ from fedrts.wire.fields import Values
 class PruneFL(Sparse):
     """Drop by magnitude, grow by the clients' mean squared gradients, which travel whole."""
 
+    topology: ClassVar[str] = "drop the Q weakest, grow by the mean squared gradient"
+
     adaptive: Annotated[bool, Field(description="choose the size too: the original's greedy rule over all layers")] = False
 
     def begin(self, setup: Setup) -> State:
@@ -40,6 +43,10 @@ class PruneFL(Sparse):
         if not round.outer:
             return exchanges
         return (exchanges[0].then(squares=Values(of="squares", on="links")),)
+
+    def published(self, exchange: Exchange) -> Exchange:
+        """O_d + O_s: the paper counts the squares and not the weights beside them."""
+        return replace(exchange, up={"squares": exchange.up["squares"]}) if "squares" in exchange.up else exchange
 
     def training(self, round: Round) -> Train:
         return Train(record="squares") if round.outer else super().training(round)

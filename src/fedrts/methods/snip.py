@@ -7,7 +7,7 @@ The mask never changes.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -23,6 +23,8 @@ from fedrts.wire.fields import Values
 @register("snip")
 class SNIP(Sparse):
     """A mask chosen once, before training, by the sensitivity of the loss to each link."""
+
+    topology: ClassVar[str] = "largest sensitivity at the start, never changes"
 
     scope: Annotated[Literal["global", "erk"], Field(description="rank over all layers, or within each layer's budget")] = "global"
 

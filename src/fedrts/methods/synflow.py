@@ -12,7 +12,7 @@ LayerNorm and its kin keep scale and shift but do not normalise, because a const
 from __future__ import annotations
 
 import copy
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -29,6 +29,8 @@ from fedrts.sparse.topk import top
 @register("synflow")
 class SynFlow(Sparse):
     """A mask chosen once, without data, by the flow of magnitudes through each link."""
+
+    topology: ClassVar[str] = "largest synaptic flow at the start, never changes"
 
     iterations: Annotated[int, Field(ge=1, description="n: rounds of pruning")] = 100
 

@@ -87,7 +87,7 @@ class GPT2(nn.Module):
 
     def __init__(self, vocabulary: int, positions: int, width: int, layers: int, heads: int, attention: str) -> None:
         super().__init__()
-        checks.counts(positions=positions, width=width, layers=layers, heads=heads)
+        checks.counts(width=width, layers=layers, heads=heads)
         checks.one_of("attention", attention, ATTENTIONS)
         if width % heads:
             raise InputError(f"model_options.width = {width} must be a multiple of model_options.heads = {heads}")
@@ -145,6 +145,7 @@ def gpt2_32m(
     attention: str = "sdpa",
 ) -> nn.Module:
     """The paper's GPT-2: 19.7 M parameters at 50,257 words ("32M" counts the tied matrix twice); attention "sdpa" or "eager"."""
+    checks.counts(positions=positions)
     if (length := checks.tokens("gpt2_32m", input_shape)) > positions:
         raise InputError(f"model_options.positions = {positions} is too few for sequences of {length} tokens: raise it")
     return GPT2(classes, positions, width, layers, heads, attention)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedrts.models import checks, register
 
@@ -29,12 +28,14 @@ class BasicBlock(nn.Module):
         self.bn1 = norm(out)
         self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
         self.bn2 = norm(out)
+        self.relu = nn.ReLU()
         same = stride == 1 and channels == out
         self.downsample = None if same else nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), norm(out))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        return F.relu(out + (x if self.downsample is None else self.downsample(x)))
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        activated: Tensor = self.relu(out + (x if self.downsample is None else self.downsample(x)))
+        return activated
 
 
 class ResNet(nn.Module):
@@ -50,6 +51,7 @@ class ResNet(nn.Module):
         large = stem == "imagenet"
         self.conv1 = nn.Conv2d(channels, widths[0], 7 if large else 3, 2 if large else 1, padding=3 if large else 1, bias=False)
         self.bn1 = NORMS[norm](widths[0])
+        self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(3, 2, padding=1) if large else nn.Identity()
         self.stages = [f"layer{number}" for number in range(1, len(widths) + 1)]
         for stage, before, width in zip(self.stages, [widths[0], *widths], widths, strict=False):
@@ -62,7 +64,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images `[batch, channels, height, width]` → logits `[batch, classes]`."""
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for stage in self.stages:
             x = self.get_submodule(stage)(x)
         logits: Tensor = self.fc(x.mean((2, 3)))

@@ -1,4 +1,4 @@
-"""What a model costs: multiply-accumulates (MAC) of a forward pass, in all and as its layers' densities make it.
+"""What a model costs: multiply-accumulates (MAC) of a forward pass, and the bytes of a sparse model by the accountings on paper.
 
 Counted are matrix products, convolutions and attention, wherever a model computes them, from the shapes that they really have. Not
 counted: additions, normalisation, activations, look-ups in an embedding, the loss. As in the paper one MAC counts as one FLOP and a
@@ -7,6 +7,7 @@ backward pass as two forward passes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +18,94 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedrts.sparse.layout import Layout
+from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
+
+VALUE_BYTES = 4
+"""Of a value in the accountings on paper."""
+
+Shape = Sequence[int]
+Length = Callable[[Shape, float, int], float]
+"""(shape of a tensor, its active entries, bits of a value) → bits of the sparse tensor."""
+
+
+def bitmap(shape: Shape, active: float, bits: int) -> float:
+    """n + m·b: one bit an entry says where the values are; n·b where none is missing."""
+    size = math.prod(shape)
+    return size * bits if active >= size else size + active * bits
+
+
+def by_density(shape: Shape, active: float, bits: int) -> float:
+    """The paper's rules for n entries of which m are active, d = m/n: dense, bitmap, coordinates, or compressed rows or columns.
+
+    d ≥ 0.9: n·b; d ≥ 0.3: n + m·b; d ≥ 0.1: m·⌈log2 n⌉ + m·b; else, for r rows of c entries, m·⌈log2 c⌉ + r·⌈log2 m⌉ + m·b, or the
+    same of the columns where that is less. Tensors of more axes have a row for each index of the first.
+    """
+    size = math.prod(shape)
+    density = active / size
+    if density >= 0.9:
+        return size * bits
+    if density >= 0.3:
+        return bitmap(shape, active, bits)
+    if density >= 0.1:
+        return active * (_bits_for(size) + bits)
+    rows, columns = shape[0], size // shape[0]
+    return min(active * _bits_for(c) + r * _bits_for(active) for r, c in ((rows, columns), (columns, rows))) + active * bits
+
+
+def _bits_for(count: float) -> int:
+    """⌈log2 count⌉."""
+    return math.ceil(math.log2(max(count, 1)))
+
+
+@dataclass(frozen=True)
+class Book:
+    """An accounting on paper: how many bytes it charges for a model of some density at some time of the schedule."""
+
+    layout: Layout
+    active: tuple[float, ...]
+    """Links that each layer keeps; not whole where a density is taken at its word."""
+    length: Length
+    fraction: float
+    """ζ_t = f(t): the share of the links that outer rounds exchange."""
+
+    @staticmethod
+    def paper(layout: Layout, density: float, fraction: float) -> Book:
+        """What reproduces the published tables: the same density everywhere, and a bitmap at every density."""
+        counted = as_published(layout)
+        return Book(counted, tuple(density * size for size in counted.sizes), bitmap, fraction)
+
+    @staticmethod
+    def rules(layout: Layout, counts: Sequence[int], fraction: float) -> Book:
+        """What the paper's text says: each layer coded by its own density, of `counts` = K^l links."""
+        return Book(layout, tuple(counts), by_density, fraction)
+
+    @property
+    def statistics(self) -> int:
+        """Buffers, which are never pruned or shortened."""
+        return self.layout.length - self.layout.parameters
+
+    @property
+    def dense(self) -> float:
+        """O_d: bytes of the whole model."""
+        return VALUE_BYTES * self.layout.length
+
+    def sparse(self, bits: int = 8 * VALUE_BYTES) -> float:
+        """O_s: bytes of the model on its mask, with so many bits a value."""
+        links = sum(self.length(entry.shape, active, bits) for entry, active in zip(self.layout.layers, self.active, strict=True))
+        return (links + bits * (self.layout.parameters - self.layout.links)) / 8 + VALUE_BYTES * self.statistics
+
+
+def as_published(layout: Layout) -> Layout:
+    """The layout that the published tables count.
+
+    The paper's table of a language model, whose output matrix is tied to the embedding, counts that matrix twice, no bias, and everything
+    else as prunable. Models without tied tensors are counted as they are.
+    """
+    if all(len(entry.names) == 1 for entry in layout.parameter_entries):
+        return layout
+    counted = (entry for entry in layout.parameter_entries if not entry.name.endswith("bias"))
+    return Layout(tuple(Entry((name,), entry.shape) for entry in counted for name in entry.names), (), layout.buffers)
 
 
 @dataclass(frozen=True)
@@ -49,7 +136,11 @@ class Macs:
 
     def forward(self, mask: Mask) -> float:
         """MACs per sample where every layer costs its density's share."""
-        return self.rest + sum(macs * active / size for macs, active, size in zip(self.layers, mask.counts, mask.sizes, strict=True))
+        return self.at(mask.counts, mask.sizes)
+
+    def at(self, counts: Sequence[int], sizes: Sequence[int]) -> float:
+        """The same of layers that keep `counts` of their `sizes` links."""
+        return self.rest + sum(macs * active / size for macs, active, size in zip(self.layers, counts, sizes, strict=True))
 
 
 class _Counter(TorchDispatchMode):

@@ -149,19 +149,29 @@ def save_activations_sparsely(module: nn.Module, share: float, linear: bool = Fa
         **({nn.Linear: SparseInputLinear} if linear else {}),
     }
     for part in list(module.modules()):
-        for name, child in part.named_children():
+        for name, child in _children(part):
             if type(child) is nn.ReLU:
                 setattr(part, name, BitReLU())
-            elif type(child) in kinds and getattr(child, "padding_mode", "zeros") == "zeros" and not isinstance(child.padding, str):
+            elif type(child) in kinds and _pads_with_zeros(child):
                 child.__class__ = kinds[type(child)]
                 child.share = share  # type: ignore[assignment]
     return module
 
 
+def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Parts by name; `named_children` leaves out the second name of a shared one."""
+    return [(name, child) for name, child in module._modules.items() if child is not None]
+
+
+def _pads_with_zeros(module: nn.Module) -> bool:
+    """By numbers of zeros, or not at all (a linear layer)."""
+    return getattr(module, "padding_mode", "zeros") == "zeros" and not isinstance(getattr(module, "padding", 0), str)
+
+
 def standardise_convolutions(module: nn.Module) -> nn.Module:
     """`module` with weight-standardised convolutions (gain 1, and a bias) and without BatchNorm."""
     for part in list(module.modules()):
-        for name, child in part.named_children():
+        for name, child in _children(part):
             if isinstance(child, nn.modules.batchnorm._BatchNorm):
                 setattr(part, name, nn.Identity())
             elif type(child) is nn.Conv2d:

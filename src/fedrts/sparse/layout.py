@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor, nn
@@ -119,20 +119,18 @@ class Layout:
         return [slice(a, b) for entry, a, b in zip(self.buffers, begin, begin[1:], strict=False) if entry.name.endswith("running_var")]
 
     def blocks(self) -> list[list[int]]:
-        """The layers by block, from input to output: names that agree up to the first part that ends with a digit (`layer1`, `h.0`).
+        """The layers by block, from input to output: neighbours whose names agree up to the first part that ends with a digit
+        (`layer1`, `h.0`), or in their first part where there is none.
 
         Layers alone in their block (a stem, an embedding) join the next one, the last the one before, where there are larger blocks at all.
         """
-        groups: dict[str, list[int]] = {}
-        for index, entry in enumerate(self.layers):
-            parts = entry.name.split(".")
-            numbered = next((place for place, part in enumerate(parts) if part[-1:].isdigit()), 0)
-            groups.setdefault(".".join(parts[: numbered + 1]), []).append(index)
+        runs = groupby(range(len(self.layers)), key=lambda index: _block(self.layers[index].name))
+        groups = [list(members) for _, members in runs]
         if len(groups) == len(self.layers):
-            return list(groups.values())
+            return groups
         merged: list[list[int]] = []
         alone: list[int] = []
-        for members in groups.values():
+        for members in groups:
             if len(members) == 1:
                 alone += members
             else:
@@ -220,6 +218,13 @@ def output_layer(module: nn.Module) -> nn.Module | None:
 def starts(sizes: Sequence[int]) -> list[int]:
     """Where each layer begins: `[0, n^1, n^1+n^2, …]`, one longer than `sizes`."""
     return [0, *accumulate(sizes)]
+
+
+def _block(name: str) -> str:
+    """A parameter's name up to the first part that ends with a digit; its first part if there is none."""
+    parts = name.split(".")
+    numbered = next((place for place, part in enumerate(parts) if part[-1:].isdigit()), 0)
+    return ".".join(parts[: numbered + 1])
 
 
 def _is_statistic(buffer: Tensor) -> bool:

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedrts.sparse.cost import VALUE_BYTES, Book
 from fedrts.sparse.layout import Entry, Layout, starts
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.topk import top_indices
 from fedrts.wire import positions
 from fedrts.wire.packing import Bits, Reader, varint, varint_size
 from fedrts.wire.quantise import LEVELS, Norm, Quantised, ValueType, blocks_of
-
-VALUE_BYTES = 4
-"""Of a dense value in the accountings."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,8 @@ class Field(Protocol):
         """What is wrong with a payload that somebody sent; None if nothing."""
         ...
 
-    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
-        """Bytes in the paper's accounting: uniform density, a bitmap for the positions, f(t) = `fraction`."""
+    def charged(self, book: Book) -> float:
+        """Bytes by one of the accountings on paper."""
         ...
 
 
@@ -190,19 +188,23 @@ class Values:
             return f"'{self.of}' has levels or scales that no quantiser gives"
         return None
 
-    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
-        statistics = layout.length - layout.parameters
+    def charged(self, book: Book) -> float:
         if self.on == "scalars":
             return VALUE_BYTES * self.copies
         if self.on == "statistics":
-            return VALUE_BYTES * self.copies * statistics
+            return VALUE_BYTES * self.copies * book.statistics
         if self.on == "active":
-            return VALUE_BYTES * density * layout.links
-        if self.type == "int8" and self.scales == "channel":
-            return layout.parameters + VALUE_BYTES * (statistics + sum(e.shape[0] for e in layout.parameter_entries if len(e.shape) > 1))
-        if self.on != "mask" or density >= 1:
-            return VALUE_BYTES * layout.length
-        return VALUE_BYTES * density * layout.links + layout.links / 8 + VALUE_BYTES * (layout.length - layout.links)
+            return VALUE_BYTES * sum(book.active)
+        if self.on != "mask":
+            return book.dense  # a tensor of all links counts as a whole model
+        return book.sparse(_BITS[self.type]) + VALUE_BYTES * (self._scales_charged(book) if self.type == "int8" else 0)
+
+    def _scales_charged(self, book: Book) -> float:
+        """Scales of 8-bit values: of a vector's own the paper counts none."""
+        entries = [entry for entry in book.layout.parameter_entries if len(entry.shape) > 1]
+        if self.scales == "block":
+            return blocks_of(round(sum(book.active)) + book.layout.parameters - book.layout.links)
+        return sum(entry.shape[0] for entry in entries) if self.scales == "channel" else len(entries)
 
     def _count(self, frame: Frame) -> int:
         """How many numbers travel."""
@@ -321,8 +323,8 @@ class Indices:
         counts = torch.searchsorted(indices, bounds).diff().tolist()
         return None if counts == list(self.k) else f"layers have {counts} links named where {list(self.k)} were asked for"
 
-    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
-        return (1.0 if self.values else 0.5) * fraction * Values().paper_length(layout, density, fraction)
+    def charged(self, book: Book) -> float:
+        return (1.0 if self.values else 0.5) * book.fraction * book.sparse()  # O_ξ = ζ_t·O_s, half of it for names alone
 
     def _layers(self, frame: Frame) -> Iterator[tuple[slice, Bits, int]]:
         """(span, which links are inactive, k) of every layer."""
@@ -343,61 +345,69 @@ class OwnValues:
     """Values on a mask of the sender's own."""
 
     mask: Mask
-    values: Tensor
+    values: Payload
+    """A tensor, or a `Short` where they travel in fewer bits."""
 
 
 @dataclass(frozen=True)
 class OnOwnMask:
     """The client's weights on the mask that it made itself, with K^l links per layer like the one it was sent.
 
-    The mask travels as its difference to the sent one. The client's tensors hold it under `mask`, as a boolean vector `[P]`.
+    The mask travels as its difference to the sent one. The client's tensors hold it under `mask`, as a boolean vector `[P]`. In a
+    shorter type the values are changes from the received weights, which are 0 where a link is new.
     """
 
     of: str = "weights"
+    type: ValueType = "float32"
 
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> OwnValues:
         mask = Mask(tensors["mask"], frame.mask.sizes)
-        return OwnValues(mask, mask.compact(tensors[self.of]))
+        return OwnValues(mask, self._values.take(tensors, _moved(frame, mask)))
 
     def open(self, payload: Payload, frame: Frame) -> OwnValues:
-        own: OwnValues = payload
-        return own
+        return OwnValues(payload.mask, self._values.open(payload.values, _moved(frame, payload.mask)))
 
     def put(self, payload: Payload, frame: Frame) -> Tensor:
-        vector: Tensor = payload.mask.expand(payload.values)
-        return vector
+        return self._values.put(payload.values, _moved(frame, payload.mask))
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
         for bits, shape in self._changes(payload, frame):
             yield write_positions(bits, shape)
-        yield payload.values.cpu().contiguous().numpy().tobytes()
+        yield from self._values.write(payload.values, _moved(frame, payload.mask))
 
     def read(self, reader: Reader, frame: Frame) -> OwnValues:
         changes = [read_positions(reader, entry.shape) for entry in frame.layout.layers]
-        device = frame.mask.bits.device
-        bits = frame.mask.bits ^ torch.from_numpy(np.concatenate(changes)).to(device)
-        return OwnValues(Mask(bits, frame.mask.sizes), reader.tensor(frame.on_mask, frame.dtype).to(device))
+        bits = frame.mask.bits ^ torch.from_numpy(np.concatenate(changes)).to(frame.mask.bits.device)
+        return OwnValues(Mask(bits, frame.mask.sizes), self._values.read(reader, frame))  # as many values as on the mask that was sent
 
     def size(self, payload: Payload, frame: Frame) -> int:
         positions = sum(positions_size(bits, shape) for bits, shape in self._changes(payload, frame))
-        return positions + frame.on_mask * frame.dtype.itemsize
+        return positions + self._values.size(payload.values, frame)
 
     def fault(self, payload: Payload, frame: Frame) -> str | None:
         if not isinstance(payload, OwnValues) or payload.mask.sizes != frame.mask.sizes:
             return f"'{self.of}' is not a model on a mask of its own"
         if payload.mask.counts != frame.mask.counts:
             return f"layers have {payload.mask.counts} links where {frame.mask.counts} were asked for"
-        if payload.values.shape != (frame.on_mask,) or payload.values.dtype != frame.dtype:
-            return f"'{self.of}' has other values than asked for"
-        return None if _is_finite(payload.values) else f"'{self.of}' is not finite"
+        return self._values.fault(payload.values, frame)
 
-    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
-        return Values().paper_length(layout, density, fraction)
+    def charged(self, book: Book) -> float:
+        return self._values.charged(book)
+
+    @property
+    def _values(self) -> Values:
+        return Values(self.of, type=self.type)
 
     def _changes(self, payload: OwnValues, frame: Frame) -> Iterator[tuple[Bits, tuple[int, ...]]]:
         changed, begin = (payload.mask.bits ^ frame.mask.bits).cpu().numpy(), starts(frame.mask.sizes)
         for entry, start, stop in zip(frame.layout.layers, begin, begin[1:], strict=False):
             yield changed[start:stop], entry.shape
+
+
+def _moved(frame: Frame, mask: Mask) -> Frame:
+    """The frame of the same message on another mask."""
+    reference = None if frame.reference is None else mask.compact(frame.mask.expand(frame.reference))
+    return replace(frame, mask=mask, reference=reference)
 
 
 @dataclass(frozen=True)
@@ -436,8 +446,8 @@ class Signs:
         right = isinstance(payload, Tensor) and payload.dtype == torch.int8 and payload.shape == frame.mask.bits.shape
         return None if right and bool((payload.abs() <= 1).all()) else f"'{self.of}' is no map of signs"
 
-    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
-        return Values().paper_length(layout, density, fraction)
+    def charged(self, book: Book) -> float:
+        return book.sparse()
 
     def _parts(self, payload: Tensor, frame: Frame) -> Iterator[Bits]:
         for layer in payload.cpu().split(list(frame.mask.sizes)):
@@ -479,13 +489,16 @@ class Masks:
         right = isinstance(payload, Tensor) and payload.dtype == torch.bool and payload.shape == (self.count, len(frame.mask.bits))
         return None if right else f"'{self.of}' is not {self.count} masks of this model"
 
-    def paper_length(self, layout: Layout, density: float, fraction: float) -> float:
-        return self.count * layout.links / 8
+    def charged(self, book: Book) -> float:
+        return self.count * book.layout.links / 8
 
     def _layers(self, payload: Tensor, frame: Frame) -> Iterator[tuple[Bits, tuple[int, ...]]]:
         for mask in payload.cpu():
             for entry, layer in zip(frame.layout.layers, mask.split(list(frame.mask.sizes)), strict=True):
                 yield layer.numpy(), entry.shape
+
+
+_BITS: dict[ValueType, int] = {"float32": 32, "float16": 16, "int8": 8}
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -58,11 +58,12 @@ def _norms(values: Tensor, groups: Sequence[int] | None, norm: Norm) -> Tensor:
     """One number for each group of `values [m]`."""
     if groups is None:
         padded = F.pad(values, (0, blocks_of(len(values)) * BLOCK - len(values))).view(-1, BLOCK)
-        return padded.abs().amax(1) if norm == "linf" else torch.linalg.vector_norm(padded, dim=1)
+        return padded.abs().amax(1) if norm == "linf" else torch.linalg.vector_norm(padded, dim=1, dtype=torch.float64).float()
     lengths = torch.tensor(groups, device=values.device)
     if norm == "linf":
         return torch.segment_reduce(values.abs(), "max", lengths=lengths, initial=0.0)
-    return torch.segment_reduce(values.square(), "sum", lengths=lengths, initial=0.0).sqrt()
+    squares = values.double().square()  # those of tiny or huge float32 are no float32
+    return torch.segment_reduce(squares, "sum", lengths=lengths, initial=0.0).sqrt().float()
 
 
 def _spread(scales: Tensor, count: int, groups: Sequence[int] | None) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedrts.sparse.cost import Book
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Frame, Indices, Payload, Selection, Short, Values
@@ -243,10 +244,11 @@ def test_what_a_payload_costs(field: Any, size: int) -> None:
 
 def test_the_papers_accounting() -> None:
     sparse = 4 * 0.2 * 14 + 14 / 8 + 4 * 5
-    assert Values().paper_length(LAYOUT, 0.2, 0.4) == pytest.approx(sparse)
-    assert Values().paper_length(LAYOUT, 1.0, 0.4) == 4 * 19
-    assert Values(on="all").paper_length(LAYOUT, 0.2, 0.4) == 4 * 19
-    assert VOTES.paper_length(LAYOUT, 0.2, 0.4) == pytest.approx(0.5 * 0.4 * sparse)
+    book = Book.paper(LAYOUT, 0.2, 0.4)
+    assert Values().charged(book) == pytest.approx(sparse)
+    assert Values().charged(Book.paper(LAYOUT, 1.0, 0.4)) == 4 * 19
+    assert Values(on="all").charged(book) == 4 * 19
+    assert VOTES.charged(book) == pytest.approx(0.5 * 0.4 * sparse)
 
 
 def test_a_server_and_a_client_take_the_same_values():

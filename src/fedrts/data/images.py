@@ -1,0 +1,66 @@
+"""Image files into one array, and what their pixels are like."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrts.errors import InputError, optional
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".JPEG", ".JPG", ".PNG")
+
+
+def listed(folder: str | Path, suffixes: Sequence[str] = SUFFIXES) -> list[str]:
+    """The image files of a folder by name; at least one."""
+    try:
+        files = sorted(entry.path for entry in os.scandir(folder) if entry.name.endswith(tuple(suffixes)))
+    except OSError as error:
+        raise InputError(f"there is no folder {folder}: every class has one with its images") from error
+    if not files:
+        raise InputError(f"there are no images in {folder}: every class needs at least one {' or '.join(sorted(set(suffixes)))} file")
+    return files
+
+
+def size_of(file: str) -> tuple[int, int]:
+    """Height and width of an image file."""
+    height, width, _ = _pixels(file, None).shape
+    return height, width
+
+
+def decode(files: Sequence[str], out: np.ndarray, resize: bool = False, remedy: str = "get it again") -> None:
+    """The images of `files` as rows of `out [n, 3, h, w]`, uint8; they must have that size, or are given it."""
+    size = out.shape[2:]
+    for file, row in zip(files, out, strict=True):
+        pixels = _pixels(file, size if resize else None)
+        if pixels.shape[:2] != size:
+            found, wanted = (f"{shape[1]}×{shape[0]}" for shape in (pixels.shape, size))
+            raise InputError(f"{file} has {found} pixels, not {wanted} as it should: {remedy}")
+        row[:] = pixels.transpose(2, 0, 1)
+
+
+def statistics(x: Tensor) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of every channel of `x [n, c, h, w]`, uint8, in [0, 1]; never 0."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    mean, std = [], []
+    for channel in range(x.shape[1]):
+        counts = sum(torch.bincount(part[:, channel].flatten(), minlength=256) for part in x.split(4096))
+        share = torch.as_tensor(counts, dtype=torch.float64) / (x.numel() // x.shape[1])
+        mean.append(float(share @ values))
+        std.append(max(float(share @ values.square()) - mean[-1] ** 2, 0.0) ** 0.5 or 1.0)
+    return mean, std
+
+
+def _pixels(file: str, size: tuple[int, int] | None) -> np.ndarray:
+    """`[h, w, 3]` of an image file."""
+    image = optional("PIL.Image", "images")
+    try:
+        with image.open(file) as opened:
+            picture = opened.convert("RGB")
+            return np.asarray(picture.resize(size[::-1], image.Resampling.BILINEAR) if size else picture)
+    except (OSError, ValueError, SyntaxError, EOFError, image.DecompressionBombError) as error:  # Pillow raises all of these on damage
+        raise InputError(f"{file} is no readable image: {error}; get it again") from error

@@ -1,0 +1,82 @@
+"""One's own arrays: a NumPy .npz file with x, y and, if there is a test set, x_test, y_test."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrts.data import register
+from fedrts.data.contract import Data, Recipe
+from fedrts.data.images import statistics
+from fedrts.data.own import with_test_share
+from fedrts.data.pixels import Augment, Pixels
+from fedrts.errors import InputError
+
+RECIPE = Recipe(settings={"eval": {"every": 1}})
+
+
+@register("npz:PATH", RECIPE)
+def npz(path: Path, augment: Augment = False, test: float = 0.2) -> Data:
+    """Your own arrays: x, y (labels from 0), and x_test, y_test or the share `test` of the rows; uint8 are images, normalised."""
+    arrays = _read(path)
+    x, y = _inputs(path, arrays, "x"), _labels(path, arrays, "y")
+    given = "x_test" in arrays or "y_test" in arrays
+    test_x, test_y = (_inputs(path, arrays, "x_test"), _labels(path, arrays, "y_test")) if given else (x[:0], y[:0])
+    for inputs, labels, name in ((x, y, "x"), (test_x, test_y, "x_test")):
+        if len(inputs) != len(labels):
+            raise InputError(f"{path}: {name} has {len(inputs):,} rows, its labels are {len(labels):,}: they must be as many")
+    if test_x.shape[1:] != x.shape[1:] or test_x.dtype != x.dtype:
+        raise InputError(f"{path}: x has rows {tuple(x.shape[1:])} of {x.dtype}, x_test {tuple(test_x.shape[1:])} of {test_x.dtype}")
+    if augment and x.dtype != torch.uint8:
+        raise InputError(f"{path}: data_options.augment is for images, and x is no uint8 array of images")
+    view = Pixels.of(*statistics(x), augment) if x.dtype == torch.uint8 else None
+    held = Data(x, y, test_x, test_y, classes=int(max(y.max(), test_y.max() if given else 0)) + 1, view=view)
+    return held if given else with_test_share(held, test)
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in ("x", "y", "x_test", "y_test") if name in file}
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}: --data npz:PATH names a NumPy .npz file with x and y") from error
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zlib.error, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is no .npz file of plain arrays: {error}") from error
+
+
+def _inputs(path: Path, arrays: dict[str, np.ndarray], name: str) -> Tensor:
+    """Images `[n, c, h, w]` (uint8; `[n, h, w]` and `[n, h, w, c]` are brought into that form), or rows of numbers, float32 or int64."""
+    array = _present(path, arrays, name)
+    if array.dtype == np.uint8:
+        if array.ndim == 3:
+            array = array[:, None]
+        elif array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3):
+            array = array.transpose(0, 3, 1, 2)
+        if array.ndim != 4:
+            raise InputError(f"{path}: {name} is uint8 of shape {array.shape}; images are [n, h, w], [n, c, h, w] or [n, h, w, c]")
+        return torch.from_numpy(np.ascontiguousarray(array))
+    if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)) or array.ndim < 2:
+        raise InputError(f"{path}: {name} is {array.dtype} of shape {array.shape}; it must be numbers, one row a sample")
+    if not np.isfinite(array).all():
+        raise InputError(f"{path}: {name} holds values that are not finite: remove or replace them")
+    return torch.from_numpy(array.astype(np.float32 if np.issubdtype(array.dtype, np.floating) else np.int64))
+
+
+def _labels(path: Path, arrays: dict[str, np.ndarray], name: str) -> Tensor:
+    array = _present(path, arrays, name)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or array.min() < 0:
+        raise InputError(f"{path}: {name} is {array.dtype} of shape {array.shape}; it must be one whole number from 0 per sample")
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def _present(path: Path, arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+    if name not in arrays or len(arrays[name].shape) == 0 or len(arrays[name]) == 0:
+        raise InputError(
+            f"{path}: {name} is {'empty' if name in arrays else 'missing'}; it takes x and y, and x_test with y_test or neither"
+        )
+    return arrays[name]

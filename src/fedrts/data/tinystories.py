@@ -1,0 +1,132 @@
+"""TinyStories as GPT-2's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrts.data import register
+from fedrts.data.cache import Make, cached
+from fedrts.data.contract import Data, Recipe
+from fedrts.data.official import File, Source
+from fedrts.errors import InputError, optional
+from fedrts.tasks import Language
+
+END = "<|endoftext|>"
+TRAIN, TEST = "tinystories/TinyStories-train.txt", "tinystories/TinyStories-valid.txt"
+VOCABULARY = ("gpt2/vocab.json", "gpt2/merges.txt")
+STORIES = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main"
+GPT2 = "https://huggingface.co/openai-community/gpt2/resolve/main"
+SOURCE = Source(
+    (
+        File(f"{STORIES}/TinyStories-train.txt", TRAIN),
+        File(f"{STORIES}/TinyStories-valid.txt", TEST),
+        File(f"{GPT2}/vocab.json", VOCABULARY[0], "sha256:196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
+        File(f"{GPT2}/merges.txt", VOCABULARY[1], "sha256:1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
+    ),
+    needed=(TRAIN, TEST, *VOCABULARY),
+)
+RECIPE = Recipe(
+    model="gpt2_32m",
+    # logits of a test batch take batch · length · 50,257 · 4 bytes
+    settings={"clients": {"partition": "quantity", "alpha": 5.0}, "train": {"batch_size": 16}, "eval": {"batch_size": 16}},
+)
+
+
+class Tokens:
+    """The view of token numbers, stored in 16 bits: as signed ones, since not every device can gather unsigned ones."""
+
+    numbers = 0
+
+    def inputs(self, x: Tensor) -> Tensor:
+        return x.long() & 0xFFFF
+
+    def targets(self, y: Tensor) -> Tensor:
+        return self.inputs(y)
+
+    def augment(self, x: Tensor, u: Tensor) -> Tensor:
+        return self.inputs(x)
+
+    def to(self, device: torch.device | str) -> Tokens:
+        return self
+
+
+@register("tinystories", RECIPE, SOURCE)
+def tinystories(folder: Path, length: int = 256, share: float = 1.0) -> Data:
+    """2.1 million short stories for children as GPT-2 tokens, cut to `length`; `share` of the training stories, the first ones.
+
+    Inputs and targets are one array, shifted by one token. What follows a story's end is its end token, which no target counts.
+    """
+    SOURCE.require("tinystories", folder)
+    if not isinstance(length, int) or length < 2:
+        raise InputError(f"data_options.length must be a number of tokens ≥ 2 (got {length!r})")
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise InputError(f"data_options.share must be > 0 and ≤ 1 (got {share!r})")
+    tokenizer = _tokenizer(folder)
+    end = tokenizer.token_to_id(END)
+
+    def fill(make: Make) -> None:
+        tokenizer.enable_truncation(length)
+        for name, file in (("train", TRAIN), ("test", TEST)):
+            stories = make(name, (sum(1 for _ in _stories(folder / file)), length), np.uint16)
+            stories[:] = end
+            _encode(tokenizer, _stories(folder / file), stories)
+
+    found = cached(folder, f"tinystories{length}", [folder / path for path in SOURCE.needed], fill)
+    train, test = (found[name].view(torch.int16) for name in ("train", "test"))
+    train = train[: max(1, int(share * len(train)))]
+    return Data(
+        train[:, :-1], train[:, 1:], test[:, :-1], test[:, 1:], tokenizer.get_vocab_size(), task=Language(padding=end), view=Tokens()
+    )
+
+
+def _stories(file: Path) -> Iterator[str]:
+    """The stories of a text file; each ends with a line that says so."""
+    lines: list[str] = []
+    found = False
+    try:
+        with open(file, encoding="utf-8") as text:
+            for line in text:
+                if line.strip() != END:
+                    lines.append(line)
+                    continue
+                if story := "".join(lines).strip():
+                    found = True
+                    yield story
+                lines.clear()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {file}: {error}; get it again") from error
+    if story := "".join(lines).strip():
+        if not found:
+            raise InputError(f"{file} has no line {END}: stories end with one; get it again")
+        yield story
+    elif not found:
+        raise InputError(f"{file} has no stories; get it again")
+
+
+def _encode(tokenizer: Any, stories: Iterator[str], out: np.ndarray) -> None:
+    """The tokens of `stories` as the first entries of the rows of `out [n, length]`."""
+    rows = iter(out)
+    while chunk := list(islice(stories, 1000)):
+        for encoded, row in zip(tokenizer.encode_batch(chunk), rows, strict=False):  # the rows of other chunks follow
+            row[: len(encoded.ids)] = encoded.ids
+
+
+def _tokenizer(folder: Path) -> Any:
+    """GPT-2's byte-pair encoding."""
+    tokenizers = optional("tokenizers", "text")
+    vocabulary, merges = (str(folder / path) for path in VOCABULARY)
+    try:
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocabulary, merges))
+    except Exception as error:  # the library raises nothing narrower
+        raise InputError(f"{folder / 'gpt2'} holds no readable vocabulary: {error}; get vocab.json and merges.txt again") from error
+    if tokenizer.token_to_id(END) is None or tokenizer.get_vocab_size() > 2**16:
+        raise InputError(f"{vocabulary} is not GPT-2's: it has no {END} or more than 65,536 entries; get it again")
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer

@@ -1,0 +1,40 @@
+"""Every file in examples/ runs, and learns."""
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(("name", "accuracy", "density"), [("own_model.py", 0.8, 0.25), ("folder_data.py", 0.8, 0.35)])
+def test_scripts(name, accuracy, density, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    found = [float(number) for number in re.findall(r"\d\.\d+", capsys.readouterr().out)]
+    assert found[0] > accuracy
+    assert found[1] == pytest.approx(density, abs=0.01)
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_own_data(fedrts, tmp_path, monkeypatch):
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.delitem(sys.modules, "rings", raising=False)
+    ended = fedrts("run", "own_data.toml", "--out", tmp_path / "run", "--quiet")
+    assert (ended.code, ended.err) == (0, "")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["accuracy"] > 0.8
+    clients = json.loads((tmp_path / "run" / "clients.json").read_text())
+    assert all(sum(count > 0 for count in client["labels"]) == 2 for client in clients)
+    assert sum(client["samples"] for client in clients) == 900
+
+
+def test_the_readme_lists_them_all():
+    readme = (EXAMPLES.parent / "README.md").read_text("utf-8")
+    for file in EXAMPLES.iterdir():
+        assert file.name.startswith("__") or f"examples/{file.name}" in readme
