@@ -205,7 +205,7 @@ def blocks_by_name(names):
         ([f"model.{name}" for name in RESNET], [5, 5, 5, 5]),
         (["model.stem.weight", *(f"model.{name}" for name in RESNET[1:]), "model.fc.weight"], [5, 5, 5, 6]),
         (["transformer.wte.weight", *GPT], [5, 4]),
-        (["transformer.wte.weight", "transformer.wpe.weight", *GPT], [2, 4, 4]),
+        (["transformer.wte.weight", "transformer.wpe.weight", *GPT], [6, 4]),
         (["tokens.weight", "positions.weight", *(name.replace("transformer.h", "blocks") for name in GPT)], [6, 4]),
         (["tokens.weight", *(name.replace("transformer.h", "blocks") for name in GPT), "head.weight"], [5, 5]),
         (["gpt.wte.weight", *(name.replace("transformer", "gpt") for name in GPT), "gpt.lm_head.weight"], [5, 5]),
