@@ -120,7 +120,7 @@ class Layout:
 
     def blocks(self) -> list[list[int]]:
         """The layers by block, from input to output: neighbours whose names agree up to the first part that ends with a digit
-        (`layer1`, `h.0`), or in their first part where there is none.
+        (`layer1`, `h.0`); a layer without such a part is alone.
 
         Layers alone in their block (a stem, an embedding) join the next one, the last the one before, where there are larger blocks at all.
         """
@@ -221,9 +221,9 @@ def starts(sizes: Sequence[int]) -> list[int]:
 
 
 def _block(name: str) -> str:
-    """A parameter's name up to the first part that ends with a digit; its first part if there is none."""
+    """The block of a layer: its name up to the first part that ends with a digit, or all of it."""
     parts = name.split(".")
-    numbered = next((place for place, part in enumerate(parts) if part[-1:].isdigit()), 0)
+    numbered = next((place for place, part in enumerate(parts) if part[-1:].isdigit()), len(parts))
     return ".".join(parts[: numbered + 1])
 
 
