@@ -17,6 +17,7 @@ from fedrts.client import Batch, Job, Order, Reply, Workbench
 from fedrts.engines.kernels import Kernel
 from fedrts.engines.serial import SerialEngine
 from fedrts.engines.slots import Turn, length, schedule
+from fedrts.engines.threads import threads_for
 from fedrts.engines.training import Slots
 from fedrts.errors import note
 from fedrts.methods.contract import ProbeGradient, Rewire, State, Step, Train
@@ -73,7 +74,8 @@ class BatchedEngine:
         waiting = list(clients)
         while waiting:
             try:
-                replies = self._work(order, waiting[: self.together])
+                with threads_for(self.serial.macs * self.slots):
+                    replies = self._work(order, waiting[: self.together])
             except (torch.OutOfMemoryError, MemoryError) as error:
                 if self.together == 1:
                     raise
@@ -192,11 +194,13 @@ class BatchedEngine:
         for members in _by_size(batches).values():
             for number in range(max(len(batches[member]) for member in members)):
                 there = [member for member in members if number < len(batches[member])]
-                now = [batches[member][number] for member in there]
-                rows = torch.stack([batch.rows for batch in now]).to(weights.device)
-                keys = torch.tensor([random.signed(batch.key or 0) for batch in now], device=weights.device)
-                found = self.kernel(weights[there], *bench.data.training_batches(rows, keys))
-                total[there] += found.gradient[:, :links] * rows.shape[1]
+                for start in range(0, len(there), self.slots):
+                    some = there[start : start + self.slots]
+                    now = [batches[member][number] for member in some]
+                    rows = torch.stack([batch.rows for batch in now]).to(weights.device)
+                    keys = torch.tensor([random.signed(batch.key or 0) for batch in now], device=weights.device)
+                    found = self.kernel(weights[some], *bench.data.training_batches(rows, keys))
+                    total[some] += found.gradient[:, :links] * rows.shape[1]
         samples = [sum(len(batch) for batch in own) for own in batches]
         cohort.tensors[step.into] = total / torch.tensor(samples, device=total.device, dtype=total.dtype).clamp_(min=1)[:, None]
 

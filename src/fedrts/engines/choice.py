@@ -18,9 +18,9 @@ from fedrts.errors import InputError, note
 
 Name = Literal["auto", "serial", "batched"]
 
-WORTH_VECTORISING = {"cpu": 2e7, "cuda": 5e8}
+WORTH_VECTORISING = {"cpu": 3e6, "cuda": 5e8}
 """MACs of a batch's forward pass up to which one vectorised program beats one program a client."""
-OVERHEAD = {Vectorised: 20.0, Streamed: 3.0}
+OVERHEAD = {Vectorised: 8.0, Streamed: 3.0}
 """What a step costs besides its clients, in clients."""
 MOST_SLOTS = 128
 HELD_BYTES = {"cpu": 1e9, "cuda": 8e9}

@@ -1,0 +1,200 @@
+"""The batched engine against the serial one: the same client program, so the same masks and, in float64, the same weights."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fedrts
+from fedrts import methods, rounds
+from fedrts.client import Workbench
+from fedrts.engines import choice
+from fedrts.engines.batched import BatchedEngine
+from fedrts.engines.kernels import Objective, Vectorised
+from fedrts.engines.serial import SerialEngine
+from fedrts.engines.slots import best_width, length, schedule
+from fedrts.errors import Note
+
+UNEQUAL = {"total": 6, "per_round": 5, "partition": "quantity", "alpha": 1.0, "min_size": 3}
+"""Clients with several batches, with one short batch, and with different numbers of steps."""
+OFTEN = {"interval": 2, "end": 3}
+FEW = ("fedavg", "fedrts", "feddst", "fedmef", "prunefl")
+
+
+def in_double(run):
+    """The same run in float64: module, data and initial weights."""
+    bench, data = run.bench, run.data
+    data = replace(data, **{name: getattr(data, name).double() for name in ("x", "test_x") if data.x.is_floating_point()})
+    module = bench.module.double()
+    setup = replace(run.setup, weights=run.setup.weights.double(), module=module)
+    return Workbench(module, run.layout, data, bench.training, bench.seed, bench.macs), setup
+
+
+def both(run, slots=3, together=4):
+    """The states and records of every round, of the serial and of the batched engine."""
+    bench, setup = in_double(run)
+    serial = SerialEngine(bench, run.rows, 64)
+    batched = BatchedEngine(
+        bench, run.rows, 64, Vectorised(Objective(bench.module, bench.data.task, bench.layout)), slots, together, serial
+    )
+    return [list(rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), -1)) for engine in (serial, batched)]
+
+
+def agree(first, second):
+    for a, b in zip(first, second, strict=True):
+        assert a.state.mask == b.state.mask
+        torch.testing.assert_close(a.state.weights, b.state.weights, rtol=0, atol=1e-9)
+        for name in a.state.memory:
+            torch.testing.assert_close(a.state[name].double(), b.state[name].double(), rtol=1e-6, atol=1e-6)
+        assert a.record.upload_bytes == b.record.upload_bytes
+        assert a.record.flops == pytest.approx(b.record.flops, rel=1e-12)
+        assert a.record.rejected == b.record.rejected == []
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("model", ["mlp", "cnn", "tiny_gpt"])
+@pytest.mark.parametrize("method", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in methods.names()])
+def test_clients_side_by_side_are_clients_one_after_the_other(toy, method, model):
+    agree(*both(toy(method, model, clients=UNEQUAL, topology=OFTEN, train={"epochs": 2}, rounds=5)))
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.01},
+        {"momentum": 0.9, "weight_decay": 0.01},
+        {"proximal": 0.5, "schedule": "cosine"},
+    ],
+)
+@pytest.mark.parametrize("method", ["fedrts", "fedmef"])
+def test_optimisers_have_the_same_past(toy, method, train):
+    agree(*both(toy(method, "cnn", clients=UNEQUAL, topology=OFTEN, train={"epochs": 2, **train}, rounds=4)))
+
+
+@pytest.mark.parametrize(("slots", "together"), [(1, 1), (2, 5), (5, 5), (8, 3)])
+def test_any_number_of_slots_gives_the_same(toy, slots, together):
+    agree(*both(toy("fedrts", "mlp", clients=UNEQUAL, topology=OFTEN, rounds=3), slots, together))
+
+
+def test_a_client_with_one_sample(toy):
+    """It takes no step under BatchNorm, and one without."""
+    for model in ("cnn", "mlp"):
+        run = toy("fedrts", model, rounds=2, topology={"interval": 1, "end": 2})
+        run.rows[0] = run.rows[0][:1]
+        run.plan.samples[0] = 1
+        agree(*both(run))
+
+
+def test_out_of_memory_halves_the_slots_and_goes_on(toy):
+    run = toy("fedrts", "mlp", clients=UNEQUAL, rounds=1, topology={"end": 1})
+    bench, setup = in_double(run)
+    inner = Vectorised(Objective(bench.module, bench.data.task, bench.layout))
+
+    def narrow(weights, x, y):
+        if len(weights) > 2:
+            raise torch.OutOfMemoryError("no room")
+        return inner(weights, x, y)
+
+    serial = SerialEngine(bench, run.rows, 64)
+    engine = BatchedEngine(bench, run.rows, 64, narrow, 5, 5, serial)
+    with pytest.warns(Note, match="2 clients side by side"):
+        (played,) = rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), 0)
+    (reference,) = rounds.play(replace(run.plan, engine=serial), run.method.begin(setup), 0)
+    assert engine.slots == 2
+    agree([reference], [played])
+
+
+def test_many_clients_in_one_round():
+    def site(seed):
+        x = torch.randn(7, 4, generator=torch.Generator().manual_seed(seed))
+        return TensorDataset(x, (x.sum(1) > 0).long())
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    keywords = {"rounds": 2, "lr": 0.5, "batch_size": 4, "density": 0.8, "per_round": 500}
+    results = [
+        fedrts.train(model=model, clients=[site(seed) for seed in range(500)], test=site(999), engine=engine, **keywords)
+        for engine in ("serial", "batched")
+    ]
+    assert len(results[1].history[0]["clients"]) == 500
+    for name, tensor in results[0].model.state_dict().items():
+        torch.testing.assert_close(tensor, results[1].model.state_dict()[name], rtol=1e-4, atol=1e-5)
+
+
+class Dropped(nn.Module):
+    def __init__(self, drop):
+        super().__init__()
+        self.drop, self.first, self.last = nn.Dropout(drop), nn.Linear(36, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.drop(self.first(x.flatten(1))))
+
+
+class Branching(nn.Module):
+    """Looks at its numbers in Python, which no vectorised program can."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(36, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        hidden = self.first(x.flatten(1))
+        return self.last(hidden if float(hidden.sum()) > 0 else -hidden)
+
+
+@pytest.mark.parametrize(("model", "reason"), [(Dropped(0.5), "dropout"), (Branching(), "item"), (Dropped(0.0), None)])
+def test_what_cannot_run_side_by_side_says_why(toy, model, reason):
+    data = toy("fedavg").data
+    clients = [TensorDataset(data.x[start : start + 40], data.y[start : start + 40]) for start in (0, 40, 80)]
+    arguments = {"model": model, "clients": clients, "test": clients[0], "rounds": 1, "engine": "batched", "density": 0.9}
+    if reason is None:
+        fedrts.train(**arguments)
+        return
+    with pytest.warns(Note, match=f"one after the other.*{reason}"):
+        fedrts.train(**arguments)
+
+
+def test_auto_is_written_into_the_experiment(tmp_path):
+    result = fedrts.run(data="digits", rounds=1, out=tmp_path / "small")
+    assert 'name = "batched"' in (tmp_path / "small" / "experiment.toml").read_text()
+    again = fedrts.resume(tmp_path / "small")
+    assert again.summary["accuracy"] == result.summary["accuracy"]
+    fedrts.run(data="digits", model="cnn", model_options={"width": 64}, rounds=1, epochs=1, out=tmp_path / "large")
+    assert 'name = "serial"' in (tmp_path / "large" / "experiment.toml").read_text()
+
+
+def test_precision_needs_a_gpu_on_the_cpu():
+    with pytest.raises(fedrts.InputError, match=r"engine.precision = 'bf16' needs a GPU"):
+        fedrts.run(data="digits", rounds=1, precision="bf16", device="cpu")
+
+
+def test_turns_fill_slots_without_overlap():
+    steps = [7, 0, 3, 3, 1, 12, 2]
+    for slots in (1, 2, 3, 7):
+        turns = schedule(steps, slots)
+        assert sorted(turn.client for turn in turns) == [0, 2, 3, 4, 5, 6]
+        for turn in turns:
+            assert turn.stop - turn.start == steps[turn.client]
+            assert 0 <= turn.slot < slots
+        for slot in range(slots):
+            own = sorted((turn.start, turn.stop) for turn in turns if turn.slot == slot)
+            assert all(before[1] <= after[0] for before, after in pairwise(own))
+        assert length(turns) >= max(12, -(-sum(steps) // slots))
+        assert length(turns) < sum(steps) / slots + 12, "the longest first: at most one client too long"
+
+
+@pytest.mark.parametrize(
+    ("rounds_", "overhead", "width"),
+    [([[5, 5, 5, 5]], 1.0, 4), ([[20, 2, 2, 2]], 0.1, 1), ([[10, 5, 5]], 0.5, 2), ([[20, 2, 2, 2]], 100.0, 2)],
+)
+def test_the_best_width_weighs_idle_slots_against_overhead(rounds_, overhead, width):
+    assert best_width(rounds_, len(rounds_[0]), overhead) == width
+
+
+def test_choices_are_functions_of_model_and_device(toy):
+    small, large = toy("fedavg", "mlp"), toy("fedavg", "cnn", model_options={"width": 128}, train={"batch_size": 64})
+    assert choice.decided("auto", small.bench) == "batched"
+    assert choice.decided("auto", large.bench) == "serial"
+    assert choice.decided("serial", small.bench) == "serial"
