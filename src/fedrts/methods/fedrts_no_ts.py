@@ -78,4 +78,4 @@ class FedRTSNoTS(Progressive):
         return updated.with_mask(mask).remember(outcome=outcome)
 
     def averaged(self, before: Tensor, now: Tensor) -> Tensor:
-        return self.beta1 * before + (1 - self.beta1) * now
+        return self.beta1 * before + (1 - self.beta1) * now.to(before.dtype)
