@@ -270,7 +270,7 @@ def perform(step: object, job: Job) -> None:
 @perform.register
 def _train(step: Train, job: Job) -> None:
     bench = job.bench
-    inactive = None if job.mask.is_full else ~job.mask.bits
+    keep = None if job.mask.is_full else job.mask.bits.to(bench.gradient.dtype)
     links = bench.gradient[: bench.layout.links]
     parameter = nn.Parameter(job.weights[: bench.layout.parameters])
     parameter.grad = bench.gradient
@@ -290,8 +290,8 @@ def _train(step: Train, job: Job) -> None:
             optimizer.param_groups[0]["lr"] = float(rate)
         if bench.training.proximal:
             bench.gradient.add_(parameter.data - received, alpha=bench.training.proximal)
-        if inactive is not None:
-            links.masked_fill_(inactive, 0.0)  # the optimisers leave a weight at exactly 0 whose gradient is always 0
+        if keep is not None:
+            links *= keep  # the optimisers leave a weight at exactly 0 whose gradient is always 0; many times faster than filling
         optimizer.step()
         if bench.frozen is not None:
             parameter.data[bench.frozen] = received[bench.frozen]  # weight decay would move them

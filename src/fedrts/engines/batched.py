@@ -25,6 +25,9 @@ from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
 from fedrts.tasks import Metrics
 
+_WORTH_THREADS = 5e6
+"""MACs of a forward pass of all slots from which on threads pay: operations are few and large."""
+
 
 @dataclass
 class Cohort:
@@ -74,7 +77,7 @@ class BatchedEngine:
         waiting = list(clients)
         while waiting:
             try:
-                with threads_for(self.serial.macs * self.slots):
+                with threads_for(self.serial.macs * self.slots, worth=_WORTH_THREADS):
                     replies = self._work(order, waiting[: self.together])
             except (torch.OutOfMemoryError, MemoryError) as error:
                 if self.together == 1:
@@ -152,8 +155,8 @@ class BatchedEngine:
         received = cohort.tensors["received"][0, : self.bench.layout.parameters]
         influence = step.influence(received, cohort.mask) if step.influence else None
         slots.begin(rows, keys, received, self.bench.training.rate(cohort.round_index), influence)
-        if slots.inactive is not None and cohort.own is None:
-            slots.inactive[0] = ~cohort.mask.bits
+        if slots.keep is not None and cohort.own is None:
+            slots.keep[0] = cohort.mask.bits
         weights, masks = cohort.tensors["weights"], cohort.own
         starting, ending = _events(turns, "start"), _events(turns, "stop")
         for now in range(length(turns)):

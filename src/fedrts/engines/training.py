@@ -42,8 +42,8 @@ class Slots:
         self.now = torch.zeros(1, dtype=torch.int64, device=device)
         self.weights = stacked(width, layout.length, like)
         self.received = like.new_zeros(layout.parameters)
-        self.inactive = torch.zeros(masks, layout.links, dtype=torch.bool, device=device) if masks else None
-        """`[1, P]`, or `[width, P]` where clients have masks of their own; None: no link is inactive."""
+        self.keep = like.new_ones(masks, layout.links) if masks else None
+        """Masks as numbers `[1, P]`, or `[width, P]` where clients have their own; None: no link is inactive."""
         self.squares = like.new_zeros(width, layout.links) if records else None
         self.losses = like.new_zeros(width)
         self.rate = like.new_full((), training.lr)
@@ -71,8 +71,8 @@ class Slots:
         for tensor in (self.taken, self.losses, self.squares, self.first, self.second):
             if tensor is not None:
                 tensor[slot] = 0.0
-        if bits is not None and self.inactive is not None:
-            self.inactive[slot] = ~bits
+        if bits is not None and self.keep is not None:
+            self.keep[slot] = bits
 
     def step(self) -> None:
         """One step in every slot."""
@@ -101,8 +101,8 @@ class Slots:
             rate = torch.as_tensor(self.influence.rate(current, self.taken, self.planned, self.rate, self.training.lr))[:, None]
         if self.training.proximal:
             gradient += self.training.proximal * (current - self.received)
-        if self.inactive is not None:
-            gradient[:, :links].masked_fill_(self.inactive, 0.0)
+        if self.keep is not None:
+            gradient[:, :links] *= self.keep  # many times faster than filling
         self.taken += 1
         self._optimise(current, gradient, rate)
         if self.frozen is not None:
@@ -122,7 +122,7 @@ class Slots:
             return
         if self.first is not None:
             gradient = self.first.mul_(training.momentum).add_(gradient)
-        current -= rate * gradient
+        current.addcmul_(gradient, rate, value=-1)
 
 
 def captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
