@@ -86,7 +86,8 @@ def asked_for_everything(run, state, index):
 def batches(run, index, client, epochs):
     """The client's batches of these epochs as (x, y)."""
     job = Job(run.plan.engine.bench, {}, None, run.plan.engine.rows[client], random.key(run.experiment.seed, "client", index, client))
-    return [(run.data.x[rows], run.data.y[rows]) for epoch in epochs for rows in job.batches(epoch)]
+    rows = [batch.rows for epoch in epochs for batch in job.batches(epoch)]
+    return [(run.data.x[some], run.data.y[some]) for some in rows]
 
 
 class Perceptron:
