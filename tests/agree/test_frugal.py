@@ -358,4 +358,4 @@ def test_masked_training_keeps_exact_zeros_and_new_links_leave_zero():
     for place, mask, link in zip((0, 2), masks, new, strict=True):
         assert module[place].weight[~mask].count_nonzero() == 0
         assert module[place].standardised(module[place].weight)[~mask].count_nonzero() == 0
-        assert float(module[place].weight.view(-1)[link]) != 0
+        assert module[place].weight.view(-1)[link].item() != 0

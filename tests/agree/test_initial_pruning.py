@@ -396,6 +396,7 @@ def test_no_layer_of_a_small_resnet_collapses(norm):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_no_layer_of_resnet18_collapses():
     torch.manual_seed(0)
     module = models.get("resnet18")((3, 32, 32), 10)

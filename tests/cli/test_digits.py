@@ -35,14 +35,14 @@ def run(fedrts, method, out, *flags):
     return summary
 
 
-SHORT = ["--rounds", 6, "--clients", 6, "--per-round", 4, "--epochs", 3, "--set", "clients.partition=iid"]
+SHORT = ["--rounds", 6, "--clients", 6, "--per-round", 3, "--epochs", 3, "--set", "clients.partition=iid"]
 SHORT += ["--set", "topology.interval=2", "--set", "topology.end=4"]
 
 
 @pytest.mark.parametrize("method", methods.names())
 def test_a_few_rounds_of_every_method_learn_something(fedrts, tmp_path, method):
     summary = run(fedrts, method, tmp_path / "run", *SHORT)
-    assert summary["best_accuracy"] > 0.5, "chance is 0.1; the least of all methods was 0.68"
+    assert summary["best_accuracy"] > 0.5, "chance is 0.1"
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_thirty_rounds_of_every_method(fedrts, tmp_path, method):
         (["--set", "train.server_tau=-1"], ["train.server_tau", "> 0"]),
         (["--set", "train.proximal=-1"], ["train.proximal", "≥ 0"]),
         (["--set", "method_options.score=fishr"], ["no score 'fishr'", "did you mean 'fisher'"]),
-        (["--set", "method_options.scale=client"], ["method_options.scale"]),
+        (["--set", "method_options.scale=client"], ["method_options.scale must be", "'clients'"]),
         (["--method", "snip", "--set", "method_options.scope=layer"], ["method_options.scope", "'global'", "'erk'"]),
         (["--method", "synflow", "--set", "method_options.iterations=0"], ["method_options.iterations", "≥ 1"]),
         (["--method", "grasp", "--set", "method_options.temperature=0"], ["method_options.temperature", "> 0"]),
