@@ -254,7 +254,7 @@ def test_one_block_at_a_time_in_a_running_federation(toy):
     for step in rounds.play(replace(run.plan, rounds=6), state, -1):
         if step.record.outer:
             turns.append({name for name, count in step.topology["changed"].items() if count})
-    second = {name for name in names if name.startswith("blocks.1")}
+    second = {name for name in names if name.startswith("transformer.h.1")}
     assert turns[0]
     assert turns[1]
     assert turns[0] <= second
