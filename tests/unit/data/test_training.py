@@ -12,7 +12,10 @@ from fedrts.assemble import assemble
 from fedrts.client import Job
 from fedrts.data.contract import Data
 from fedrts.data.pixels import Pixels
+from fedrts.ledger import Ledger
+from fedrts.rounds import play_round
 from fedrts.sparse import random
+from fedrts.summary import summarise
 from helping import ask
 
 
@@ -102,6 +105,17 @@ def test_a_model_is_chosen_by_the_validation_set(stored, tmp_path):
     plain = fedrts.run(data=stored, out=tmp_path / "plain", **options)
     assert "valid_accuracy" not in plain.history[-1]
     assert plain.summary["best_accuracy"] == max(line["accuracy"] for line in plain.history if line["accuracy"] is not None)
+
+
+def test_the_best_round_is_that_of_the_validation_set(stored):
+    run = assembled(stored, data_options={"validation": 0.2})
+    state = run.method.begin(run.setup)
+    played = play_round(run.plan, state, 0)
+    lines = [{**played.record.as_dict(), "accuracy": a, "valid_accuracy": v} for a, v in ((0.9, 0.1), (0.6, 0.8), (0.7, 0.5))]
+    unseen = {key: value for key, value in lines[0].items() if key != "valid_accuracy"} | {"accuracy": None}
+    ledger = Ledger.of(run.plan.guard)
+    ledger.messages = 4
+    assert summarise(run, played.state, ledger, [unseen, *lines])["best_accuracy"] == 0.6
 
 
 def test_counting_operations_reads_normalised_inputs(stored):
