@@ -442,7 +442,8 @@ def test_device_that_is_not_there():
 def test_auto_is_decided(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     resolved = resolve({"model": "auto", "device": "auto", "engine": "auto", "rounds": 50})
-    assert (resolved.model, resolved.device, resolved.engine.name, resolved.topology.end) == ("mlp", "cpu", "serial", 30)
+    assert (resolved.model, resolved.device, resolved.topology.end) == ("mlp", "cpu", 30)
+    assert resolved.engine.name == "auto", "decided with the model at hand"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert resolve({"device": "auto"}).device == "cuda"
 
@@ -508,7 +509,7 @@ def test_resolved_file_is_complete(tmp_path):
     missing = set(config.flat(Experiment().model_dump())) - written
     assert missing == {"init", "out", "topology.prunable"}  # TOML has no null
     text = folder.experiment_file().read_text("utf-8")
-    assert text.count('"auto"') == 1  # checkpoint.every: a pace, not a decision
+    assert text.count('"auto"') == 2  # checkpoint.every: a pace, not a decision; engine.name: decided when the model is there
     assert "[versions]" in text
 
 
