@@ -176,10 +176,13 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
     pace = Pace(experiment.checkpoint.every)
     if folder is not None:
         folder.write_json("clients.json", describe_clients(run.data, run.rows))
+    chosen = first >= 0 or not plan.method.exchanges(plan.round(first, state.mask))  # a set-up chooses the mask
+    density = loop.density(run.layout, state.mask) if chosen else experiment.density
     facts = {
         "parameters": run.layout.parameters,
-        "active": state.mask.number + run.layout.parameters - run.layout.links,
-        "density": loop.density(run.layout, state.mask),
+        "active": round(density * run.layout.parameters),
+        "density": density,
+        "engine": plan.engine.label,
         "bytes": sum(line["upload_bytes"] + line["download_bytes"] for line in history),
         "missing": sum(len(line["rejected"]) for line in history),
     }

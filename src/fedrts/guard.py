@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from fedrts.client import Failure, Order, Reply
 from fedrts.errors import note
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
-from fedrts.wire.fields import Message, OwnValues
+from fedrts.wire.fields import Frame, Message, OwnValues, Values
 
 Reducer = Literal["mean", "clip", "trimmed_mean", "median"]
 
@@ -132,23 +133,34 @@ def fault(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]) 
 
 
 def _beyond_bounds(message: Message, order: Order, guard: Guard) -> str | None:
+    frame = order.upload_frame()
+    for name, entry in order.exchange.up.items():
+        if isinstance(entry, Values) and entry.on == "statistics":
+            for statistics in message[name].view(entry.copies, -1):
+                if (reason := _beyond_statistics(statistics, frame, guard)) is not None:
+                    return reason
     if "weights" not in order.exchange.up or order.reference is None:
         return None
-    frame = order.upload_frame()
     weights: Any = order.exchange.up["weights"].open(message["weights"], frame)
     reference = order.reference
     if isinstance(weights, OwnValues):  # compared where the client's own mask has links
         weights, reference = weights.values, weights.mask.compact(frame.mask.expand(reference))
     parameters = len(weights) - frame.statistics
-    statistics = weights[parameters:]
-    if any(bool((statistics[span] < 0).any()) for span in frame.layout.variances()):
-        return "a negative variance"
-    if len(statistics) and float(statistics.abs().max()) > guard.statistic_bound:
-        return f"statistics above guard.statistic_bound = {guard.statistic_bound:g}"
+    if (reason := _beyond_statistics(weights[parameters:], frame, guard)) is not None:
+        return reason
     update = float(torch.linalg.vector_norm(weights[:parameters] - reference[:parameters]))
     bound = guard.bound(order.reference_norm)
     if guard.reducer != "clip" and update > bound:
         return f"an update of norm {update:.3g}, above the bound of {bound:.3g}"
+    return None
+
+
+def _beyond_statistics(statistics: Tensor, frame: Frame, guard: Guard) -> str | None:
+    """What no BatchNorm gives."""
+    if any(bool((statistics[span] < 0).any()) for span in frame.layout.variances()):
+        return "a negative variance"
+    if len(statistics) and float(statistics.abs().max()) > guard.statistic_bound:
+        return f"statistics above guard.statistic_bound = {guard.statistic_bound:g}"
     return None
 
 

@@ -13,12 +13,12 @@ from fedrts.aggregate import Clipped, Sorted, Sums
 from fedrts.client import Failure, Reply
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, Note
-from fedrts.guard import Guard, decode_reply, encode_reply
+from fedrts.guard import Guard, decode_reply, encode_reply, judge
 from fedrts.ledger import Ledger
 from fedrts.observe import Silent
 from fedrts.wire.errors import WireError
 from fedrts.wire.fields import Selection
-from helping import ask
+from helping import ask, order_of
 
 ATTACKER = 2
 
@@ -470,3 +470,20 @@ def test_who_misbehaved_is_remembered_over_a_restart(tmp_path, monkeypatch):
 def self_proxy(engine, run):
     """`engine` with its honest `run`."""
     return type("Honest", (), {"run": lambda _, order, clients: run(engine, order, clients)})()
+
+
+@pytest.mark.parametrize(("value", "reason"), [(-1.0, "negative variance"), (1e12, "guard.statistic_bound")])
+def test_statistics_of_candidates_are_checked_too(toy, value, reason):
+    run = toy("fedtiny", "cnn")
+    state = run.method.begin(run.setup)
+    exchange = run.method.exchanges(run.plan.round(-1, state.mask))[0]
+    order = order_of(run, exchange, state, -1)
+    (reply,) = run.plan.engine.run(order, [1])
+    samples = dict(enumerate(run.plan.samples))
+    assert judge(reply, order, run.plan.guard, samples, []) is None
+    statistics = reply.message["statistics"].clone()
+    last = run.layout.length - run.layout.parameters  # of the first candidate, whose last statistics are a variance
+    statistics[last - 1] = value
+    rejection = judge(replace(reply, message={"statistics": statistics}), order, run.plan.guard, samples, [])
+    assert rejection is not None
+    assert reason in rejection.reason

@@ -46,6 +46,7 @@ LAYERS += [
     "api",
     "inspection",
     "cli",
+    "__main__",
 ]
 """From the ground up: a module may import its own package and those before it."""
 

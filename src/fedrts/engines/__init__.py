@@ -13,6 +13,11 @@ from fedrts.tasks import Metrics
 class Engine(Protocol):
     """Runs exchanges with clients, and evaluates the server's model."""
 
+    @property
+    def label(self) -> str:
+        """Which engine this is and how it works, in a few words."""
+        ...
+
     def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply | Failure]:
         """The replies of `clients` to an order, as they come; none of them is to be trusted."""
         ...

@@ -25,9 +25,6 @@ from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
 from fedrts.tasks import Metrics
 
-_WORTH_THREADS = 5e6
-"""MACs of a forward pass of all slots from which on threads pay: operations are few and large."""
-
 
 @dataclass
 class Cohort:
@@ -67,6 +64,10 @@ class BatchedEngine:
     """For what is not worth a program of its own."""
     _known: dict[tuple[object, ...], Slots] = field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        return f"batched engine ({self.slots} {self.kernel.label} slots)"
+
     def evaluate(self, state: State) -> Metrics:
         return self.serial.evaluate(state)
 
@@ -77,7 +78,7 @@ class BatchedEngine:
         waiting = list(clients)
         while waiting:
             try:
-                with threads_for(self.serial.macs * self.slots, worth=_WORTH_THREADS):
+                with threads_for(self.serial.macs * self.slots):
                     replies = self._work(order, waiting[: self.together])
             except (torch.OutOfMemoryError, MemoryError) as error:
                 if self.together == 1:

@@ -18,8 +18,8 @@ from fedrts.errors import InputError, note
 
 Name = Literal["auto", "serial", "batched"]
 
-WORTH_VECTORISING = {"cpu": 3e6, "cuda": 5e8}
-"""MACs of a batch's forward pass up to which one vectorised program beats one program a client."""
+WORTH_VECTORISING = 5e8
+"""MACs of a batch's forward pass up to which one vectorised program on a GPU beats one program a client."""
 OVERHEAD = {Vectorised: 8.0, Streamed: 3.0}
 """What a step costs besides its clients, in clients."""
 MOST_SLOTS = 128
@@ -28,11 +28,10 @@ HELD_BYTES = {"cpu": 1e9, "cuda": 8e9}
 
 
 def decided(name: Name, bench: Workbench) -> Name:
-    """`auto` made up: batched where clients side by side are faster than one after the other."""
+    """`auto` made up: side by side on a GPU, one after the other on a CPU, whose cores one client keeps busy."""
     if name != "auto":
         return name
-    device = bench.gradient.device.type
-    return "batched" if device == "cuda" or _macs(bench) <= WORTH_VECTORISING["cpu"] else "serial"
+    return "batched" if bench.gradient.device.type == "cuda" else "serial"
 
 
 def make(
@@ -73,7 +72,7 @@ def _macs(bench: Workbench) -> float:
 def _kernel(bench: Workbench, precision: Precision) -> Vectorised | Streamed:
     objective = Objective(bench.module, bench.data.task, bench.layout, precision)
     device = bench.gradient.device
-    vectorised = _macs(bench) <= WORTH_VECTORISING[device.type] and precision != "bf16"  # vmap and autocast do not go together
+    vectorised = _macs(bench) <= WORTH_VECTORISING and precision != "bf16"  # vmap and autocast do not go together
     if device.type == "cuda" and not vectorised:
         torch.backends.cudnn.benchmark = True  # shapes are the same in every step
         return Streamed(objective, device)

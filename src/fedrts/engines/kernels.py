@@ -36,6 +36,9 @@ class Gradients(NamedTuple):
 class Kernel(Protocol):
     """Gradients of k clients."""
 
+    @property
+    def label(self) -> str: ...
+
     def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients: ...
 
 
@@ -76,6 +79,8 @@ class Objective(nn.Module):
 class Vectorised:
     """One program under vmap."""
 
+    label = "vectorised"
+
     def __init__(self, objective: Objective) -> None:
         self.parameters = objective.layout.parameters
         self._gradient = vmap(grad_and_value(objective.loss, has_aux=True))
@@ -87,6 +92,8 @@ class Vectorised:
 
 class Streamed:
     """One program a client, on parallel streams; inside a captured graph they become parallel branches."""
+
+    label = "streamed"
 
     def __init__(self, objective: Objective, device: torch.device, streams: int = STREAMS) -> None:
         self.objective = objective

@@ -22,6 +22,10 @@ class SerialEngine:
     """The data rows of every client."""
     eval_batch_size: int
 
+    @property
+    def label(self) -> str:
+        return "serial engine"
+
     def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply]:
         for client in clients:
             with threads_for(self.macs):

@@ -12,10 +12,10 @@ WORTH_THREADS = 5e7
 
 
 @contextmanager
-def threads_for(macs: float, worth: float = WORTH_THREADS) -> Iterator[None]:
+def threads_for(macs: float) -> Iterator[None]:
     """One thread for small work, which gains nothing from a second one and loses much where cores are busy; else as many as there are."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if macs < worth else before)
+    torch.set_num_threads(1 if macs < WORTH_THREADS else before)
     try:
         yield
     finally:

@@ -55,7 +55,7 @@ class ConsoleObserver:
         self.console.print(
             f"[bold]{experiment.method}[/] · {experiment.data} · {experiment.model} with {facts['parameters']:,} parameters, "
             f"{facts['active']:,} active (density {facts['density']:.3f}) · {experiment.clients.per_round} of {experiment.clients.total} "
-            f"clients a round · {experiment.engine.name} engine on {experiment.device} · seed {experiment.seed}",
+            f"clients a round · {facts['engine']} on {experiment.device}, {experiment.engine.precision} · seed {experiment.seed}",
             highlight=False,
         )
         if experiment.out:
@@ -102,6 +102,7 @@ class ConsoleObserver:
             table.add_row("perplexity", f"{summary['perplexity']:.2f}", "", "")
         table.add_row("mean of the last ten", f"{summary['accuracy_last10']:.4f}", "", "")
         table.add_row("time", f"{summary['seconds']:.1f} s", "", "")
+        table.add_row("samples a second", f"{summary['samples_per_second']:,.0f}", "", "")
         self.console.print(table)
 
     def stopped(self) -> None:
