@@ -210,6 +210,7 @@ def _without_data(
 
 def random_data(module: nn.Module, inputs: Inputs, count: int) -> Data:
     """`count` random samples of the first kind that the model reads, with targets that suit its output."""
+    count = max(count, 2 * _MORE)  # of which small batches are measured too
     generator, size, classes = torch.Generator().manual_seed(0), (count, *inputs.shape), inputs.classes
     reasons = []
     was_training = module.training
@@ -217,7 +218,7 @@ def random_data(module: nn.Module, inputs: Inputs, count: int) -> Data:
         x = torch.randint(classes, size, generator=generator) if kind == "tokens" else torch.randn(size, generator=generator)
         try:
             with torch.no_grad():
-                output = module.eval()(x[:1])
+                output = module.eval()(x[:2])
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             reasons.append(str(error).partition("\n")[0])
             continue

@@ -17,7 +17,7 @@ from fedrts.config import Experiment
 from fedrts.data.contract import Data
 from fedrts.data.partition import divide
 from fedrts.engines import choice
-from fedrts.errors import InputError
+from fedrts.errors import InputError, note
 from fedrts.guard import Guard
 from fedrts.initial import load_weights
 from fedrts.methods.base import Method
@@ -49,7 +49,8 @@ class Assembled:
     @property
     def identity(self) -> dict[str, Any]:
         """What a checkpoint belongs to beside the experiment: the model's layout, its layers, and who holds how many samples."""
-        samples = hashlib.blake2b(repr(list(self.plan.samples)).encode(), digest_size=8).hexdigest()
+        held = repr((list(self.plan.samples), self.data.fingerprint))
+        samples = hashlib.blake2b(held.encode(), digest_size=8).hexdigest()
         return {"model": self.layout.fingerprint, "clients": samples, "layers": [entry.name for entry in self.layout.layers]}
 
 
@@ -72,11 +73,14 @@ def build_model(experiment: Experiment, input_shape: tuple[int, ...], classes: i
     with torch.random.fork_rng([]):
         torch.manual_seed(random.seed(random.key(experiment.seed, "model")))
         try:
-            return models.get(experiment.model)(input_shape, classes, **options)
+            module = models.get(experiment.model)(input_shape, classes, **options)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"cannot build the model '{experiment.model}' with model_options {options}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise InputError(f"the model '{experiment.model}' gives {type(module).__name__}, which is no torch.nn.Module")
+    return module
 
 
 def put_together(
@@ -85,9 +89,7 @@ def put_together(
     """The run of `module` on clients that hold `rows` of `held`."""
     device = torch.device(experiment.device)
     method = config.make_method(experiment)
-    if experiment.init is not None:
-        load_weights(module, experiment.init)
-    module = method.prepare(module).to(device)
+    module = _started(experiment, method, module).to(device)
     held = held.to(device)
     layout = layout_of(experiment, module, prunable)
     weights = layout.flatten(module.state_dict())
@@ -109,12 +111,16 @@ def put_together(
     if t.batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
         raise InputError("train.batch_size = 1 gives BatchNorm no statistics: use at least 2")
     try:
-        macs = Macs.of(module, layout, held.inputs(held.x[:1]))
+        macs = Macs.of(module, layout, held.inputs(held.x[:2]))  # a norm without statistics of its own needs two
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {held.input_shape}: {reason}") from error
     bench = Workbench(module, layout, held, training, e.seed, macs)
-    experiment = experiment.model_copy(update={"engine": e.engine.model_copy(update={"name": choice.decided(e.engine.name, bench)})})
+    chosen = choice.decided(e.engine.name, bench)
+    if chosen == "batched" and e.guard.deadline:
+        note("clients run one after the other, not side by side: guard.deadline tells early replies from late ones")
+        chosen = "serial"
+    experiment = experiment.model_copy(update={"engine": e.engine.model_copy(update={"name": chosen})})
     schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer)
     sizes = [len(part) for part in rows]
     some = [[sizes[client] for client in sampled(e.seed, index, 0, len(sizes), e.clients.per_round)] for index in range(8)]
@@ -135,6 +141,19 @@ def put_together(
         optimizer=ServerOptimizer(t.server_optimizer, t.server_lr or 1.0, t.server_momentum, t.server_beta2, t.server_tau),
     )
     return Assembled(experiment, method, module, layout, setup, plan, held, rows, training, bench)
+
+
+def _started(experiment: Experiment, method: Method, module: nn.Module) -> nn.Module:
+    """The module as the method wants it, with the weights of `init`: those of the model itself, or of one that the method had prepared."""
+    if experiment.init is None:
+        return method.prepare(module)
+    try:
+        load_weights(module, experiment.init)
+        return method.prepare(module)
+    except InputError:
+        prepared = method.prepare(module)
+        load_weights(prepared, experiment.init)
+        return prepared
 
 
 def layout_of(experiment: Experiment, module: nn.Module, prunable: Prunable | None = None) -> Layout:

@@ -291,6 +291,7 @@ def complete(experiment: Experiment) -> Experiment:
     rate = DEFAULT_RATE[train.server_optimizer] if train.server_lr is None else train.server_lr
     return experiment.model_copy(
         update={
+            "data": data.absolute(experiment.data),
             "method_options": {key: value for key, value in options.items() if value is not None},
             "density": 1.0 if method.dense else experiment.density,
             "device": _device(experiment.device),

@@ -123,6 +123,24 @@ def test_many_clients_in_one_round():
         torch.testing.assert_close(tensor, results[1].model.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
+def test_adam_agrees_in_single_precision_too(toy):
+    """Its bias corrections have few digits in float32, which BatchNorm would amplify."""
+    run = toy("fedavg", "mlp", clients=UNEQUAL, train={"epochs": 3, "optimizer": "adam", "lr": 0.01})
+    serial = SerialEngine(run.bench, run.rows, 64)
+    kernel = Vectorised(Objective(run.bench.module, run.data.task, run.layout))
+    engines = (serial, BatchedEngine(run.bench, run.rows, 64, kernel, 3, 4, serial))
+    first, second = (rounds.play_round(replace(run.plan, engine=engine), run.method.begin(run.setup), 0).state for engine in engines)
+    torch.testing.assert_close(first.weights, second.weights, rtol=0, atol=2e-6)
+
+
+def test_frozen_weights_have_no_gradient_in_either_engine(toy):
+    run = toy("fedtiny", "mlp", clients=UNEQUAL, topology=OFTEN, rounds=3, method_options={"abns": False})
+    next(run.module.parameters()).requires_grad_(False)
+    first, second = both(run)
+    agree(first, second)
+    assert first[-1].state.mask != run.method.begin(run.setup).mask
+
+
 class Dropped(nn.Module):
     def __init__(self, drop):
         super().__init__()
@@ -144,7 +162,15 @@ class Branching(nn.Module):
         return self.last(hidden if float(hidden.sum()) > 0 else -hidden)
 
 
-@pytest.mark.parametrize(("model", "reason"), [(Dropped(0.5), "dropout"), (Branching(), "item"), (Dropped(0.0), None)])
+def cumulative():
+    """BatchNorm that averages over all batches it has seen."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 3))
+
+
+CASES = [(Dropped(0.5), "dropout"), (Branching(), "item"), (cumulative(), "counts in buffers"), (Dropped(0.0), None)]
+
+
+@pytest.mark.parametrize(("model", "reason"), CASES)
 def test_what_cannot_run_side_by_side_says_why(toy, model, reason):
     data = toy("fedavg").data
     clients = [TensorDataset(data.x[start : start + 40], data.y[start : start + 40]) for start in (0, 40, 80)]
@@ -162,6 +188,12 @@ def test_the_engine_is_written_into_the_experiment(tmp_path, asked, written):
     assert f'name = "{written}"' in (tmp_path / "run" / "experiment.toml").read_text()
     again = fedrts.resume(tmp_path / "run")
     assert again.summary["accuracy"] == result.summary["accuracy"]
+
+
+def test_a_deadline_wants_replies_one_by_one(toy):
+    with pytest.warns(Note, match=r"guard\.deadline"):
+        run = toy("fedavg", "mlp", engine="batched", guard={"deadline": 100.0})
+    assert isinstance(run.plan.engine, SerialEngine)
 
 
 def test_precision_needs_a_gpu_on_the_cpu():

@@ -335,3 +335,10 @@ def test_what_would_really_travel_is_all_but_the_same():
     (exchange,) = FedPAQ().exchanges(Round.of(0, Schedule(), mask, layout))
     for entry in (exchange.down["weights"], exchange.up["weights"]):
         assert entry.size(None, Frame(layout, mask)) == 11_181_642 + 4 * 9_600 + 4 * (4_810 + 41)
+
+
+def test_a_whole_downlink_stays_whole_whatever_values_travel_as(toy):
+    run = toy("fedpaq", "mlp", method_options={"downlink": "float32"}, wire={"value_type": "int8"})
+    state = run.method.begin(run.setup)
+    (exchange,) = run.plan.exchanges(run.plan.round(0, state.mask))
+    assert (exchange.down["weights"].type, exchange.up["weights"].type) == ("float32", "int8")

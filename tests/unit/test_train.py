@@ -198,3 +198,38 @@ def test_a_model_trained_on_a_gpu_loads_without_one(tmp_path, monkeypatch):
     assert all(torch.equal(tensor, expected[name]) for name, tensor in fedrts.load(tmp_path / "run").state_dict().items())
     with pytest.raises(InputError, match="device 'cuda' is not there"):
         fedrts.resume(tmp_path / "run")
+
+
+def test_a_norm_without_statistics_of_its_own(toy):
+    data = toy("fedavg").data
+    sites = [TensorDataset(data.x[start : start + 40], data.y[start : start + 40]) for start in (0, 40, 80)]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.ReLU(), nn.Linear(8, 3))
+    result = fedrts.train(model=model, clients=sites, test=sites[0], rounds=2, density=0.8, batch_size=8, lr=0.1)
+    assert result.summary["accuracy"] > 0.34
+
+
+def no_model(input_shape, classes):
+    return "a string"
+
+
+def test_what_is_no_module_is_one_line_and_leaves_no_folder(tmp_path):
+    with pytest.raises(InputError, match=r"gives str, which is no torch\.nn\.Module"):
+        fedrts.run(data="digits", model=f"{__name__}:no_model", rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_may_start_from_the_weights_of_a_model_that_a_method_prepared(tmp_path):
+    keywords = {
+        "data": "digits",
+        "model": "cnn",
+        "model_options": {"width": 4},
+        "method": "fedmef",
+        "method_options": {"ws": True},
+        "rounds": 1,
+    }
+    keywords |= {"epochs": 1, "density": 0.5, "clients": 4}
+    fedrts.run(**keywords, out=tmp_path / "first")
+    second = fedrts.run(**keywords, lr=1e-12, seed=1, init=tmp_path / "first" / "model.safetensors", topology={"adjust": 0.0})
+    first = fedrts.load(tmp_path / "first")
+    bias = next(name for name in first.state_dict() if name.endswith("gain"))
+    torch.testing.assert_close(second.model.state_dict()[bias], first.state_dict()[bias])

@@ -51,6 +51,16 @@ def get(name: str) -> Loader:
     return bound
 
 
+def absolute(name: str) -> str:
+    """The name with the path of `folder:PATH` or `npz:PATH` made absolute, so that it means the same anywhere."""
+    scheme, colon, path = name.partition(":")
+    if not colon or f"{scheme}:PATH" not in data.names():
+        return name
+    if not path:
+        raise InputError(f"--data {name} names no path: give {scheme}:PATH")
+    return f"{scheme}:{os.path.abspath(os.path.expanduser(path))}"
+
+
 def recipe(name: str) -> Recipe:
     """The defaults that go with a data set; a plain `Recipe` where it brings none."""
     from fedrts.data.contract import Recipe

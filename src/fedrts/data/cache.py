@@ -6,7 +6,9 @@ A cache belongs to the exact files it was made from (names, sizes, times of chan
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -64,19 +66,22 @@ class _Store:
         self.failure: OSError | None = None
 
     def make(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        self.arrays[name] = self._mapped(name, shape, dtype) if self.failure is None else np.empty(shape, dtype)
+        self.arrays[name] = self._mapped(name, shape, dtype) if self.failure is None else _in_memory(name, shape, dtype)
         return self.arrays[name]
 
     def _mapped(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         try:
             self.path.mkdir(exist_ok=True)
+            needed = math.prod(shape) * np.dtype(dtype).itemsize
+            if needed > shutil.disk_usage(self.path).free:  # asking for it would fill the disk before it fails
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             file = self.path / f"{name}.npy"
             array = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
             with open(file, "r+b") as opened:  # a full disk shows here, not as a fatal signal when the array is filled
                 os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
         except OSError as error:
             self.failure = error
-            return np.empty(shape, dtype)
+            return _in_memory(name, shape, dtype)
         return array
 
     def keep(self, ready: Path) -> None:
@@ -89,6 +94,14 @@ class _Store:
             if old.name.rpartition("-")[0] == name:
                 shutil.rmtree(old, ignore_errors=True)
         os.rename(self.path, ready)
+
+
+def _in_memory(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError) as error:
+        size = math.prod(shape) * np.dtype(dtype).itemsize / 1e9
+        raise InputError(f"'{name}' takes {size:,.0f} GB, which neither disk nor memory have: lower data_options, or free space") from error
 
 
 def _read(ready: Path) -> dict[str, Tensor] | None:

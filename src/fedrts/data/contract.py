@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -57,6 +58,15 @@ class Data:
     @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the training data: all targets and up to 1,024 inputs."""
+        digest = hashlib.blake2b(digest_size=8)
+        for tensor in (self.y, self.x[:: max(1, len(self.x) // 1024)]):
+            digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+            digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        return digest.hexdigest()
 
     def inputs(self, x: Tensor) -> Tensor:
         """Stored rows `[m, …]` as a model reads them, for evaluation."""

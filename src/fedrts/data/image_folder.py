@@ -25,7 +25,7 @@ def image_folder(path: Path, folder: Path, size: int | None = None, augment: Aug
 
     Without a test folder the share `test` of the images, the same in every run, is test data.
     """
-    if size is not None and (not isinstance(size, int) or size < 1):
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
         raise InputError(f"data_options.size must be a number of pixels ≥ 1 (got {size!r})")
     split = (path / "train").is_dir() and (path / "test").is_dir()
     roots = [path / "train", path / "test"] if split else [path]

@@ -62,14 +62,16 @@ def _inputs(path: Path, arrays: dict[str, np.ndarray], name: str) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array))
     if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)) or array.ndim < 2:
         raise InputError(f"{path}: {name} is {array.dtype} of shape {array.shape}; it must be numbers, one row a sample")
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32 if np.issubdtype(array.dtype, np.floating) else np.int64)
     if not np.isfinite(array).all():
-        raise InputError(f"{path}: {name} holds values that are not finite: remove or replace them")
-    return torch.from_numpy(array.astype(np.float32 if np.issubdtype(array.dtype, np.floating) else np.int64))
+        raise InputError(f"{path}: {name} holds values that are not finite in float32: remove or replace them")
+    return torch.from_numpy(array)
 
 
 def _labels(path: Path, arrays: dict[str, np.ndarray], name: str) -> Tensor:
     array = _present(path, arrays, name)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or array.min() < 0:
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or array.min() < 0 or array.max() > np.iinfo(np.int32).max:
         raise InputError(f"{path}: {name} is {array.dtype} of shape {array.shape}; it must be one whole number from 0 per sample")
     return torch.from_numpy(array.astype(np.int64))
 

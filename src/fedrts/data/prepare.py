@@ -52,7 +52,12 @@ def _fetch(source: Source, file: File, home: Path, report: Report) -> None:
         download(file.url, home / file.to, file.checksum, report)
         return
     archive = home / "downloads" / file.name
-    if not archive.exists():  # it stays until its content is in place
+    if archive.exists():  # it stays until its content is in place
+        try:
+            verify(archive, file.checksum, str(archive))
+        except InputError:
+            archive.unlink()
+    if not archive.exists():
         download(file.url, archive, file.checksum, report)
     _take(source, file, home, archive, checked=False)
     archive.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import shutil
 import stat
 import tarfile
@@ -22,7 +23,7 @@ def unpack(archive: Path, target: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with content, open(path, "wb") as file:
                 shutil.copyfileobj(content, file, 1 << 20)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError) as error:
         raise InputError(f"{archive} is no complete .zip or .tar.gz archive: {error}; get it again") from error
     except OSError as error:
         raise InputError(f"cannot unpack {archive} into {target}: {error.strerror or error}") from error

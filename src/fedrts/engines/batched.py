@@ -204,6 +204,8 @@ class BatchedEngine:
                     rows = torch.stack([batch.rows for batch in now]).to(weights.device)
                     keys = torch.tensor([random.signed(batch.key or 0) for batch in now], device=weights.device)
                     found = self.kernel(weights[some], *bench.data.training_batches(rows, keys))
+                    if bench.frozen is not None:
+                        found.gradient[:, bench.frozen] = 0.0
                     total[some] += found.gradient[:, :links] * rows.shape[1]
         samples = [sum(len(batch) for batch in own) for own in batches]
         cohort.tensors[step.into] = total / torch.tensor(samples, device=total.device, dtype=total.dtype).clamp_(min=1)[:, None]

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedrts.client import Workbench
 from fedrts.engines import Engine
 from fedrts.engines.batched import BatchedEngine
-from fedrts.engines.kernels import Kernel, Objective, Precision, Streamed, Vectorised, has_dropout
+from fedrts.engines.kernels import Kernel, Objective, Precision, Streamed, Vectorised, has_counters, has_dropout
 from fedrts.engines.serial import SerialEngine
 from fedrts.engines.slots import best_width
 from fedrts.errors import InputError, note
@@ -83,6 +83,8 @@ def _obstacle(bench: Workbench, kernel: Kernel) -> str | None:
     """Why clients of this model cannot train side by side; None if they can."""
     if has_dropout(bench.module):
         return "the model draws random numbers while it trains (dropout)"
+    if has_counters(bench.module, bench.layout):
+        return "the model counts in buffers that are no floating-point numbers"
     count = min(2, bench.training.batch_size, len(bench.data.y))
     rows = torch.arange(count, device=bench.gradient.device).expand(2, -1)
     weights = bench.layout.flatten(bench.module.state_dict()).expand(2, -1).clone()

@@ -120,3 +120,13 @@ class Streamed:
 def has_dropout(module: nn.Module) -> bool:
     """Does the model draw random numbers in training? Clients side by side would draw other ones than one after the other."""
     return any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in module.modules())
+
+
+def has_counters(module: nn.Module, layout: Layout) -> bool:
+    """May buffers outside the vector matter to training? They are the same in every step here; BatchNorm's own count does not matter
+    unless it averages over all batches.
+    """
+    norms = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)]
+    harmless = {f"{name}.num_batches_tracked".lstrip(".") for name, part in norms if part.momentum is not None}
+    integers = {name for name, value in layout.constants.items() if not value.is_floating_point() and value.dtype != torch.bool}
+    return bool(integers - harmless)

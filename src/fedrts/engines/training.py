@@ -90,6 +90,8 @@ class Slots:
         parameters, links = self.layout.parameters, self.layout.links
         x, y = self.data.training_batches(self.rows.index_select(0, self.now)[0], self.keys.index_select(0, self.now)[0])
         gradient, loss, statistics = self.kernel(self.weights, x, y)
+        if self.frozen is not None:
+            gradient[:, self.frozen] = 0.0
         self.losses += loss
         self.weights[:, parameters:] = statistics
         current = self.weights[:, :parameters]
@@ -117,8 +119,9 @@ class Slots:
         if self.first is not None and self.second is not None:
             self.first.mul_(0.9).add_(gradient, alpha=0.1)
             self.second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-            scale = (1 - 0.999**self.taken).sqrt()[:, None]
-            current -= (rate / (1 - 0.9 ** self.taken[:, None])) * self.first / (self.second.sqrt() / scale + 1e-8)
+            taken = self.taken.double()[:, None]  # 1 − 0.999 has few digits in float32
+            first, second = (correction.to(current.dtype) for correction in (1 - 0.9**taken, (1 - 0.999**taken).sqrt()))
+            current -= rate / first * self.first / (self.second.sqrt() / second + 1e-8)
             return
         if self.first is not None:
             gradient = self.first.mul_(training.momentum).add_(gradient)

@@ -184,7 +184,8 @@ class Exchange:
 
         def typed(entry: Field) -> Field:
             model = isinstance(entry, OnOwnMask) or (isinstance(entry, Values) and entry.on == "mask")
-            if isinstance(entry, Values | OnOwnMask) and model and entry.of == "weights" and entry.type == "float32":
+            free = model and not (isinstance(entry, Values) and entry.fixed)
+            if isinstance(entry, Values | OnOwnMask) and free and entry.of == "weights" and entry.type == "float32":
                 return replace(entry, type=type)
             return entry
 

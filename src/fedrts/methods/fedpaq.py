@@ -30,10 +30,8 @@ class FedPAQ(Method):
     downlink: Annotated[Literal["int8", "float32"], Field(description="how the broadcast model travels")] = "int8"
 
     def exchanges(self, round: Round) -> tuple[Exchange, ...]:
-        return tuple(
-            Exchange({"weights": self.quantised() if self.downlink == "int8" else Values()}, exchange.steps, {"weights": self.quantised()})
-            for exchange in super().exchanges(round)
-        )
+        down = self.quantised() if self.downlink == "int8" else Values(fixed=True)
+        return tuple(Exchange({"weights": down}, exchange.steps, {"weights": self.quantised()}) for exchange in super().exchanges(round))
 
     def quantised(self) -> Values:
         return Values(type="int8", scales=self.granularity, norm=self.norm)

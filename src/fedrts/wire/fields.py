@@ -122,6 +122,8 @@ class Values:
     scales: Literal["block", "channel", "tensor"] = "block"
     """What shares a scale in 8 bits: 256 values, or (full masks only) an output channel or a tensor."""
     norm: Norm = "linf"
+    fixed: bool = False
+    """The method's own choice of a type, which no setting changes."""
 
     def __post_init__(self) -> None:
         if self.type != "float32" and self.on != "mask":

@@ -122,3 +122,17 @@ def test_two_at_once_decode_once(tmp_path, source):
 def test_a_missing_source_is_one_line(tmp_path):
     with pytest.raises(InputError, match="cannot read"):
         cached(tmp_path, "name", [tmp_path / "none"], filling([]))
+
+
+def test_what_does_not_fit_on_the_disk_is_not_begun(tmp_path, source, monkeypatch):
+    free = type("Usage", (), {"free": 5})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: free)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("this would fill the disk"))
+    with pytest.warns(Note, match="No space left"):
+        found = cached(tmp_path, "name", [source], filling([]))
+    assert found["x"].sum() == 15
+
+
+def test_what_fits_neither_disk_nor_memory_is_one_line(tmp_path, source):
+    with pytest.raises(InputError, match=r"'x' takes [\d,]+ GB"):
+        cached(tmp_path, "name", [source], lambda make: make("x", (10**9, 10**9), np.uint8))

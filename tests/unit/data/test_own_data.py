@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+import fedrts
 import official
-from fedrts import data
+from fedrts import config, data
 from fedrts.errors import InputError
+from fedrts.observe import Silent
 
 
 def saved(path, **arrays):
@@ -137,3 +139,44 @@ def test_bad_folders_are_one_clear_line(tmp_path):
     images(tmp_path / "two" / "test", classes=("cat", "hen"))
     with pytest.raises(InputError, match="class 'dog' is in only one of train and test"):
         data.load(f"folder:{tmp_path}/two", {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        (X, np.full(20, 2**63, np.uint64), "one whole number"),
+        (np.full((20, 5), 1e300), Y, "not finite in float32"),
+    ],
+)
+def test_numbers_that_are_too_large(tmp_path, x, y, words):
+    with pytest.raises(InputError, match=words):
+        data.load(saved(tmp_path / "a.npz", x=x, y=y))
+
+
+def test_paths_are_made_absolute_so_that_a_run_can_be_resumed_from_anywhere(tmp_path, monkeypatch):
+    saved(tmp_path / "a.npz", x=X, y=Y)
+    monkeypatch.chdir(tmp_path)
+    settings = {"data": "npz:a.npz", "clients": {"total": 2, "min_size": 1, "partition": "iid"}, "rounds": 1}
+    assert config.resolve(settings).data == f"npz:{tmp_path}/a.npz"
+    assert config.resolve({"data": "digits"}).data == "digits"
+    with pytest.raises(InputError, match="names no path"):
+        config.resolve({**settings, "data": "npz:"})
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path):
+    name = saved(tmp_path / "a.npz", x=X, y=Y)
+    keywords = {"data": name, "clients": {"total": 2, "per_round": 2, "min_size": 1, "partition": "iid"}, "rounds": 2, "density": 0.9}
+
+    def stop_after_one(record):
+        if record.round == 0:
+            raise KeyboardInterrupt
+
+    observer = Silent()
+    observer.played = stop_after_one
+    with pytest.raises(KeyboardInterrupt):
+        fedrts.run(**keywords, out=tmp_path / "run", observer=observer)
+    saved(tmp_path / "a.npz", x=X + 1, y=Y)
+    with pytest.raises(InputError, match="clients' data is not that of the checkpoint"):
+        fedrts.resume(tmp_path / "run")
+    saved(tmp_path / "a.npz", x=X, y=Y)
+    assert fedrts.resume(tmp_path / "run").summary["rounds"] == 2

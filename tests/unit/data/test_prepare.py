@@ -295,3 +295,12 @@ def test_what_needs_no_preparation_and_what_is_not_there(tmp_path):
         prepare("digits", tmp_path, None, quiet)
     with pytest.raises(InputError, match="there is no"):
         prepare("cifar10", tmp_path, tmp_path / "none.tar.gz", quiet)
+
+
+def test_a_bad_archive_among_the_downloads_is_fetched_again(mirrored, server, tmp_path):
+    mirrored("cifar10")
+    home = tmp_path / "home"
+    (home / "downloads").mkdir(parents=True)
+    (home / "downloads" / data.source("cifar10").files[0].name).write_bytes(b"not an archive")
+    assert len(prepare("cifar10", home, None, quiet).x)
+    assert len(server.requests) == 1
