@@ -66,7 +66,7 @@ def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None 
     try:
         assembled = assemble(resolved, data_dir)
         assembled.method.begin(assembled.setup)
-    except BaseException:  # what shows only now leaves no folder behind that would be in the way of the next try
+    except Exception:  # what shows only now leaves no folder behind that would be in the way of the next try
         folder.discard()
         raise
     folder.write_experiment(assembled.experiment)  # with what was left to `auto`
