@@ -160,6 +160,11 @@ class Workbench:
         self.frozen = None if bool(flags.all()) else (~flags).nonzero().squeeze(-1).to(parameter.device)
         self.has_batchnorm = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.module.modules())
 
+    @property
+    def batch_macs(self) -> float:
+        """MACs of a batch's forward pass."""
+        return self.macs.dense * self.training.batch_size
+
     def batches(self, rows: Tensor, key: int, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch of the client with this `key`. Only full ones, or one short one if it has less than a batch."""
         size = self.training.batch_size

@@ -1,5 +1,6 @@
 """The batched engine against the serial one: the same client program, so the same masks and, in float64, the same weights."""
 
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,6 +18,8 @@ from fedrts.engines.kernels import Objective, Vectorised
 from fedrts.engines.serial import SerialEngine
 from fedrts.engines.slots import best_width, length, schedule
 from fedrts.errors import Note
+from fedrts.methods.contract import ProbeGradient
+from fedrts.methods.fedrts import FedRTS
 
 UNEQUAL = {"total": 6, "per_round": 5, "partition": "quantity", "alpha": 1.0, "min_size": 3}
 """Clients with several batches, with one short batch, and with different numbers of steps."""
@@ -37,9 +40,8 @@ def both(run, slots=3, together=4):
     """The states and records of every round, of the serial and of the batched engine."""
     bench, setup = in_double(run)
     serial = SerialEngine(bench, run.rows, 64)
-    batched = BatchedEngine(
-        bench, run.rows, 64, Vectorised(Objective(bench.module, bench.data.task, bench.layout)), slots, together, serial
-    )
+    kernel = Vectorised(Objective(bench.module, bench.data.task, bench.layout))
+    batched = BatchedEngine(bench, run.rows, kernel, slots, together, serial)
     return [list(rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), -1)) for engine in (serial, batched)]
 
 
@@ -74,6 +76,22 @@ def test_optimisers_have_the_same_past(toy, method, train):
     agree(*both(toy(method, "cnn", clients=UNEQUAL, topology=OFTEN, train={"epochs": 2, **train}, rounds=4)))
 
 
+class Tempered(FedRTS):
+    """Probes in ordinary rounds as only set-ups do."""
+
+    def exchanges(self, round):
+        def probing(step):
+            return replace(step, temperature=7.0, batches="all") if isinstance(step, ProbeGradient) else step
+
+        return tuple(replace(exchange, steps=tuple(map(probing, exchange.steps))) for exchange in super().exchanges(round))
+
+
+def test_steps_that_do_not_run_side_by_side_are_still_carried_out_whole(toy):
+    run = toy("fedrts", "cnn", clients=UNEQUAL, topology=OFTEN, rounds=3)
+    tempered = Tempered(density=0.5)
+    agree(*both(replace(run, method=tempered, plan=replace(run.plan, method=tempered))))
+
+
 @pytest.mark.parametrize(("slots", "together"), [(1, 1), (2, 5), (5, 5), (8, 3)])
 def test_any_number_of_slots_gives_the_same(toy, slots, together):
     agree(*both(toy("fedrts", "mlp", clients=UNEQUAL, topology=OFTEN, rounds=3), slots, together))
@@ -99,7 +117,7 @@ def test_out_of_memory_halves_the_slots_and_goes_on(toy):
         return inner(weights, x, y)
 
     serial = SerialEngine(bench, run.rows, 64)
-    engine = BatchedEngine(bench, run.rows, 64, narrow, 5, 5, serial)
+    engine = BatchedEngine(bench, run.rows, narrow, 5, 5, serial)
     with pytest.warns(Note, match="2 clients side by side"):
         (played,) = rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), 0)
     (reference,) = rounds.play(replace(run.plan, engine=serial), run.method.begin(setup), 0)
@@ -128,7 +146,7 @@ def test_adam_agrees_in_single_precision_too(toy):
     run = toy("fedavg", "mlp", clients=UNEQUAL, train={"epochs": 3, "optimizer": "adam", "lr": 0.01})
     serial = SerialEngine(run.bench, run.rows, 64)
     kernel = Vectorised(Objective(run.bench.module, run.data.task, run.layout))
-    engines = (serial, BatchedEngine(run.bench, run.rows, 64, kernel, 3, 4, serial))
+    engines = (serial, BatchedEngine(run.bench, run.rows, kernel, 3, 4, serial))
     first, second = (rounds.play_round(replace(run.plan, engine=engine), run.method.begin(run.setup), 0).state for engine in engines)
     torch.testing.assert_close(first.weights, second.weights, rtol=0, atol=2e-6)
 
@@ -176,7 +194,9 @@ def test_what_cannot_run_side_by_side_says_why(toy, model, reason):
     clients = [TensorDataset(data.x[start : start + 40], data.y[start : start + 40]) for start in (0, 40, 80)]
     arguments = {"model": model, "clients": clients, "test": clients[0], "rounds": 1, "engine": "batched", "density": 0.9}
     if reason is None:
-        fedrts.train(**arguments)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Note)
+            assert fedrts.train(**arguments).history[0]["rejected"] == []
         return
     with pytest.warns(Note, match=f"one after the other.*{reason}"):
         fedrts.train(**arguments)

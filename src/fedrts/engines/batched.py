@@ -1,7 +1,7 @@
 """Many clients as one program: their weights stacked `[clients, n]`, their batches gathered by row number, one call for all of them.
 
-What a client does is the same as in `client.py`; here every tensor has a leading axis. Exchanges of a set-up, which happen once, are
-carried out one client after the other.
+What a client does is the same as in `client.py`; here every tensor has a leading axis. Exchanges with steps of set-ups, which happen
+once, are carried out one client after the other.
 """
 
 from __future__ import annotations
@@ -54,14 +54,13 @@ class BatchedEngine:
     bench: Workbench
     rows: Sequence[Tensor]
     """The data rows of every client, on the CPU."""
-    eval_batch_size: int
     kernel: Kernel
     slots: int
     """How many clients train side by side; fewer if memory runs out."""
     together: int
     """How many clients' weights are held at once; the others wait."""
     serial: SerialEngine
-    """For what is not worth a program of its own."""
+    """For the steps of set-ups, which happen once."""
     _known: dict[tuple[object, ...], Slots] = field(default_factory=dict)
 
     @property
@@ -72,13 +71,13 @@ class BatchedEngine:
         return self.serial.evaluate(state)
 
     def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply]:
-        if order.round.index < 0:  # a set-up happens once
+        if not all(map(_is_common, order.exchange.steps)):
             yield from self.serial.run(order, clients)
             return
         waiting = list(clients)
         while waiting:
             try:
-                with threads_for(self.serial.macs * self.slots):
+                with threads_for(self.bench.batch_macs * self.slots):
                     replies = self._work(order, waiting[: self.together])
             except (torch.OutOfMemoryError, MemoryError) as error:
                 if self.together == 1:
@@ -181,34 +180,26 @@ class BatchedEngine:
             bench = self.bench
             capacity = max(length(turns), bench.training.samples(max(map(len, self.rows))) // size)
             like = cohort.tensors["weights"]
-            found = Slots(
-                self.kernel, bench.data, bench.layout, bench.training, width, size, capacity, like, masks, bool(step.record), bench.frozen
-            )
+            found = Slots(self.kernel, bench, width, size, capacity, like, masks, bool(step.record))
             self._known[key] = found
         return found
 
     @perform.register
     def _(self, step: ProbeGradient, cohort: Cohort) -> None:
         bench = self.bench
-        batches = [list(bench.batches(rows, key, bench.training.epochs)) for rows, key in zip(cohort.rows, cohort.keys, strict=True)]
-        if step.batches == "one":
-            batches = [own[:1] for own in batches]
+        batches = [list(bench.batches(rows, key, bench.training.epochs))[:1] for rows, key in zip(cohort.rows, cohort.keys, strict=True)]
         weights, links = cohort.tensors["weights"], bench.layout.links
-        total = torch.zeros_like(weights[:, :links])
+        gradient = cohort.tensors[step.into] = torch.zeros_like(weights[:, :links])
         for members in _by_size(batches).values():
-            for number in range(max(len(batches[member]) for member in members)):
-                there = [member for member in members if number < len(batches[member])]
-                for start in range(0, len(there), self.slots):
-                    some = there[start : start + self.slots]
-                    now = [batches[member][number] for member in some]
-                    rows = torch.stack([batch.rows for batch in now]).to(weights.device)
-                    keys = torch.tensor([random.signed(batch.key or 0) for batch in now], device=weights.device)
-                    found = self.kernel(weights[some], *bench.data.training_batches(rows, keys))
-                    if bench.frozen is not None:
-                        found.gradient[:, bench.frozen] = 0.0
-                    total[some] += found.gradient[:, :links] * rows.shape[1]
-        samples = [sum(len(batch) for batch in own) for own in batches]
-        cohort.tensors[step.into] = total / torch.tensor(samples, device=total.device, dtype=total.dtype).clamp_(min=1)[:, None]
+            for start in range(0, len(members), self.slots):
+                some = members[start : start + self.slots]
+                now = [batches[member][0] for member in some]
+                rows = torch.stack([batch.rows for batch in now]).to(weights.device)
+                keys = torch.tensor([random.signed(batch.key or 0) for batch in now], device=weights.device)
+                found = self.kernel(weights[some], *bench.data.training_batches(rows, keys))
+                if bench.frozen is not None:
+                    found.gradient[:, bench.frozen] = 0.0
+                gradient[some] = found.gradient[:, :links]
 
     @perform.register
     def _(self, step: Rewire, cohort: Cohort) -> None:
@@ -219,6 +210,12 @@ class BatchedEngine:
         cohort.tensors["mask"] = torch.stack([new.bits for new in cohort.own])
         kept = torch.stack([kept.bits for kept, _ in chosen])
         cohort.tensors["weights"][:, : kept.shape[1]].masked_fill_(~kept, 0.0)
+
+
+def _is_common(step: Step) -> bool:
+    """Is this a step of ordinary rounds, which runs side by side?"""
+    plain = ProbeGradient(into=step.into) if isinstance(step, ProbeGradient) else None
+    return isinstance(step, Train | Rewire) or step == plain
 
 
 def _by_size(batches: Sequence[Sequence[Batch]]) -> dict[int, list[int]]:

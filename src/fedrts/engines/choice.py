@@ -55,24 +55,20 @@ def make(
         return serial
     kernel = _kernel(bench, precision)
     if (obstacle := _obstacle(bench, kernel)) is not None:
-        note(f"clients run one after the other, not side by side: {obstacle}")
+        how = " and in tf32, not bf16" if precision == "bf16" else ""
+        note(f"clients run one after the other, not side by side{how}: {obstacle}")
         return serial
     size = bench.training.batch_size
     steps = [[bench.training.samples(count) // min(size, max(count, 1)) for count in clients] for clients in rounds]
     width = slots or best_width(steps, min(max(map(len, rounds)), MOST_SLOTS), OVERHEAD[type(kernel)])
     together = max(width, int(HELD_BYTES[device.type] / (bench.layout.length * bench.gradient.element_size())))
-    return BatchedEngine(bench, [part.cpu() for part in rows], eval_batch_size, kernel, width, together, serial)
-
-
-def _macs(bench: Workbench) -> float:
-    """MACs of a batch's forward pass."""
-    return bench.macs.dense * bench.training.batch_size
+    return BatchedEngine(bench, [part.cpu() for part in rows], kernel, width, together, serial)
 
 
 def _kernel(bench: Workbench, precision: Precision) -> Vectorised | Streamed:
     objective = Objective(bench.module, bench.data.task, bench.layout, precision)
     device = bench.gradient.device
-    vectorised = _macs(bench) <= WORTH_VECTORISING and precision != "bf16"  # vmap and autocast do not go together
+    vectorised = bench.batch_macs <= WORTH_VECTORISING and precision != "bf16"  # vmap and autocast do not go together
     if device.type == "cuda" and not vectorised:
         torch.backends.cudnn.benchmark = True  # shapes are the same in every step
         return Streamed(objective, device)

@@ -28,17 +28,12 @@ class SerialEngine:
 
     def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply]:
         for client in clients:
-            with threads_for(self.macs):
+            with threads_for(self.bench.batch_macs):
                 reply = self.bench.work(order, client, self.rows[client])
             yield reply
 
     def evaluate(self, state: State) -> Metrics:
         bench = self.bench
         bench.layout.bind(bench.module, state.weights.clone())
-        with threads_for(self.macs):
+        with threads_for(self.bench.batch_macs):
             return bench.data.evaluate(bench.module, self.eval_batch_size)
-
-    @property
-    def macs(self) -> float:
-        """Of a batch's forward pass."""
-        return self.bench.macs.dense * self.bench.training.batch_size

@@ -11,11 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedrts.client import LocalTraining
-from fedrts.data.contract import Data
+from fedrts.client import Workbench
 from fedrts.engines.kernels import Kernel
 from fedrts.methods.contract import Influence
-from fedrts.sparse.layout import Layout
 
 _ALIGNED = 64
 """Rows of stacked weights start at multiples of this: kernels on tensor cores want round addresses."""
@@ -32,10 +30,10 @@ class Slots:
     """`width` clients that train side by side on batches of `size`, in tensors that stay where they are."""
 
     def __init__(
-        self, kernel: Kernel, data: Data, layout: Layout, training: LocalTraining, width: int, size: int, capacity: int, like: Tensor,
-        masks: int, records: bool, frozen: Tensor | None,
-    ) -> None:  # fmt: skip
-        self.kernel, self.data, self.layout, self.training, self.frozen = kernel, data, layout, training, frozen
+        self, kernel: Kernel, bench: Workbench, width: int, size: int, capacity: int, like: Tensor, masks: int, records: bool
+    ) -> None:
+        self.kernel, self.data, self.frozen = kernel, bench.data, bench.frozen
+        self.layout, self.training = layout, training = bench.layout, bench.training
         device = like.device
         self.rows = torch.zeros(capacity, width, size, dtype=torch.int64, device=device)
         self.keys = torch.zeros(capacity, width, dtype=torch.int64, device=device)

@@ -17,6 +17,7 @@ from fedrts.methods import register
 from fedrts.methods.base import Sparse
 from fedrts.methods.contract import Exchange, Means, ProbeGradient, Rng, Round, Setup, State
 from fedrts.sparse.mask import Mask
+from fedrts.sparse.topk import top
 from fedrts.wire.fields import Values
 
 
@@ -45,8 +46,8 @@ class SNIP(Sparse):
     def pruned(self, state: State, scores: Tensor) -> State:
         """The links of largest `scores [P]`, as many as the budget has."""
         budget, sizes = state["budget"].tolist(), state.mask.sizes
-        mask = Mask.top(scores, budget, sizes) if self.scope == "erk" else Mask(Mask.top(scores, [sum(budget)], [len(scores)]).bits, sizes)
-        return state.with_mask(mask).forget("budget")
+        chosen = top(scores, budget, sizes) if self.scope == "erk" else top(scores, [sum(budget)], [len(scores)])
+        return state.with_mask(Mask(chosen, sizes)).forget("budget")
 
 
 def sensitivity(weights: Tensor, gradient: Tensor) -> Tensor:
