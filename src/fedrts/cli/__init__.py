@@ -1,0 +1,57 @@
+"""The command line, one file a group of commands. Everything heavy is imported inside the commands, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Annotated, TextIO
+
+import typer
+
+import fedrts
+
+# Importing a file registers its commands; `--help` lists them in this order.
+# isort: off
+from fedrts.cli import run  # noqa: F401
+from fedrts.cli import folder  # noqa: F401
+from fedrts.cli import cost  # noqa: F401
+from fedrts.cli import catalogue  # noqa: F401
+# isort: on
+
+from fedrts.cli.app import app
+from fedrts.errors import InputError, Note
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # what typer raises for every mistake on the command line
+
+
+def main() -> None:
+    """The entry point: exit code 0 done, 2 bad input, 130 interrupted."""
+    warnings.showwarning = _show_warning
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except _UsageError as error:
+        if message := " ".join(error.format_message().split()):  # type: ignore[attr-defined]
+            print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+) -> None:
+    text = f"note: {message}" if issubclass(category, Note) else warnings.formatwarning(message, category, filename, lineno).rstrip()
+    print(text, file=sys.stderr)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(fedrts.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def fedrts_command(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Federated learning of sparse models: FedRTS and what it is compared with."""

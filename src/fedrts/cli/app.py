@@ -1,0 +1,26 @@
+"""The application that the commands register with, and the options that several of them share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Federated learning of sparse models: FedRTS and what it is compared with.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    add_completion=False,
+)
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run folder.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder of the data sets' files; default $FEDRTS_DATA, or ~/.cache/fedrts.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Assignments = Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other key; repeatable.")]
+ExperimentFile = Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="An experiment file; flags override it.")]

@@ -1,0 +1,97 @@
+"""`fedrts cost`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedrts.cli.app import AsJson, Assignments, DataDir, ExperimentFile, app
+from fedrts.cli.tables import print_csv
+from fedrts.errors import InputError
+
+if TYPE_CHECKING:
+    from fedrts.accounting import Cost
+
+
+@app.command()
+def cost(
+    experiment: ExperimentFile = None,
+    model: Annotated[str | None, typer.Option(help="A name from `fedrts models`, an import path, or auto.")] = None,
+    method: Annotated[str | None, typer.Option(help="A name from `fedrts methods`.")] = None,
+    density: Annotated[float | None, typer.Option(help="Share of all parameters that stay active.")] = None,
+    data: Annotated[str | None, typer.Option(help="What the model reads: a name from `fedrts data`, or an import path.")] = None,
+    input_shape: Annotated[str | None, typer.Option(metavar="N,N,…", help="Instead of data: 3,32,32 for images, 256 for tokens.")] = None,
+    classes: Annotated[int | None, typer.Option(help="With an input shape: classes, or words of the vocabulary.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples of the client; default its share of the data, or 500.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients among which the data is divided.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the local data in a round.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
+    value_type: Annotated[str | None, typer.Option(help="How values travel: float32 (lossless), float16 or int8.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    data_dir: DataDir = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Measure a client that really trains, not one step on two samples.")] = False,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")] = False,
+) -> None:
+    """Bytes, FLOPs and memory per client and round, in three accountings: the paper's tables, the paper's rules, and measured."""
+    if as_json and as_csv:
+        raise InputError("--json and --csv exclude each other: choose one")
+    if input_shape is not None and data is not None:
+        raise InputError("--data and --input-shape exclude each other: both say what the model reads")
+    shape = None if input_shape is None else _whole_numbers("--input-shape", input_shape)
+    from fedrts import accounting, config
+
+    names = ("model", "method", "density", "data", "clients", "epochs", "batch_size", "value_type", "seed")
+    flags = {name: value for name, value in locals().items() if name in names}
+    layers = [config.from_file(experiment)] if experiment else []
+    layers += [config.from_keywords(flags), config.from_assignments(assignments or [])]
+    found = accounting.of_settings(layers, None, shape, classes, samples, exact, data_dir)
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+    elif as_csv:
+        print_csv([{"model": found.model, "method": found.method, "density": found.density, **row.as_flat_dict()} for row in found.rows])
+    else:
+        _print_cost(found)
+
+
+def _whole_numbers(flag: str, text: str) -> tuple[int, ...]:
+    """`3,32,32` as numbers."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{flag} takes whole numbers with commas between them, such as 3,32,32 (got '{text}')") from None
+
+
+def _print_cost(found: Cost) -> None:
+    """One table for each accounting, so that nobody compares across them by accident."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedrts.accounting import ACCOUNTINGS
+
+    console = Console(highlight=False)
+    console.print(
+        f"{found.method} · {found.model} with {found.parameters:,} parameters, {found.links:,} prunable · density {found.density:g} · "
+        f"{found.macs:,.0f} MAC a sample of shape {list(found.input_shape)} · {found.samples:,} samples, {found.epochs} epochs, "
+        f"batches of {found.batch_size}"
+    )
+    for accounting, meaning in ACCOUNTINGS.items():
+        rows = [row for row in found.rows if row.accounting == accounting]
+        cased, on_mask = any(row.case for row in rows), rows[0].memory_on_mask_bytes is not None
+        unit, divisor = ("MB", 1e6) if max(row.upload_bytes for row in rows) >= 1e5 else ("kB", 1e3)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for column in ["round"] + ["case"] * cased:
+            table.add_column(column, no_wrap=True)
+        for column in [f"down {unit}", f"up {unit}", "both", "FLOPs", "memory MB"] + ["on mask"] * on_mask:
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in rows:
+            lengths = (row.download_bytes, row.upload_bytes, row.download_bytes + row.upload_bytes)
+            memory = [row.memory_bytes] + [row.memory_on_mask_bytes or 0.0] * on_mask
+            travelling, held = [f"{size / divisor:.3f}" for size in lengths], [f"{size / 1e6:.3f}" for size in memory]
+            table.add_row(row.round, *[row.case] * cased, *travelling, f"{row.flops:.4g}".replace("e+", "e"), *held)
+        console.print(f"\n[bold]{accounting}[/bold]: {meaning}")
+        console.print(table)

@@ -1,0 +1,60 @@
+"""What a run folder holds: `fedrts inspect`, `evaluate` and `export`."""
+
+from __future__ import annotations
+
+import enum
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedrts.cli.app import AsJson, DataDir, RunDir, app
+from fedrts.cli.tables import print_table
+
+
+@app.command()
+def inspect(run_dir: RunDir, as_json: AsJson = False) -> None:
+    """Show what a run folder holds: progress, results, and the density of every layer."""
+    from fedrts.inspection import inspect_run
+
+    content = inspect_run(run_dir)
+    if as_json:
+        print(json.dumps(content, indent=2))
+        return
+    facts = {key: value for key, value in content.items() if key != "layers"}
+    print_table([{"run": key, str(run_dir): value} for key, value in facts.items()], False)
+    if content["layers"]:
+        print_table(content["layers"], False)
+
+
+@app.command()
+def evaluate(
+    run_dir: RunDir,
+    data: Annotated[str | None, typer.Option(help="Test on another data set than the run's.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Test the model of a run folder."""
+    from fedrts.inspection import evaluate_run
+
+    metrics = evaluate_run(run_dir, data, data_dir)
+    print(json.dumps(metrics) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+
+
+class Format(enum.StrEnum):
+    safetensors = "safetensors"
+    dense = "dense"
+
+
+@app.command()
+def export(
+    run_dir: RunDir,
+    format: Annotated[Format, typer.Option(help="safetensors, or dense: a PyTorch state dict (.pt).")] = Format.safetensors,
+    out: Annotated[Path | None, typer.Option(help="File to write; default export.safetensors or export.pt in the run folder.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write the model of a run folder for use elsewhere; both forms load with `load_state_dict(strict=True)`."""
+    from fedrts.inspection import export_run
+
+    print(export_run(run_dir, format.value, out, data_dir))

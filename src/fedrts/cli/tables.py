@@ -1,0 +1,36 @@
+"""Rows of dictionaries as tables for a person, JSON or CSV."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def print_table(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Rows with the same keys, as a table or as JSON."""
+    if as_json:
+        print(json.dumps(rows, indent=2, default=str))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*map(_cell, row.values()))
+    Console().print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={entry}" for key, entry in value.items())
+    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def print_csv(rows: list[dict[str, Any]]) -> None:
+    """Rows with the same keys."""
+    import csv
+
+    writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
