@@ -6,7 +6,7 @@ exchange's steps in order, and takes the upload's fields from its tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, singledispatch
@@ -71,6 +71,8 @@ class Order:
     sent: Message
     values: Tensor | None = None
     """The server's own weights on the mask, which may be more precise than what it sends."""
+    held: Mapping[int, Mask | None] = field(default_factory=dict)
+    """The mask that each client holds before its download, as far as the server knows."""
 
     @staticmethod
     def of(exchange: Exchange, round: Round, layout: Layout, state: State, key: int) -> Order:
@@ -117,6 +119,10 @@ class Reply:
     """Mean training loss over the client's steps (NaN if it made none)."""
     size: int | None = None
     """Bytes that really came, where they did."""
+    resent: int = 0
+    """Bytes of a second download, to a client that turned out to lack the mask."""
+    at: float | None = None
+    """When it came (`time.monotonic`), where that is not now."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,8 @@ class Failure:
 
     client: int
     reason: str
+    resent: int = 0
+    at: float | None = None
 
 
 @dataclass(frozen=True)
