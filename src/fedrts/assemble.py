@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from fedrts import config, data, models
 from fedrts.client import LocalTraining, Workbench
 from fedrts.config import Experiment
 from fedrts.data.contract import Data
-from fedrts.data.partition import divide
+from fedrts.data.partition import SITES, divide
 from fedrts.engines import choice
 from fedrts.errors import InputError, note
 from fedrts.guard import Guard
@@ -58,6 +58,8 @@ def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tu
     """The data of a resolved experiment, and the row numbers of every client."""
     held = data.load(experiment.data, experiment.data_options, data_dir)
     c, key = experiment.clients, random.key(experiment.seed, "partition")
+    if c.partition == SITES and experiment.engine.name != "flower":
+        raise InputError("clients.partition = 'sites' means data on other machines: run it with `fedrts server`")
     return held, divide(c.partition, held.y, c.total, c.alpha, experiment.min_size, key, c.classes_per_client)
 
 
@@ -141,6 +143,12 @@ def put_together(
         optimizer=ServerOptimizer(t.server_optimizer, t.server_lr or 1.0, t.server_momentum, t.server_beta2, t.server_tau),
     )
     return Assembled(experiment, method, module, layout, setup, plan, held, rows, training, bench)
+
+
+def with_samples(run: Assembled, samples: Sequence[int]) -> Assembled:
+    """A run whose sites have said how many samples they hold."""
+    rows = [torch.zeros(count, dtype=torch.int64) for count in samples]
+    return replace(run, rows=rows, setup=replace(run.setup, samples=sum(samples)), plan=replace(run.plan, samples=list(samples)))
 
 
 def _started(experiment: Experiment, method: Method, module: nn.Module) -> nn.Module:

@@ -42,7 +42,9 @@ class Clients(Table):
 
     total: int = Field(100, ge=1, description="clients in the federation")
     per_round: int = Field(10, ge=1, description="clients that take part in each round")
-    partition: Partition = Field("dirichlet", description="dirichlet (skewed labels), quantity (skewed sizes), iid, shards (few labels)")
+    partition: Partition = Field(
+        "dirichlet", description="dirichlet (skewed labels), quantity (skewed sizes), iid, shards (few labels), sites (own data)"
+    )
     alpha: Number = Field(0.5, gt=0, description="Dirichlet concentration: lower is more heterogeneous")
     classes_per_client: int = Field(2, ge=1, description="labels that a client holds, of shards")
     dropout: Number = Field(0.0, ge=0, lt=1, description="simulated: chance that a client vanishes after its download")
@@ -103,9 +105,14 @@ class Eval(Table):
 class Engine(Table):
     """Who runs the clients; `engine = "serial"` is short for `engine.name`."""
 
-    name: EngineName = Field("auto", description="serial: one client after the other; batched: side by side; auto: what is faster")
+    name: EngineName = Field(
+        "auto", description="serial: one client after the other; batched: side by side; flower: on nodes; auto: what is faster"
+    )
     slots: int = Field(0, ge=0, description="clients that train side by side; 0: as suits their sizes")
     precision: Precision = Field("float32", description="float32, tf32 or bf16 (both on GPUs; weights stay float32)")
+    nodes: int = Field(2, ge=1, description="flower: nodes on this machine, among which `fedrts run` divides the clients")
+    timeout: Number = Field(3600.0, gt=0, description="flower: seconds that nodes have for an order")
+    wait: Number = Field(600.0, ge=0, description="flower: seconds to wait for nodes before going on without them")
 
 
 class Wire(Table):

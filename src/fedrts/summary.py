@@ -17,10 +17,10 @@ from fedrts.methods.contract import State
 from fedrts.sparse.cost import Book
 
 
-def describe_clients(held: Data, parts: Sequence[Tensor]) -> list[dict[str, Any]]:
-    """clients.json: what every client holds."""
+def describe_clients(held: Data, parts: Sequence[Tensor], ours: bool = True) -> list[dict[str, Any]]:
+    """clients.json: what every client holds; of data that is not ours, no labels."""
     labels = held.y.cpu()
-    countable = labels.dim() == 1 and not labels.is_floating_point()
+    countable = ours and labels.dim() == 1 and not labels.is_floating_point()
     return [
         {
             "client": client,

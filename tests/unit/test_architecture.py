@@ -43,6 +43,7 @@ LAYERS += [
     "accounting",
     "summary",
     "observe",
+    "flower",
     "api",
     "inspection",
     "cli",

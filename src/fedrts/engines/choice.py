@@ -16,7 +16,7 @@ from fedrts.engines.serial import SerialEngine
 from fedrts.engines.slots import best_width
 from fedrts.errors import InputError, note
 
-Name = Literal["auto", "serial", "batched"]
+Name = Literal["auto", "serial", "batched", "flower"]
 
 WORTH_VECTORISING = 5e8
 """MACs of a batch's forward pass up to which one vectorised program on a GPU beats one program a client."""
@@ -47,11 +47,11 @@ def make(
     device = bench.gradient.device
     if precision != "float32" and device.type != "cuda":
         raise InputError(f"engine.precision = '{precision}' needs a GPU: this run is on {device}; use float32")
-    if precision == "bf16" and name == "serial":
+    if precision == "bf16" and name in ("serial", "flower"):
         raise InputError("engine.precision = 'bf16' needs the batched engine: set engine.name = 'batched', or use tf32")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
     serial = SerialEngine(bench, [part.to(device) for part in rows], eval_batch_size)
-    if name == "serial":
+    if name in ("serial", "flower"):  # over Flower, the server itself only evaluates
         return serial
     kernel = _kernel(bench, precision)
     if (obstacle := _obstacle(bench, kernel)) is not None:
