@@ -166,12 +166,10 @@ class Connection:
     """An activated node: messages in, replies out, heartbeats beside."""
 
     def __init__(self, server: Server, keys: tuple[Any, Any], registered: bool) -> None:
-        interceptors: list[ProtobufClientInterceptor] = [
-            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-            NodeAuthHttpInterceptor(*keys),
-        ]
-        self.client = FleetHttpClient.from_server_address(door.server, door.insecure, door.authority(), interceptors=interceptors)
-        self.public, self.registered = public_key_to_bytes(keys[1]), registered
+        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+        interceptors: list[ProtobufClientInterceptor] = [version, NodeAuthHttpInterceptor(*keys)]
+        self.client = FleetHttpClient.from_server_address(server.address, server.insecure, server.authority(), interceptors=interceptors)
+        self.public, self.registered, self.address = public_key_to_bytes(keys[1]), registered, server.address
         self.heart: HeartbeatSender | None = None
 
     def __enter__(self) -> Connection:
