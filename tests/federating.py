@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
-from fedrts.flower import keys, prepare  # noqa: E402
+from fedrts.flower import keys, prepare
 
 prepare()
 
@@ -30,7 +30,7 @@ rounds = 3
 density = 0.3
 clients = {total = 6, per_round = 4, partition = "iid"}
 train = {epochs = 1}
-topology = {interval = 2, end = 3}
+topology = {interval = 2, end = 2}
 engine = {wait = 90, timeout = 90}
 """
 PATIENCE = 100.0
@@ -51,6 +51,8 @@ class Running:
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**ENVIRONMENT, **environment}, start_new_session=True
         )
         self.lines: list[str] = []
+        self.peak: list[str] = []
+        """`VmHWM` of the process, the most memory that it held, as last looked at."""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -75,7 +77,12 @@ class Running:
         raise AssertionError(f"'{words}' did not come within {seconds:.0f} s:\n{self.text}")
 
     def ended(self, seconds: float = PATIENCE) -> int:
-        code = self.process.wait(seconds)
+        due = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < due:
+            with contextlib.suppress(OSError):
+                self.peak += [line for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines() if "VmHWM" in line]
+            time.sleep(0.1)
+        code = self.process.wait(1)
         self._reader.join(5)
         return code
 

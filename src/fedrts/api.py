@@ -28,8 +28,9 @@ from fedrts.methods.contract import State
 from fedrts.observe import Observer, Silent
 from fedrts.rounds import Played
 from fedrts.sparse.layout import Prunable
-from fedrts.summary import describe_clients, summarise
+from fedrts.summary import describe_clients, describe_privacy, summarise
 from fedrts.tasks import Classification, Loss, Task
+from fedrts.wire.fields import Frame
 
 if TYPE_CHECKING:
     from fedrts.flower.deployment import Door
@@ -70,7 +71,7 @@ def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None 
     folder.create(resolved)
     try:
         assembled = assemble(resolved, data_dir)
-        assembled.method.begin(assembled.setup)
+        check_protection(assembled, assembled.method.begin(assembled.setup))
     except Exception:  # what shows only now leaves no folder behind that would be in the way of the next try
         folder.discard()
         raise
@@ -121,7 +122,7 @@ def train(
     resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
     held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
     assembled = put_together(resolved, model, held, rows, prunable)
-    assembled.method.begin(assembled.setup)  # an infeasible density shows here, before there is a folder
+    check_protection(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
     folder = RunFolder(out) if out else None
     if folder is not None and not (resume and (folder.path / "experiment.toml").exists()):
         folder.create(assembled.experiment)
@@ -159,6 +160,13 @@ def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None =
     if layout.fingerprint != saved.facts["identity"]["model"]:
         raise InputError(f"the run in {folder.path} has another model, or another rule of what may be pruned: give the same ones")
     return layout.state_dict(saved.state.weights)
+
+
+def check_protection(run: Assembled, state: State) -> None:
+    """Is there protection, where it is asked for, for everything that the method uploads in any kind of round?"""
+    for index in range(-1, min(run.plan.rounds, run.plan.schedule.interval + 2)):
+        for exchange in run.plan.exchanges(run.plan.round(index, state.mask)):
+            run.bench.protection.check(exchange.up, Frame(run.layout, state.mask))
 
 
 def _play(
@@ -223,6 +231,8 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         if folder is not None:
             folder.write_tensors("model.safetensors", run.layout.state_dict(state.weights))
             folder.write_tensors("masks.safetensors", masks)
+            if run.bench.protection.on:
+                folder.write_json("privacy.json", describe_privacy(run, state, history))
             folder.write_json("summary.json", summary)
         observer.finished(summary)
     finally:

@@ -22,6 +22,7 @@ from fedrts.guard import Guard
 from fedrts.initial import load_weights
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Setup
+from fedrts.privacy import Protection
 from fedrts.registry import import_path
 from fedrts.rounds import Plan, sampled
 from fedrts.server_optimizer import ServerOptimizer
@@ -117,7 +118,7 @@ def put_together(
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {held.input_shape}: {reason}") from error
-    bench = Workbench(module, layout, held, training, e.seed, macs)
+    bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()))
     chosen = choice.decided(e.engine.name, bench)
     if chosen == "batched" and e.guard.deadline:
         note("clients run one after the other, not side by side: guard.deadline tells early replies from late ones")

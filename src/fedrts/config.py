@@ -136,6 +136,21 @@ class GuardTable(Table):
     strikes: int = Field(3, ge=1, description="rejected replies after which a client is asked no more")
 
 
+class Privacy(Table):
+    """What clients do to their uploads before these leave, see docs/security.md; all off by default."""
+
+    clip: Number = Field(0.0, ge=0, description="largest norm of a client's update, scaled down where it is larger; 0: off")
+    noise: Number = Field(0.0, ge=0, description="standard deviation of Gaussian noise on every value, in units of clip; 0: off")
+    index_epsilon: Number = Field(0.0, ge=0, description="ε of randomised response on the index sets of a message; 0: off")
+    delta: Number = Field(1e-5, gt=0, lt=1, description="δ for which the ε of the noise is stated")
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Privacy:
+        if self.noise and not self.clip:
+            raise ValueError("privacy.noise needs privacy.clip: noise hides only what is bounded")
+        return self
+
+
 class Checkpoint(Table):
     """How often the state is made durable."""
 
@@ -172,6 +187,7 @@ class Experiment(Table):
     eval: Eval = Eval()
     wire: Wire = Wire()
     guard: GuardTable = GuardTable()
+    privacy: Privacy = Privacy()
     checkpoint: Checkpoint = Checkpoint()
 
     @field_validator("device")

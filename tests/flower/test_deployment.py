@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from federating import EXPERIMENT, CountingProxy, Folder, Running, processes
 
 import fedrts
+from federating import EXPERIMENT, CountingProxy, Folder, Running, processes
 from fedrts.errors import InputError
 from fedrts.flower import keys
 from fedrts.flower.host import Host
@@ -38,7 +37,7 @@ def refused(host: Host, server: Server) -> str:
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     shown = Shown(folder := Folder(tmp_path_factory.mktemp("deployment"), experiment=LARGE))
     stranger = keys.issue("stranger", folder.path / "stranger")[0]
     other = keys.Authority(folder.path / "other")
@@ -56,7 +55,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
             start(*folder.client(number, f"{number},{number + 3}", shown.proxy.port))
         shown.code = shown.server.ended(110)
         shown.proxy.close()
-    yield shown
+    return shown
 
 
 def test_it_ends_well(shown: Shown):

@@ -24,6 +24,7 @@ LAYERS = [
     "data",
     "models",
     "rates",
+    "privacy",
     "client",
     "guard",
     "traffic",

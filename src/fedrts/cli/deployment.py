@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedrts.cli.app import Assignments, DataDir, Quiet, app
 from fedrts.cli.run import interruptible
 from fedrts.errors import InputError
+
+if TYPE_CHECKING:
+    from fedrts.flower.host import Host
 
 keys = typer.Typer(help="Certificates and keys of a federation.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
@@ -65,6 +68,7 @@ def client(
         list[str] | None, typer.Option(metavar="PKG.MODULE:NAME", help="Code that the experiment may name; repeatable.")
     ] = None,
     options: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the data; repeatable.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Stop answering when this much privacy (ε) is spent.")] = None,
     patience: Annotated[float, typer.Option(help="Seconds to try again when the server cannot be reached; 0: for ever.")] = 0.0,
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -77,44 +81,36 @@ def client(
         raise InputError("--insecure goes with neither --key nor --ca")
     if not insecure and key is None:
         raise InputError("give --key FILE (see `fedrts keys issue`) and --ca FILE, or --insecure")
-    _serve(server, data, _numbers(partition), key, ca, insecure, device, allow or [], options or [], patience, data_dir, quiet)
+    from fedrts import config
+    from fedrts import data as sets
+    from fedrts.flower.host import Host
+
+    if data is not None:
+        sets.get(data)  # a name that does not exist shows here, before any server
+    own, folder = sets.absolute(data) if data else None, str(data_dir) if data_dir else None
+    host = Host(own, config.from_assignments(options or []), _numbers(partition), folder, device, allow or [], epsilon)
+    _serve(host, server, key, ca, insecure, patience or float("inf"), quiet)
 
 
-def _serve(
-    server: str,
-    data: str | None,
-    clients: list[int],
-    key: Path | None,
-    ca: Path | None,
-    insecure: bool,
-    device: str,
-    allow: list[str],
-    options: list[str],
-    patience: float,
-    data_dir: Path | None,
-    quiet: bool,
-) -> None:
+def _serve(host: Host, address: str, key: Path | None, ca: Path | None, insecure: bool, patience: float, quiet: bool) -> None:
     import signal
 
-    from fedrts import config, flower
-    from fedrts import data as sets
+    from fedrts import flower
 
     flower.prepare()
-    from fedrts.flower.host import Host
     from fedrts.flower.link import Address
     from fedrts.flower.node import Server, serve
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    if data is not None:
-        sets.get(data)  # a name that does not exist shows here, before any server
-    settings = config.from_assignments(options)
-    host = Host(sets.absolute(data) if data else None, settings, clients, str(data_dir) if data_dir else None, device, allow)
+    def say(text: str) -> None:
+        if not quiet:
+            print(text, file=sys.stderr, flush=True)
+
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
-        serve(host, Server(Address.of(server).own, key, ca, insecure), say, patience or float("inf"))
+        serve(host, Server(Address.of(address).own, key, ca, insecure), say, patience)
     except KeyboardInterrupt:
         sys.exit(130)
 

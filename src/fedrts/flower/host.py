@@ -21,3 +21,5 @@ class Host:
     device: str = "auto"
     allowed: Collection[str] = ()
     """Import paths that an experiment may name."""
+    epsilon: float | None = None
+    """The ε that this site gives away at most; None: as much as the experiment takes."""

@@ -23,11 +23,12 @@ from fedrts.engines.threads import threads_for
 from fedrts.errors import InputError
 from fedrts.flower.host import Host
 from fedrts.flower.messages import Facts
+from fedrts.privacy import spent
 from fedrts.sparse.mask import Mask
 from fedrts.traffic import REMEMBERED
 from fedrts.wire import codec
 from fedrts.wire.errors import MaskMissingError, WireError
-from fedrts.wire.fields import Frame
+from fedrts.wire.fields import Frame, Indices
 
 
 @dataclass
@@ -38,6 +39,8 @@ class Site:
     run: Assembled
     masks: dict[bytes, Mask] = field(default_factory=dict)
     """The last masks by fingerprint, the newest last."""
+    sent: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Messages of values and of index sets that have left, by client."""
 
     @staticmethod
     def of(host: Host, text: str, facts: Facts) -> Site:
@@ -62,6 +65,7 @@ class Site:
             raise InputError(f"--partition {unknown[0]}: the experiment has {len(rows)} clients, numbered from 0")
         held = replace(held, classes=classes)
         run = put_together(here, build_model(here, shape, classes), held, rows)
+        run.bench.simulated = False
         return Site(host, run)
 
     def introduction(self) -> dict[str, Any]:
@@ -126,8 +130,19 @@ class Site:
 
     def _carried_out(self, order: Order, client: int) -> Reply:
         bench = self.run.bench
+        self._account(order, client)
         with threads_for(bench.batch_macs):
             return bench.work(order, client, self._rows(client))
+
+    def _account(self, order: Order, client: int) -> None:
+        """Count what is about to leave; an `InputError` where the owner's ε does not allow it."""
+        values, indices = self.sent.get(client, (0, 0))
+        now = (values + ("weights" in order.exchange.up), indices + any(isinstance(entry, Indices) for entry in order.exchange.up.values()))
+        if self.host.epsilon is not None:
+            total = spent(self.run.bench.protection, *now)["total"]
+            if total is None or total > self.host.epsilon:
+                raise InputError(f"the ε = {self.host.epsilon:g} of this site is spent" if total else "this experiment has no bounded ε")
+        self.sent[client] = now
 
 
 def accepted(text: str, host: Host) -> Experiment:

@@ -111,6 +111,21 @@ def _report_handshakes() -> None:
     protocol._on_handshake_complete = complete
 
 
+def _let_nodes_return() -> None:
+    """A node that was killed is online for another minute, and Flower would not let it in again: it takes its own place."""
+    from flwr.superlink.servicer.fleet import fleet_handlers
+
+    stock = fleet_handlers.activate_node
+
+    def activate_node(request: Any, state: Any) -> Any:
+        node = state.get_node_id_by_public_key(request.public_key)  # the request is signed with this key
+        if node is not None:
+            state.deactivate_node(node)
+        return stock(request, state)
+
+    fleet_handlers.activate_node = activate_node
+
+
 def main() -> None:
     """Serve until told to stop."""
     from fedrts.flower.processes import end_with_parent
@@ -124,6 +139,7 @@ def main() -> None:
     app = create_app(config, stock.SuperLinkLifespan)
     app.add_middleware(Gate, closed_until=os.environ.get(CLOSED_UNTIL))
     _report_handshakes()
+    _let_nodes_return()
     uvicorn.run(
         app,
         host=config.host,
