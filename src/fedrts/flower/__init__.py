@@ -12,6 +12,8 @@ from fedrts.errors import optional
 
 HELLO, WORK = "query.hello", "train.work"
 """The two kinds of message: who are you, and do this order."""
+STRANGER = "stranger"
+"""The fact by which a node says that it was started anew, and has not been introduced to the experiment."""
 
 
 def prepare(home: Path | None = None) -> None:

@@ -15,7 +15,7 @@ from flwr.proto.message_pb2 import ObjectTree
 from fedrts import guard
 from fedrts.client import Failure, Order, Reply, Workbench
 from fedrts.engines import Engine
-from fedrts.flower import WORK
+from fedrts.flower import STRANGER, WORK
 from fedrts.flower.fleet import Fleet
 from fedrts.flower.messages import Incoming, content, opened
 from fedrts.methods.contract import State
@@ -133,7 +133,9 @@ class _Exchange:
         fleet.look()
         due = time.monotonic() + self.engine.wait
         enough = min(self.engine.needed, len(self.clients))
-        while sum(client in fleet.hosts for client in self.clients) < enough and time.monotonic() < due:
+        while (here := sum(client in fleet.hosts for client in self.clients)) < len(self.clients) and time.monotonic() < due:
+            if here >= enough and not fleet.expects:
+                break
             time.sleep(_POLL)
             fleet.look()
         by_node: dict[int, dict[int, Mask | None]] = {}
@@ -201,6 +203,10 @@ class _Exchange:
 
     def _unpack(self, name: str, parcel: Parcel, facts: dict[str, object], blobs: dict[int, bytes]) -> None:
         """What a node says to its parcel. A client that it does not mention has failed."""
+        if STRANGER in facts:
+            parcel.activation, parcel.incoming = None, None  # lost, see below
+            self.engine.fleet.meet_again(parcel.node)
+            return
         missing = {client for client in _numbers(facts.get("missing")) if client in parcel.blobs and client not in blobs}
         reasons = dict(zip(_numbers(facts.get("failed")), _words(facts.get("reasons")), strict=False))
         for client in parcel.blobs:

@@ -240,6 +240,17 @@ class Fleet:
         if node.clients:
             self.say(f"gone: node {self._called(node)} with clients {', '.join(map(str, node.clients))}")
 
+    @property
+    def expects(self) -> bool:
+        """Is a node here that has not introduced itself yet?"""
+        return any(not node.clients and node.hello != "" for node in self.nodes.values())
+
+    def meet_again(self, number: int) -> None:
+        """A node says that it does not know the experiment: it is asked to introduce itself."""
+        if (node := self.nodes.get(number)) is not None and node.clients:
+            self.hosts = {client: host for client, host in self.hosts.items() if host != number}
+            node.clients, node.hello = (), None
+
     def gather(self, wanted: int, seconds: float) -> int:
         """Wait until `wanted` clients are here, or for so many seconds; how many there are."""
         due, told = time.monotonic() + seconds, -1

@@ -38,7 +38,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedrts.errors import InputError
-from fedrts.flower import HELLO
+from fedrts.flower import HELLO, STRANGER
 from fedrts.flower.host import Host
 from fedrts.flower.messages import Incoming, content, opened
 from fedrts.wire.errors import WireError
@@ -137,7 +137,7 @@ class Worker:
             if message.metadata.message_type == HELLO:
                 return Message(content(self.meet(facts)), reply_to=message)
             if self.site is None:
-                raise WireError("this node has not been introduced to the experiment")
+                return Message(content({STRANGER: True}), reply_to=message)
             started = time.monotonic()
             answer, replies = self.site.answer(blobs)
             self.say(f"worked for client {', '.join(map(str, blobs))} in {time.monotonic() - started:.1f} s")
