@@ -54,6 +54,8 @@ class LinkHere:
     pieces: dict[str, bytes] = field(default_factory=dict)
     down: int = 0
     said: list[str] = field(default_factory=list)
+    unknown: set[int] = field(default_factory=set)
+    """Nodes that a message cannot be sent to."""
 
     def start(self, node: int, clients: list[int], manners: Manners | None = None) -> None:
         """A node begins, or begins anew."""
@@ -63,27 +65,22 @@ class LinkHere:
             self.manners[node] = manners
 
     def nodes(self) -> dict[int, NodeInfo]:
-        return {
-            node: NodeInfo(node_id=node, public_key=f"key {node}".encode(), last_activated_at=str(self.starts[node]))
-            for node in self.workers
-        }
+        return {n: NodeInfo(node_id=n, public_key=b"key %d" % n, last_activated_at=str(self.starts[n])) for n in self.workers}
 
-    def push(self, sent: list[Message]) -> list[str]:
-        names = []
-        for message in sent:
-            name = message.object_id
-            message.metadata.__dict__["_message_id"] = name
-            node = message.metadata.dst_node_id
-            if message.metadata.message_type != HELLO:
-                self.down += sum(map(len, messages.opened(message)[1].values()))
-            answer = self.manners.get(node, lambda message, worker: worker.reply(message))(message, self.workers[node])
-            if answer is not None:
-                answer.metadata.__dict__["_message_id"] = answer.object_id
-                self.pieces |= {key: part.deflate() for key, part in get_all_nested_objects(answer).items()}
-                head = remove_content_from_message(answer) if answer.has_content() else answer
-                self.waiting[name] = (message_to_proto(head), get_object_tree(answer))
-            names.append(name)
-        return names
+    def push(self, message: Message) -> str | None:
+        name, node = message.object_id, message.metadata.dst_node_id
+        if node in self.unknown:
+            return None
+        message.metadata.__dict__["_message_id"] = name
+        if message.metadata.message_type != HELLO:
+            self.down += sum(map(len, messages.opened(message)[1].values()))
+        answer = self.manners.get(node, lambda message, worker: worker.reply(message))(message, self.workers[node])
+        if answer is not None:
+            answer.metadata.__dict__["_message_id"] = answer.object_id
+            self.pieces |= {key: part.deflate() for key, part in get_all_nested_objects(answer).items()}
+            head = remove_content_from_message(answer) if answer.has_content() else answer
+            self.waiting[name] = (message_to_proto(head), get_object_tree(answer))
+        return name
 
     def replies(self, names: list[str]) -> list[tuple[Any, Any]]:
         return [self.waiting.pop(name) for name in names if name in self.waiting]
@@ -255,6 +252,14 @@ def test_who_is_not_there_is_not_reachable_and_not_blamed():
     assert not ledger.strikes.counts
 
 
+def test_a_node_that_goes_at_the_very_moment_is_not_reachable():
+    run, link = experiment(clients={"per_round": 5}, rounds=1, topology={"end": 1}), two_nodes()
+    ready = connected(run, link)
+    link.unknown.add(8)
+    lines, _ = played(ready)
+    assert lines[0]["rejected"] == [{"client": client, "reason": "not reachable"} for client in (1, 3)]
+
+
 def test_replies_count_as_they_come_where_more_are_asked_than_needed():
     run, link = experiment(guard={"over_select": 0.5}), two_nodes()
     assert [line["clients"] for line in played(connected(run, link, ordered=False))[0]]
@@ -315,7 +320,7 @@ def test_a_client_that_is_here_already_is_refused_a_second_time():
 @pytest.mark.parametrize("key", ["model", "method", "data"])
 def test_a_site_runs_no_code_that_the_server_names(key: str):
     text = "\n".join(line for line in introduction(experiment())["experiment"].splitlines() if not line.startswith(f"{key} ="))
-    with pytest.raises(InputError, match="names code|names data"):
+    with pytest.raises(InputError, match=r"names code|names data"):
         accepted(f'{key} = "os:system"\n{text}', Host(clients=[0]))
 
 

@@ -157,8 +157,11 @@ class _Exchange:
         fleet = self.engine.fleet
         facts = {"round": self.order.round.index, "exchange": self.order.round.exchange}
         message = Message(content(facts, blobs), node, WORK, ttl=self.engine.timeout + 60, group_id=str(self.order.round.index))
-        (name,) = fleet.link.push([message])
-        self.parcels[name] = Parcel(node, fleet.activation(node), blobs, whole)
+        name = fleet.link.push(message)
+        if name is None:
+            self.outcomes |= {client: self._failure(client, UNREACHABLE) for client in blobs}
+        else:
+            self.parcels[name] = Parcel(node, fleet.activation(node), blobs, whole)
 
     def _receive(self) -> bool:
         """Take what has come; true if anything did."""

@@ -165,7 +165,7 @@ class Fleet:
             if not node.clients and not waiting:
                 node.incoming = None
                 message = Message(content(self.introduction), number, HELLO, ttl=_ANSWER)
-                (node.hello,), node.asked = self.link.push([message]), time.monotonic()
+                node.hello, node.asked = self.link.push(message), time.monotonic()
 
     def _listen(self) -> None:
         asked = {node.hello: number for number, node in self.nodes.items() if node.hello is not None}

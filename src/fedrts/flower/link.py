@@ -100,9 +100,10 @@ class Link:
         """Those that are connected, by number."""
         return {node.node_id: node for node in self._grid.get_nodes()}
 
-    def push(self, messages: Sequence[Message]) -> list[str]:
-        """Send messages; their names."""
-        return list(self._grid.push_messages(list(messages)))
+    def push(self, message: Message) -> str | None:
+        """Send a message; its name, or None if its node is not there any more."""
+        names = list(self._grid.push_messages([message]))
+        return names[0] or None if names else None
 
     def replies(self, names: Sequence[str]) -> list[tuple[Any, ObjectTree]]:
         """The heads of the replies to messages of these names, each given once."""
