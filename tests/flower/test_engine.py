@@ -54,6 +54,7 @@ class LinkHere:
     pieces: dict[str, bytes] = field(default_factory=dict)
     down: int = 0
     said: list[str] = field(default_factory=list)
+    answered: set[str] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)
     """Nodes that a message cannot be sent to."""
 
@@ -83,7 +84,9 @@ class LinkHere:
         return name
 
     def replies(self, names: list[str]) -> list[tuple[Any, Any]]:
-        return [self.waiting.pop(name) for name in names if name in self.waiting]
+        assert not self.answered & set(names), "a message that was answered is known no more"
+        self.answered |= (here := {name for name in names if name in self.waiting})
+        return [self.waiting.pop(name) for name in here]
 
     def piece(self, name: str) -> bytes:
         return self.pieces[name]

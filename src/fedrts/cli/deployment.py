@@ -46,13 +46,14 @@ def server(
     from fedrts.flower.keys import Authority
     from fedrts.flower.link import Address
 
+    again = "the same command"
     door = Door(Address.of(address), Authority(tls).checked() if tls else None)
     if RunFolder(folder).summary() is not None:
         print(f"{folder} is finished; `fedrts inspect {folder}` shows it")
     elif (folder / "experiment.toml").exists():
-        interruptible(lambda observer: api.resume(folder, data_dir=data_dir, observer=observer, door=door), folder, quiet)
+        interruptible(lambda observer: api.resume(folder, data_dir=data_dir, observer=observer, door=door), folder, quiet, again)
     else:
-        interruptible(lambda observer: api.start(resolved, observer, data_dir, door), folder, quiet)
+        interruptible(lambda observer: api.start(resolved, observer, data_dir, door), folder, quiet, again)
 
 
 @app.command()

@@ -82,7 +82,7 @@ def resume(run_dir: RunDir, data_dir: DataDir = None, quiet: Quiet = False) -> N
     interruptible(lambda observer: api.resume(run_dir, data_dir=data_dir, observer=observer), run_dir, quiet)
 
 
-def interruptible(play: Callable[[Observer], Result], folder: Path, quiet: bool) -> None:
+def interruptible(play: Callable[[Observer], Result], folder: Path, quiet: bool, again: str | None = None) -> None:
     """Play a run for a person: progress, and a word on how to go on after Ctrl-C or SIGTERM."""
     import signal
 
@@ -96,5 +96,5 @@ def interruptible(play: Callable[[Observer], Result], folder: Path, quiet: bool)
     try:
         play(Silent() if quiet else ConsoleObserver())
     except KeyboardInterrupt:
-        print(f"interrupted; continue with: fedrts resume {folder}", file=sys.stderr)
+        print(f"interrupted; continue with: {again or f'fedrts resume {folder}'}", file=sys.stderr)
         sys.exit(130)

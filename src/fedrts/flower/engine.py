@@ -44,6 +44,8 @@ class Parcel:
     whole: bool = False
     """It carries whole masks."""
     incoming: Incoming | None = None
+    unheard: bool = False
+    """It came to a node that did not know the experiment; no other answer to it will come."""
 
 
 @dataclass
@@ -95,7 +97,7 @@ class FlowerEngine:
         try:
             yield from exchange.replies()
         finally:
-            self.fleet.forgotten |= set(exchange.parcels)
+            self.fleet.forgotten |= {name for name, parcel in exchange.parcels.items() if not parcel.unheard}
 
 
 @dataclass
@@ -170,7 +172,8 @@ class _Exchange:
         for name, parcel in list(self.parcels.items()):
             if parcel.activation != fleet.activation(parcel.node):
                 self._lost(name, parcel)
-        heads = fleet.link.replies([name for name, parcel in self.parcels.items() if parcel.incoming is None])
+        awaited = [name for name, parcel in self.parcels.items() if parcel.incoming is None and not parcel.unheard]
+        heads = fleet.link.replies(awaited)
         for head, tree in heads:
             self._begin(head, tree)
         begun = [(name, parcel, parcel.incoming) for name, parcel in self.parcels.items() if parcel.incoming is not None]
@@ -207,7 +210,7 @@ class _Exchange:
     def _unpack(self, name: str, parcel: Parcel, facts: dict[str, object], blobs: dict[int, bytes]) -> None:
         """What a node says to its parcel. A client that it does not mention has failed."""
         if STRANGER in facts:
-            parcel.activation, parcel.incoming = None, None  # lost, see below
+            parcel.activation, parcel.incoming, parcel.unheard = None, None, True  # lost, see below
             self.engine.fleet.meet_again(parcel.node)
             return
         missing = {client for client in _numbers(facts.get("missing")) if client in parcel.blobs and client not in blobs}
@@ -231,7 +234,8 @@ class _Exchange:
             fleet.forgotten.add(name)
         elif fleet.nodes[parcel.node].clients:
             del self.parcels[name]
-            fleet.forgotten.add(name)
+            if not parcel.unheard:
+                fleet.forgotten.add(name)
             here = {client: self._encoded(client, None) for client in parcel.blobs if fleet.hosts.get(client) == parcel.node}
             self.outcomes |= {client: self._failure(client, UNREACHABLE) for client in parcel.blobs if client not in here}
             self.resent |= {client: self.resent.get(client, 0) + len(data) for client, data in here.items()}
