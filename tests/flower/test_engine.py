@@ -115,7 +115,9 @@ def connected(run: Assembled, link: LinkHere, **changes: Any) -> Assembled:
     people = Fleet(link, introduction(run), Roster(5), run.plan.samples, run.data.fingerprint, None, link.said.append)  # type: ignore[arg-type]
     people.look()
     people.look()
-    flower = FlowerEngine(people, run.bench, run.plan.samples, run.plan.engine, 1, **{"timeout": 5.0, "wait": 0.2, **changes})
+    flower = FlowerEngine(
+        people, run.bench, run.plan.samples, run.plan.engine, 1, **{"timeout": 5.0, "deadline": 60.0, "wait": 0.2, **changes}
+    )
     return replace(run, plan=replace(run.plan, engine=flower))
 
 
