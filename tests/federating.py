@@ -125,12 +125,6 @@ def processes() -> Iterator[Callable[..., Running]]:
             running.process.wait(10)
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., Running]]:
-    with processes() as begin:
-        yield begin
-
-
 class Folder:
     """Keys of a federation and its experiment."""
 
@@ -154,11 +148,6 @@ class Folder:
     def client(self, number: int, clients: str, port: int | None = None) -> list[object]:
         ca = self.authority.certificate
         return ["client", "--server", f"127.0.0.1:{port or self.port}", "--key", self.keys[number], "--ca", ca, "--partition", clients]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
 
 
 class CountingProxy:

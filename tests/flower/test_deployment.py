@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
+
+
 import fedrts
 from federating import EXPERIMENT, CountingProxy, Folder, Running, processes
 from fedrts.errors import InputError

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+
+pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
+
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message

@@ -20,6 +20,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
+
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import fedrts
