@@ -73,7 +73,7 @@ def exactly_float32() -> None:
 
 def say(result: dict[str, Any]) -> None:
     """The one line that a driver prints on stdout."""
-    print(json.dumps(result))
+    print(json.dumps(result), flush=True)
 
 
 def not_installed(name: str, error: ImportError) -> None:
