@@ -24,7 +24,7 @@ import torch
 
 from fedrts import config, methods
 from fedrts.data.contract import Data
-from fedrts.errors import optional
+from fedrts.errors import InputError, optional
 from fedrts.methods.contract import Round, Setup, State
 from fedrts.sparse import random
 from fedrts.sparse.layout import Entry, Layout
@@ -49,15 +49,14 @@ def noise(channels: int = 1, side: int = 8) -> Data:
 
 def federated(device: str, images: bool, **keywords: Any) -> config.Settings:
     """A federation of 500 clients with batches of 10: on a GPU with images and the CNN of pfl's benchmark, else with an MLP."""
-    small = {
+    base = {
+        **QUIET,
         "data": "growth:noise",
-        "model": "mlp",
+        "data_options": {"channels": 3, "side": 32} if device != "cpu" and images else {},
         "clients": {"total": CLIENTS, "partition": "iid"},
         "train": {"epochs": 1, "batch_size": 10},
     }
-    large = {"data_options": {"channels": 3, "side": 32}}
-    settings = config.merged(config.merged(QUIET, small), large if device != "cpu" and images else {})
-    return config.merged(settings, keywords)
+    return config.merged(base, keywords)
 
 
 def timed(device: str, engine: str, method: str, settings: config.Settings) -> float:
@@ -172,16 +171,12 @@ def render(out: Path) -> None:
     lines = ["# Growth", "", "`python benchmarks/growth.py`; what is measured is said at its top. Medians; raw numbers are in `raw/`."]
     for file in sorted((out.parent / "raw").glob("growth_*.json")):
         result = json.loads(file.read_text())
-        picture = out.parent / f"{file.stem}.svg"
-        plot(result["curves"], picture)
-        lines += [
-            "",
-            f"## On {result['hardware']}",
-            "",
-            f"torch {result['torch']}; `{result['command']}`",
-            "",
-            f"![curves]({picture.name})",
-        ]
+        lines += ["", f"## On {result['hardware']}", "", f"torch {result['torch']}; `{result['command']}`"]
+        try:
+            plot(result["curves"], out.parent / f"{file.stem}.svg")
+            lines += ["", f"![the curves below]({file.stem}.svg)"]
+        except InputError as error:
+            print(f"no plots: {error}", file=sys.stderr)
         for curve, points in result["curves"].items():
             lines += written_out(curve, points)
     out.write_text("\n".join(lines) + "\n")
@@ -199,10 +194,7 @@ def main() -> None:
             file = (options.out.parent if options.out else Path(scratch)) / "raw" / f"growth_{options.device.partition(':')[0]}.json"
             measure(file, options)
     if options.out or options.render:
-        try:
-            render(options.out or HERE / "results" / "growth.md")
-        except ImportError as error:
-            print(f"no tables and plots: {error}", file=sys.stderr)
+        render(options.out or HERE / "results" / "growth.md")
 
 
 def measure(file: Path, options: argparse.Namespace) -> None:
