@@ -216,7 +216,7 @@ def measure(name: str, device: str, options: argparse.Namespace) -> Result:
         "title": section.title,
         "hardware": hardware(device),
         "versions": f"fedrts {fedrts.__version__}, torch {torch.__version__}, Python {platform.python_version()}",
-        "command": f"python benchmarks/speed.py --only {name} --device {device}",
+        "command": f"python benchmarks/speed.py --only {name} --device {device} --seconds {options.seconds:g} --repeat {options.repeat}",
         "unit": "tokens" if section.tokens else "samples",
         "rows": [],
     }
