@@ -109,15 +109,15 @@ def test_a_client_with_one_sample(toy):
 def test_out_of_memory_halves_the_slots_and_goes_on(toy):
     run = toy("fedrts", "mlp", clients=UNEQUAL, rounds=1, topology={"end": 1})
     bench, setup = in_double(run)
-    inner = Vectorised(Objective(bench.module, bench.data.task, bench.layout))
 
-    def narrow(weights, x, y):
-        if len(weights) > 2:
-            raise torch.OutOfMemoryError("no room")
-        return inner(weights, x, y)
+    class Narrow(Vectorised):
+        def __call__(self, weights, x, y):
+            if len(weights) > 2:
+                raise torch.OutOfMemoryError("no room")
+            return super().__call__(weights, x, y)
 
     serial = SerialEngine(bench, run.rows, 64)
-    engine = BatchedEngine(bench, run.rows, narrow, 5, 5, serial)
+    engine = BatchedEngine(bench, run.rows, Narrow(Objective(bench.module, bench.data.task, bench.layout)), 5, 5, serial)
     with pytest.warns(Note, match="2 clients side by side"):
         (played,) = rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), 0)
     (reference,) = rounds.play(replace(run.plan, engine=serial), run.method.begin(setup), 0)

@@ -68,7 +68,8 @@ class BatchedEngine:
         return f"batched engine ({self.slots} {self.kernel.label} slots)"
 
     def evaluate(self, state: State) -> Metrics:
-        return self.serial.evaluate(state)
+        with self.kernel.objective.reading():
+            return self.serial.evaluate(state)
 
     def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply]:
         if not all(map(_is_common, order.exchange.steps)):

@@ -68,7 +68,6 @@ def _kernel(bench: Workbench, precision: Precision) -> Vectorised | Streamed:
     device = bench.gradient.device
     vectorised = bench.batch_macs <= WORTH_VECTORISING and precision != "bf16"  # vmap and autocast do not go together
     if device.type == "cuda" and not vectorised:
-        torch.backends.cudnn.benchmark = True  # shapes are the same in every step
         return Streamed(objective, device)
     return Vectorised(objective)
 

@@ -6,8 +6,9 @@ suits small models; a convolution becomes a grouped one, which does not suit lar
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,8 @@ class Gradients(NamedTuple):
 class Kernel(Protocol):
     """Gradients of k clients."""
 
+    objective: Objective
+
     @property
     def label(self) -> str: ...
 
@@ -49,6 +52,8 @@ class Objective(nn.Module):
         super().__init__()
         self.module, self.task, self.layout = module, task, layout
         self.precision = precision
+        counted = counters(module)
+        self.constants = {name: None if name in counted else value for name, value in layout.constants.items()}
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self.task.loss(self.module, x, y)
@@ -63,10 +68,9 @@ class Objective(nn.Module):
 
     def loss_of(self, tensors: dict[str, Tensor], statistics: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Loss of a batch with these parameters by name; BatchNorm changes its `statistics` in place."""
-        device = x.device
-        constants = {name: value.to(device, copy=True) for name, value in self.layout.constants.items()}
-        named = {f"module.{name}": tensor for name, tensor in (tensors | statistics | constants).items()}
-        with self._autocast(device):
+        constants = {name: None if value is None else value.to(x.device, copy=True) for name, value in self.constants.items()}
+        named: dict[str, Any] = {f"module.{name}": tensor for name, tensor in (tensors | statistics | constants).items()}
+        with self.autocast(x.device):
             loss: Tensor = functional_call(self, named, (self.laid_out(x), y))
         return loss
 
@@ -86,7 +90,17 @@ class Objective(nn.Module):
             return tensor
         return tensor.clone(memory_format=torch.channels_last if tensor.dim() == 4 else torch.contiguous_format)
 
-    def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """The model alone, for a while, takes its inputs as the kernels of the precision like them."""
+        hook = self.module.register_forward_pre_hook(lambda _, inputs: tuple(map(self.laid_out, inputs)))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """Arithmetic in the precision."""
         if self.precision != "bf16":
             return nullcontext()
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
@@ -98,7 +112,7 @@ class Vectorised:
     label = "vectorised"
 
     def __init__(self, objective: Objective) -> None:
-        self.parameters = objective.layout.parameters
+        self.objective, self.parameters = objective, objective.layout.parameters
         self._gradient = vmap(grad_and_value(objective.loss, has_aux=True))
 
     def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
@@ -136,8 +150,12 @@ class Streamed:
         loss = objective.loss_of(leaves, layout.views(into.statistics, layout.buffers), x, y)
         into.loss.copy_(loss.detach())
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        for place, gradient in zip(layout.views(into.gradient, layout.parameter_entries).values(), gradients, strict=True):
+        for place, gradient in zip(layout.views(into.gradient[: layout.links], layout.layers).values(), gradients, strict=False):
             place.copy_(gradient)
+        if layout.dense:  # many small ones
+            torch.cat(
+                [gradient.flatten().to(parameters.dtype) for gradient in gradients[len(layout.layers) :]], out=into.gradient[layout.links :]
+            )
 
 
 def has_dropout(module: nn.Module) -> bool:
@@ -145,11 +163,13 @@ def has_dropout(module: nn.Module) -> bool:
     return any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in module.modules())
 
 
-def has_counters(module: nn.Module, layout: Layout) -> bool:
-    """May buffers outside the vector matter to training? They are the same in every step here; BatchNorm's own count does not matter
-    unless it averages over all batches.
-    """
+def counters(module: nn.Module) -> set[str]:
+    """The counts of batches that BatchNorm keeps and does not look at, by name."""
     norms = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)]
-    harmless = {f"{name}.num_batches_tracked".lstrip(".") for name, part in norms if part.momentum is not None}
+    return {f"{name}.num_batches_tracked".lstrip(".") for name, part in norms if part.momentum is not None}
+
+
+def has_counters(module: nn.Module, layout: Layout) -> bool:
+    """May buffers outside the vector matter to training? They are the same in every step here."""
     integers = {name for name, value in layout.constants.items() if not value.is_floating_point() and value.dtype != torch.bool}
-    return bool(integers - harmless)
+    return bool(integers - counters(module))
