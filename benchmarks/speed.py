@@ -99,7 +99,11 @@ SECTIONS = {
     "resnet18_small": Section(
         "resnet18_small on CIFAR-10: 10 of 100 clients, 5 epochs, batches of 64", {**PAPER, "model": "resnet18_small"}, RESNET
     ),
-    "resnet18": Section("resnet18 on CIFAR-10: 10 of 100 clients, 5 epochs, batches of 64", {**PAPER, "model": "resnet18"}, RESNET),
+    "resnet18": Section(
+        "resnet18 with the CIFAR stem on CIFAR-10: 10 of 100 clients, 5 epochs, batches of 64",
+        {**PAPER, "model": "resnet18", "model_options": {"stem": "cifar"}},
+        RESNET,
+    ),
     "gpt2_32m": Section(
         "gpt2_32m on TinyStories: 10 of 20 clients, 1 epoch, batches of 16 stories",
         {"data": "tinystories", "model": "gpt2_32m", "clients": {"total": 20, "per_round": 10}, "train": {"epochs": 1}},
