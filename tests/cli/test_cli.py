@@ -26,6 +26,7 @@ FILES = {
     "history.jsonl",
     "topology.jsonl",
     "clients.json",
+    "fairness.json",
     "summary.json",
     "model.safetensors",
     "masks.safetensors",

@@ -42,9 +42,11 @@ LAYERS += [
     "assemble",
     "accounting",
     "summary",
+    "fairness",
     "observe",
     "api",
     "inspection",
+    "report",
     "cli",
     "__main__",
 ]
