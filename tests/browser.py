@@ -30,7 +30,12 @@ class Browser:
         theirs_in, self.output = os.pipe()
         self.input, theirs_out = os.pipe()
         wanted = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars"]
-        wanted += ["--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe", f"--user-data-dir={self.profile.name}"]
+        wanted += [
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={self.profile.name}",
+        ]
         shell = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
         self.process = subprocess.Popen(
             ["sh", "-c", shell, path, *wanted, "about:blank"],
@@ -111,10 +116,27 @@ class Browser:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def press(self, key: str) -> None:
-        codes = {"Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Escape": 27, "Home": 36, "End": 35, "Enter": 13}
+        codes = {
+            "Tab": 9,
+            "ArrowLeft": 37,
+            "ArrowUp": 38,
+            "ArrowRight": 39,
+            "ArrowDown": 40,
+            "Escape": 27,
+            "Home": 36,
+            "End": 35,
+            "Enter": 13,
+        }
         text = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key], **(text if kind == "keyDown" else {}))
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=codes[key],
+                **(text if kind == "keyDown" else {}),
+            )
 
     def screenshot(self, file: Path, whole: bool = True) -> None:
         picture = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

@@ -55,7 +55,9 @@ def _judged(run: Assembled, client: int, rows: Tensor, share: float, classes: Se
     if len(seen):
         entry |= data.judge(run.module, data.x[seen], data.y[seen], run.experiment.eval.batch_size)
     if classes is not None:
-        entry["expected_accuracy"] = expected(torch.bincount(data.y[rows.to(data.y.device)].cpu(), minlength=len(classes)).tolist(), classes)
+        entry["expected_accuracy"] = expected(
+            torch.bincount(data.y[rows.to(data.y.device)].cpu(), minlength=len(classes)).tolist(), classes
+        )
     return entry
 
 

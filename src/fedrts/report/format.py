@@ -1,4 +1,4 @@
-"""Numbers for people; `assets/report.js` writes them the same way."""
+"""Numbers for people; `assets/numbers.js` writes them the same way."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def cell(value: Cell | Mean, format: str) -> str:
     if format in ("bytes", "flops"):
         names = _BYTES if format == "bytes" else _FLOPS
         power = _power(value.value, names)
-        return f"{_digits(value.value / 1000**power)} ± {_digits(value.error / 1000**power, value.value / 1000**power)} {names[power]}".rstrip()
+        middle, error = value.value / 1000**power, value.error / 1000**power
+        return f"{_digits(middle)} ± {_digits(error, middle)} {names[power]}".rstrip()
     if format in ("integer", "seconds"):
         return text(value.value, format).removesuffix(" s") + " ± " + text(value.error, format)
     return f"{text(value.value, format)} ± {value.error:.2g}"

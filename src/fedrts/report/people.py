@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from fedrts.report.model import Axis, Bars, Figure, Heat, Lines, Point, Series
-from fedrts.report.quantities import Metric, mean, thinned
+from fedrts.report.quantities import Metric, averaged, thinned
 from fedrts.report.read import Line, Run
 from fedrts.report.settings import Problem, Setting
 
@@ -18,6 +19,7 @@ _PANELS = 4
 
 
 def figures(problem: Problem, metric: Metric) -> list[Figure]:
+    """Accuracy by class and by client, and what clients hold."""
     return [*_by_class(problem), *_by_client(problem, metric), *_holdings(problem)]
 
 
@@ -40,43 +42,37 @@ def _by_class(problem: Problem) -> list[Figure]:
     if not classes:
         return []
     values = [[_mean_of([entry[label] for entry in found if label in entry]) for label in classes] for _, found in judged]
-    return [
-        Heat(
-            f"{problem.id}-classes", "Accuracy by class",
-            "Share of a class's test samples that the final model gets right; mean over seeds. A pale column is a class that is left behind.",
-            Axis("class"), Axis("setting"), [str(label) for label in classes], [setting.label for setting, _ in judged], values,
-            "percent", "test accuracy", low=None,
-        )
-    ]  # fmt: skip
+    caption = (
+        "Share of a class's test samples that the final model gets right; mean over seeds. "
+        "A pale column is a class that all settings leave behind, a pale cell one that this setting does."
+    )
+    columns, rows = [str(label) for label in classes], [setting.label for setting, _ in judged]
+    x, y = Axis("class"), Axis("setting")
+    return [Heat(f"{problem.id}-classes", "Accuracy by class", caption, x, y, columns, rows, values, "percent", "test accuracy", low=None)]
 
 
 def _by_client(problem: Problem, metric: Metric) -> list[Figure]:
     series = [
-        Series(setting.label, points, setting.hue, setting.dash) for setting in problem.finished if (points := _sorted_clients(setting, metric))
+        Series(setting.label, points, setting.hue, setting.dash)
+        for setting in problem.finished
+        if (points := _sorted_clients(setting, metric))
     ]
     if not series:
         return []
-    values = [point.y for entry in series for point in entry.points]
-    return [
-        Lines(
-            f"{problem.id}-clients", f"{metric.name.capitalize()} by client",
-            f"The final model's {metric.name} on the data that each client holds, clients sorted from worst to best in every run; "
-            "mean over seeds. A flat line treats clients alike.",
-            Axis("clients, from worst to best", "percent"), Axis(f"{metric.name} on own data", metric.axis(values).format, metric.axis(values).scale), series,
-        )
-    ]  # fmt: skip
+    own = metric.axis([point.y for entry in series for point in entry.points])
+    caption = (
+        f"The final model's {metric.name} on the data that each client holds, clients sorted from worst to best in every run; "
+        "mean over seeds. A flat line treats clients alike."
+    )
+    x, y = Axis("clients, from worst to best", "percent"), replace(own, title=f"{metric.name} on own data")
+    return [Lines(f"{problem.id}-clients", f"{metric.name.capitalize()} by client", caption, x, y, series)]
 
 
 def _sorted_clients(setting: Setting, metric: Metric) -> list[Point]:
     """One point a place in the order, over runs with equally many clients."""
     ordered = [sorted(found, reverse=metric.lower_is_better) for run in setting.runs if (found := client_values(run, metric))]
     count = min(map(len, ordered), default=0)
-    points = []
-    for place in range(count):
-        made = mean([run[place] for run in ordered])
-        assert made is not None
-        points.append(Point((place + 1) / count, made.value, made.error, len(ordered)))
-    return thinned(points)
+    return [averaged([((place + 1) / count, run[place]) for run in ordered]) for place in thinned(range(count))]
 
 
 def _holdings(problem: Problem) -> list[Figure]:
@@ -106,12 +102,14 @@ def _holding(problem: Problem, number: int, setting: Setting, run: Run, there: i
     if not shown[0].get("labels"):
         sizes = [float(client["samples"]) for client in shown]
         x = Axis("samples", "integer", zero=True)
-        return Bars(f"{problem.id}-holds-{number}", "Who holds how much", f"Samples of every client: {how}.{some}", x, names, [("samples", sizes)])
+        return Bars(
+            f"{problem.id}-holds-{number}", "Who holds how much", f"Samples of every client: {how}.{some}", x, names, [("samples", sizes)]
+        )
     counts = [[float(count) for count in client["labels"]] for client in shown]
-    return Heat(
-        f"{problem.id}-holds-{number}", "Who holds what", f"Samples of every class at every client: {how}.{some}",
-        Axis("class"), Axis("client"), [str(label) for label in range(len(counts[0]))], names, counts, "integer", "samples",
-    )  # fmt: skip
+    labels = [str(label) for label in range(len(counts[0]))]
+    caption = f"Samples of every class at every client: {how}.{some}"
+    x, y = Axis("class"), Axis("client")
+    return Heat(f"{problem.id}-holds-{number}", "Who holds what", caption, x, y, labels, names, counts, "integer", "samples")
 
 
 def _mean_of(values: Sequence[float]) -> float | None:

@@ -74,7 +74,13 @@ def _heat(figure: Heat, axes: Any, canvas: Any) -> None:
     image = axes.imshow(values, cmap="Blues", aspect="auto", vmin=figure.low, vmax=figure.high, interpolation="nearest")
     places = range(0, len(figure.columns), max(1, -(-len(figure.columns) // _MOST_LABELS)))
     steep = max(map(len, figure.columns)) > 4
-    axes.set_xticks(list(places), [figure.columns[place] for place in places], rotation=60 if steep else 0, ha="right" if steep else "center", fontsize=8)
+    axes.set_xticks(
+        list(places),
+        [figure.columns[place] for place in places],
+        rotation=60 if steep else 0,
+        ha="right" if steep else "center",
+        fontsize=8,
+    )
     places = range(0, len(figure.rows), max(1, -(-len(figure.rows) // _MOST_LABELS)))
     axes.set_yticks(list(places), [figure.rows[place] for place in places], fontsize=8)
     axes.set(xlabel=figure.x.title, ylabel=figure.y.title)
@@ -85,7 +91,15 @@ def _bars(figure: Bars, axes: Any) -> None:
     left = [0.0] * len(figure.rows)
     places = range(len(figure.rows))
     for number, (name, values) in enumerate(figure.parts):
-        axes.barh(places, values, left=left, label=name, color=_HUES[0] if number == 0 else "white", edgecolor=_HUES[0], hatch="//" if number else None)
+        axes.barh(
+            places,
+            values,
+            left=left,
+            label=name,
+            color=_HUES[0] if number == 0 else "white",
+            edgecolor=_HUES[0],
+            hatch="//" if number else None,
+        )
         left = [start + value for start, value in zip(left, values, strict=True)]
     step = max(1, -(-len(figure.rows) // _MOST_LABELS))
     axes.set_yticks(list(places)[::step], list(figure.rows)[::step], fontsize=8)

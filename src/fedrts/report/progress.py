@@ -36,7 +36,9 @@ def _against(problem: Problem, metric: Metric, name: str, x: Axis, along: Along,
     ends = [entry.points[-1].x for entry in series if entry.points]
     if x.format != "integer" and ends and min(ends) > 0 and max(ends) > 3 * min(ends):
         x = replace(x, scale="log")
-    return Lines(f"{problem.id}-{metric.key}-{name}", f"{metric.name.capitalize()} against {x.title}", caption, x, metric.axis(values), series)
+    return Lines(
+        f"{problem.id}-{metric.key}-{name}", f"{metric.name.capitalize()} against {x.title}", caption, x, metric.axis(values), series
+    )
 
 
 def _against_density(problem: Problem, metric: Metric) -> list[Figure]:
@@ -54,11 +56,13 @@ def _against_density(problem: Problem, metric: Metric) -> list[Figure]:
     if not series:
         return []
     densities = [point.x for entry in series for point in entry.points]
-    scale = "log" if max(densities) > 3 * min(densities) else "linear"
     title = f"{metric.name.capitalize()} against density"
-    caption = "Mean of the last ten rounds; whiskers are ± one standard error over seeds; horizontal lines are dense methods. Density: active and dense parameters over all."
+    caption = (
+        "Mean of the last ten rounds; whiskers are ± one standard error over seeds; horizontal lines are dense methods. "
+        "Density: active and dense parameters over all."
+    )
     values = [point.y for entry in series for point in entry.points] + [y for _, y in references]
-    x = Axis("density", "percent", scale)  # type: ignore[arg-type]
+    x = Axis("density", "percent", "log" if max(densities) > 3 * min(densities) else "linear")
     return [Lines(f"{problem.id}-{metric.key}-density", title, caption, x, metric.axis(values), series, references, whiskers=True)]
 
 

@@ -6,10 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import TypeVar
 
-from fedrts.report.model import Axis, Mean, Point
+from fedrts.report.model import Axis, Format, Mean, Point
 from fedrts.report.read import Line, Run
 from fedrts.report.settings import Problem, Setting
+
+T = TypeVar("T")
 
 MOST_POINTS = 200
 """Of a curve; a longer one is thinned evenly, its first and last point stay."""
@@ -22,7 +25,7 @@ class Metric:
 
     key: str
     name: str
-    format: str
+    format: Format
     lower_is_better: bool = False
 
     def axis(self, values: Sequence[float] = ()) -> Axis:
@@ -60,14 +63,17 @@ def last_ten(run: Run, key: str) -> float | None:
 
 
 def by_round(line: Line, sums: dict[str, float]) -> float:
+    """Rounds played."""
     return float(line["round"] + 1)
 
 
 def by_bytes(line: Line, sums: dict[str, float]) -> float:
+    """Bytes sent so far."""
     return sums["bytes"]
 
 
 def by_flops(line: Line, sums: dict[str, float]) -> float:
+    """FLOPs spent so far."""
     return sums["flops"]
 
 
@@ -85,19 +91,21 @@ def curve(setting: Setting, value: Callable[[Line], float | None], along: Along 
             y = value(line)
             if y is not None and line["round"] >= 0:
                 at.setdefault(line["round"], []).append((along(line, sums), float(y)))
-    points = []
-    for _, pairs in sorted(at.items()):
-        made = mean([y for _, y in pairs])
-        assert made is not None
-        points.append(Point(fmean(x for x, _ in pairs), made.value, made.error, len(pairs)))
-    return thinned(points)
+    return [averaged(at[index]) for index in thinned(sorted(at))]
 
 
-def thinned(points: list[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most so many points, evenly taken; the first and the last stay."""
-    if len(points) <= most:
-        return points
-    return [points[round(place * (len(points) - 1) / (most - 1))] for place in range(most)]
+def averaged(pairs: Sequence[tuple[float, float]]) -> Point:
+    """The point at the mean of (x, y) over runs."""
+    made = mean([y for _, y in pairs])
+    assert made is not None, "there is at least one run"
+    return Point(sum(x for x, _ in pairs) / len(pairs), made.value, made.error, len(pairs))
+
+
+def thinned(entries: Sequence[T], most: int = MOST_POINTS) -> list[T]:
+    """At most so many of the entries, evenly taken; the first and the last stay."""
+    if len(entries) <= most:
+        return list(entries)
+    return [entries[round(place * (len(entries) - 1) / (most - 1))] for place in range(most)]
 
 
 def worst_decile(values: Sequence[float], lower_is_better: bool = False) -> float:

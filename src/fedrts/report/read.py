@@ -16,6 +16,7 @@ from fedrts import methods
 from fedrts.config import flat
 from fedrts.errors import InputError
 from fedrts.folder import RunFolder
+from fedrts.report import schema
 
 Line = dict[str, Any]
 
@@ -85,37 +86,30 @@ def find(paths: Iterable[Path]) -> Found:
     for folder in folders:
         try:
             runs.append(read(folder))
-        except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error).partition("\n")[0]
-            problems.append(f"{folder}: left out, damaged: {reason}")
+        except (InputError, OSError) as error:
+            problems.append(f"{folder}: left out: {' '.join(str(error).split())}")
     return Found(runs, problems)
 
 
 def read(path: Path) -> Run:
     """The run in a folder, finished or not."""
     folder = RunFolder(path)
-    settings = tomllib.loads(folder.experiment_file().read_text("utf-8"))
+    try:
+        settings = tomllib.loads(folder.experiment_file().read_text("utf-8"))
+    except ValueError as error:
+        raise InputError(f"experiment.toml is damaged: {error}") from error
     versions = settings.pop("versions", {})
-    keys = flat(settings)
-    summary = folder.summary()
-    dense = _is_dense(str(keys["method"]), summary)
-    history = folder.history()
-    for line in history:
-        _check(line, ("round", "outer", "rejected", "accuracy", "upload_bytes", "download_bytes", "flops", "links_changed", "density"))
-    if summary is not None:
-        _check(summary, ("accuracy_last10", "density", "upload_bytes", "download_bytes", "flops", "seconds"))
-    return Run(
-        str(path),
-        {**keys, "seed": int(keys["seed"]), "density": 1.0 if dense else float(keys["density"]), "data": keys["data"], "model": keys["model"]},
-        versions,
-        dense,
-        history,
-        folder.topology(),
-        _json(path / "clients.json") or [],
-        summary,
-        _json(path / "fairness.json"),
-        _links(path / "masks.safetensors"),
-    )
+    schema.check(schema.Experiment, settings, "experiment.toml")
+    summary, history, topology = folder.summary(), folder.history(), folder.topology()
+    clients, fairness = _json(path / "clients.json"), _json(path / "fairness.json")
+    schema.check(schema.Summary | None, summary, "summary.json")
+    schema.check(list[schema.HistoryLine], history, "history.jsonl")
+    schema.check(list[schema.TopologyLine], topology, "topology.jsonl")
+    schema.check(list[schema.Client] | None, clients, "clients.json")
+    schema.check(schema.Fairness | None, fairness, "fairness.json")
+    dense = _is_dense(settings["method"], summary)
+    keys = {**flat(settings), "density": 1.0 if dense else settings["density"]}
+    return Run(str(path), keys, versions, dense, history, topology, clients or [], summary, fairness, _links(path / "masks.safetensors"))
 
 
 def _is_dense(method: str, summary: Mapping[str, Any] | None) -> bool:
@@ -126,13 +120,11 @@ def _is_dense(method: str, summary: Mapping[str, Any] | None) -> bool:
         return summary is not None and float(summary["density"]) == 1.0
 
 
-def _check(line: Mapping[str, Any], keys: Iterable[str]) -> None:
-    for key in keys:
-        line[key]
-
-
 def _json(file: Path) -> Any:
-    return json.loads(file.read_bytes()) if file.exists() else None
+    try:
+        return json.loads(file.read_bytes()) if file.exists() else None
+    except ValueError as error:
+        raise InputError(f"{file.name} is damaged: {error}") from error
 
 
 def _links(file: Path) -> dict[str, int]:
@@ -143,7 +135,7 @@ def _links(file: Path) -> dict[str, int]:
         with safe_open(file, "numpy") as masks:
             return {name: math.prod(masks.get_slice(name).get_shape()) for name in masks.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise InputError(f"cannot read {file}: {error}") from error
+        raise InputError(f"{file.name} is damaged: {error}") from error
 
 
 def _is_private(path: Path) -> bool:

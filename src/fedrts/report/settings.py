@@ -60,13 +60,15 @@ def grouped(runs: Sequence[Run]) -> tuple[list[Problem], list[str]]:
     first: dict[str, Run] = {}
     repeats = []
     for run in runs:
-        key = _text({**_compared(run), "seed": run.seed, "finished": run.finished, "data": run.settings["data"], "model": run.settings["model"]})
+        key = _text(
+            {**_compared(run), "seed": run.seed, "finished": run.finished, "data": run.settings["data"], "model": run.settings["model"]}
+        )
         if first.setdefault(key, run) is not run:
             repeats.append(f"{run.path}: left out, it repeats {first[key].path} (same setting and seed)")
     by_problem: dict[tuple[str, str], list[Run]] = {}
     for run in first.values():
         by_problem.setdefault((str(run.settings["data"]), str(run.settings["model"])), []).append(run)
-    problems = []
+    problems: list[Problem] = []
     for number, ((data, model), members) in enumerate(by_problem.items()):
         slug = re.sub(r"[^a-z0-9]+", "-", f"{short(data)}-{short(model)}".lower()).strip("-")
         taken = any(problem.id == slug for problem in problems)
@@ -91,7 +93,9 @@ def common(runs: Sequence[Run]) -> dict[str, Any]:
 
 def unlikeness(run: Run, other: Run) -> int:
     """In how many keys two runs differ, those of the method aside."""
-    mine, theirs = ({k: v for k, v in _compared(one).items() if k not in ("method", "density") and not k.startswith(_OWN)} for one in (run, other))
+    mine, theirs = (
+        {k: v for k, v in _compared(one).items() if k not in ("method", "density") and not k.startswith(_OWN)} for one in (run, other)
+    )
     return sum(mine.get(key) != theirs.get(key) for key in mine.keys() | theirs.keys())
 
 
@@ -115,7 +119,9 @@ def _settings(runs: Sequence[Run]) -> list[Setting]:
         groups.setdefault(_text({**_compared(run), "finished": run.finished}), []).append(run)
     ordered = sorted(groups.values(), key=lambda group: _rank(group[0], keys))
     several = "method" in keys
-    hues = {text: number for number, text in enumerate(dict.fromkeys(run[0].method if several else _text(_compared(run[0])) for run in ordered))}
+    hues = {
+        text: number for number, text in enumerate(dict.fromkeys(run[0].method if several else _text(_compared(run[0])) for run in ordered))
+    }
     rests = list(dict.fromkeys(_named(group[0], [key for key in keys if key != "method"]) for group in ordered if not group[0].dense))
     made = []
     for group in ordered:

@@ -34,7 +34,9 @@ def results(problem: Problem, metric: Metric) -> Table:
         row: Row = [setting.label, len(setting.runs), _without_error(over(setting, _summed("density")))]
         if metric.lower_is_better:
             row.append(over(setting, lambda run: last_ten(run, metric.key)))
-        rows.append([*row, over(setting, _summed("accuracy_last10")), over(setting, _summed("best_accuracy")), over(setting, _summed("loss"))])
+        rows.append(
+            [*row, over(setting, _summed("accuracy_last10")), over(setting, _summed("best_accuracy")), over(setting, _summed("loss"))]
+        )
     return Table(f"{problem.id}-results", "How good models became", "On the test set; mean ± standard error over seeds.", columns, rows)
 
 
@@ -66,7 +68,7 @@ def to_target(problem: Problem, metric: Metric) -> Table | None:
         return None
     columns = [
         Column("setting"),
-        Column("target", "number" if metric.lower_is_better else "percent", "the dense run's mean of its last ten rounds"),
+        Column("target", metric.format, "the dense run's mean of its last ten rounds"),
         Column("reached", "text", "runs that reach it, of those with a dense run of their seed"),
         Column("rounds", "number", "until the 10-round mean reaches it"),
         Column("sent until then", "bytes", "by and to all clients"),
@@ -81,7 +83,9 @@ def to_target(problem: Problem, metric: Metric) -> Table | None:
         there = [entry for entry in costs if entry is not None]
         reached = f"{len(there)} of {len(paired)}" if there else "not reached"
         spent: list[Callable[[Cost], float]] = [lambda entry: entry.rounds, lambda entry: entry.bytes, lambda entry: entry.flops]
-        rows.append([setting.label, mean([target for _, target in paired]), reached, *(mean([of(entry) for entry in there]) for of in spent)])
+        rows.append(
+            [setting.label, mean([target for _, target in paired]), reached, *(mean([of(entry) for entry in there]) for of in spent)]
+        )
     caption = (
         "Until the mean over ten rounds is as good as that of dense averaging with the same data, model and seed at its end. "
         "Means are over the runs that reach it."
@@ -94,7 +98,8 @@ def _target(run: Run, dense: Sequence[Run], metric: Metric) -> float | None:
     peers = [other for other in dense if other.seed == run.seed]
     if not peers:
         return None
-    return target_of(min(peers, key=lambda other: (unlikeness(run, other), -float((other.summary or {})["comm_ratio"]))).history, metric.key)
+    best = min(peers, key=lambda other: (unlikeness(run, other), -float((other.summary or {})["comm_ratio"])))
+    return target_of(best.history, metric.key)
 
 
 def fairness(problem: Problem, metric: Metric) -> Table | None:
@@ -102,13 +107,12 @@ def fairness(problem: Problem, metric: Metric) -> Table | None:
     judged = [setting for setting in problem.finished if any(client_values(run, metric) for run in setting.runs)]
     if not judged:
         return None
-    kind = "number" if metric.lower_is_better else "percent"
     by_class = any(class_values(run) for setting in judged for run in setting.runs)
     columns = [
         Column("setting"),
-        Column("clients' mean", kind, "of every client's value on its own data, unweighted"),  # type: ignore[arg-type]
-        Column("worst decile", kind, "mean over the tenth of the clients served worst"),  # type: ignore[arg-type]
-        Column("spread", kind, "standard deviation over clients"),  # type: ignore[arg-type]
+        Column("clients' mean", metric.format, "of every client's value on its own data, unweighted"),
+        Column("worst decile", metric.format, "mean over the tenth of the clients served worst"),
+        Column("spread", metric.format, "standard deviation over clients"),
     ]
     if by_class:
         columns += [
@@ -118,10 +122,8 @@ def fairness(problem: Problem, metric: Metric) -> Table | None:
             Column("which", "text", "that class, by seed"),
             Column("spread over classes", "percent", "standard deviation of test accuracy over classes"),
         ]
-    return Table(
-        f"{problem.id}-fairness", "Fairness", "Of the final model; mean ± standard error over seeds.", columns,
-        [_fairness_row(setting, metric, by_class) for setting in judged],
-    )  # fmt: skip
+    rows = [_fairness_row(setting, metric, by_class) for setting in judged]
+    return Table(f"{problem.id}-fairness", "Fairness", "Of the final model; mean ± standard error over seeds.", columns, rows)
 
 
 def _fairness_row(setting: Setting, metric: Metric, by_class: bool) -> Row:
@@ -148,7 +150,11 @@ def configuration(problem: Problem) -> list[Table]:
         caption = "The keys in which the settings differ; – where a method has no such option."
         found.append(Table(f"{problem.id}-differs", "What differs", caption, [Column("setting"), *(Column(key) for key in keys)], rows))
     same: list[Row] = [[key, shown(value)] for key, value in common(problem.runs).items() if key not in ("seed", "out")]
-    found.append(Table(f"{problem.id}-common", "What is common", "The keys that all runs share.", [Column("key"), Column("value")], same, folded=True))
+    found.append(
+        Table(
+            f"{problem.id}-common", "What is common", "The keys that all runs share.", [Column("key"), Column("value")], same, folded=True
+        )
+    )
     return found
 
 
@@ -171,9 +177,7 @@ def runs(problem: Problem) -> Table:
             reasons = [entry["reason"] for line in run.history for entry in line["rejected"]]
             excused = sum(reason in EXCUSED for reason in reasons)
             version = ", ".join(str(run.versions[name]) for name in ("fedrts", "torch") if name in run.versions)
-            rows.append(
-                [run.path, setting.label, run.seed, state, last_ten(run, ACCURACY.key), len(reasons) - excused, excused, version]
-            )
+            rows.append([run.path, setting.label, run.seed, state, last_ten(run, ACCURACY.key), len(reasons) - excused, excused, version])
     return Table(f"{problem.id}-runs", "Runs", "One line a run folder.", columns, rows, folded=len(rows) > _FOLDED)
 
 

@@ -16,32 +16,40 @@ FILES = "report"
 def table_csv(table: Table) -> str:
     """Plain numbers; a mean takes two columns, the second for its standard error."""
     with_error = [any(isinstance(row[place], Mean) for row in table.rows) for place in range(len(table.columns))]
-    head = [name for column, more in zip(table.columns, with_error, strict=True) for name in ([column.title, f"{column.title} ±"] if more else [column.title])]
+    head = [
+        name
+        for column, more in zip(table.columns, with_error, strict=True)
+        for name in ([column.title, f"{column.title} ±"] if more else [column.title])
+    ]
     rows = [[part for value, more in zip(row, with_error, strict=True) for part in _plain(value, more)] for row in table.rows]
     return _csv([head, *rows])
 
 
 def figure_csv(figure: Figure) -> str:
     """Tidy: one line a value."""
+    lines: list[list[Cell]]
     if isinstance(figure, Heat):
-        lines = (
+        lines = [
             [name, column, value]
             for name, row in zip(figure.rows, figure.values, strict=True)
             for column, value in zip(figure.columns, row, strict=True)
-        )
+        ]
         return _csv([[figure.y.title, figure.x.title, figure.what], *lines])
     if isinstance(figure, Bars):
-        parts = ([row, name, value] for name, values in figure.parts for row, value in zip(figure.rows, values, strict=True))
-        return _csv([["row", "part", figure.x.title], *parts])
-    points = ([series.name, point.x, point.y, point.error, point.runs] for series in figure.series for point in series.points)
-    references = ([name, None, value, None, None] for name, value in figure.references)
-    return _csv([["series", figure.x.title, figure.y.title, "standard error", "runs"], *points, *references])
+        head, rows = ["row", "part", figure.x.title], zip(figure.rows, *(values for _, values in figure.parts), strict=True)
+        names = [name for name, _ in figure.parts]
+        return _csv([head, *([row, name, value] for row, *values in rows for name, value in zip(names, values, strict=True))])
+    lines = [[series.name, point.x, point.y, point.error, point.runs] for series in figure.series for point in series.points]
+    lines += [[name, None, value, None, None] for name, value in figure.references]
+    return _csv([["series", figure.x.title, figure.y.title, "standard error", "runs"], *lines])
 
 
 def markdown(report: Report, pictures: bool) -> str:
     """The whole report; `pictures`: with links to the PNG files."""
     lines = [f"# {report.title}", "", report.text, "", "## Failures", ""]
-    lines += [f"- {_escaped(line)}" for line in report.problems] or ["None: every run is finished, no reply was rejected, nothing was left out."]
+    lines += [f"- {_escaped(line)}" for line in report.problems] or [
+        "None: every run is finished, no reply was rejected, nothing was left out."
+    ]
     for chapter in report.chapters:
         lines += ["", f"## {_escaped(chapter.title)}", "", _escaped(chapter.text)]
         for section in chapter.sections:

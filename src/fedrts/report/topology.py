@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedrts.report.model import Axis, Figure, Heat, Lines, Point, Series
-from fedrts.report.quantities import curve, mean, thinned
+from fedrts.report.quantities import averaged, curve, thinned
 from fedrts.report.read import Line, Run
 from fedrts.report.settings import Problem, Setting
 
@@ -16,6 +16,7 @@ _COLUMNS = 60
 
 
 def figures(problem: Problem) -> list[Figure]:
+    """Changes, densities and posteriors."""
     return [*_changes(problem), *_layers(problem), *_posteriors(problem)]
 
 
@@ -23,35 +24,26 @@ def _changes(problem: Problem) -> list[Figure]:
     sparse = [setting for setting in problem.settings if not setting.dense and any(run.topology for run in setting.runs)]
     if not sparse:
         return []
-    x = Axis("round", "integer")
     changed = [
         Series(setting.label, curve(setting, lambda line: line["links_changed"] if line["outer"] else None), setting.hue, setting.dash)
         for setting in sparse
     ]
     overlap = [Series(setting.label, _overlap(setting), setting.hue, setting.dash) for setting in sparse]
+    what = "Share of the active links that were inactive before the outer round. A topology that settles goes to 0."
+    kept = "Share of the links active before an outer round that are active after it. 100 % is a stable topology."
+    x, share = Axis("round", "integer"), Axis("links changed", "percent", zero=True)
     return [
-        Lines(
-            f"{problem.id}-changed", "Links changed", "Share of the active links that were inactive before the outer round. A topology that settles goes to 0.",
-            x, Axis("links changed", "percent", zero=True), changed,
-        ),
-        Lines(
-            f"{problem.id}-overlap", "Mask overlap", "Share of the links active before an outer round that are active after it. 100 % is a stable topology.",
-            x, Axis("overlap", "percent"), overlap,
-        ),
-    ]  # fmt: skip
+        Lines(f"{problem.id}-changed", "Links changed", what, x, share, changed),
+        Lines(f"{problem.id}-overlap", "Mask overlap", kept, x, Axis("overlap", "percent"), overlap),
+    ]
 
 
 def _overlap(setting: Setting) -> list[Point]:
-    at: dict[int, list[float]] = {}
+    at: dict[int, list[tuple[float, float]]] = {}
     for run in setting.runs:
         for line in run.topology:
-            at.setdefault(line["round"], []).append(line["overlap"])
-    points = []
-    for index, values in sorted(at.items()):
-        made = mean(values)
-        assert made is not None
-        points.append(Point(index + 1, made.value, made.error, len(values)))
-    return thinned(points)
+            at.setdefault(line["round"], []).append((line["round"] + 1, line["overlap"]))
+    return [averaged(at[index]) for index in thinned(sorted(at))]
 
 
 def _layers(problem: Problem) -> list[Figure]:
@@ -61,14 +53,10 @@ def _layers(problem: Problem) -> list[Figure]:
     names = list(dict.fromkeys(name for densities in found.values() for name in densities))
     if not names:
         return []
-    return [
-        Heat(
-            f"{problem.id}-layers", "Density by layer",
-            "Active links over links of every prunable layer, in the order of the model, after the last outer round of the first seed.",
-            Axis("setting"), Axis("layer"), list(found), names, [[found[label].get(name) for label in found] for name in names],
-            "percent", "density", high=1.0,
-        )
-    ]  # fmt: skip
+    caption = "Active links over links of every prunable layer, in the order of the model, after the last outer round of the first seed."
+    values = [[found[label].get(name) for label in found] for name in names]
+    x, y = Axis("setting"), Axis("layer")
+    return [Heat(f"{problem.id}-layers", "Density by layer", caption, x, y, list(found), names, values, "percent", "density", high=1.0)]
 
 
 def _densities(run: Run) -> dict[str, float]:
@@ -80,9 +68,7 @@ def _posteriors(problem: Problem) -> list[Figure]:
     with_belief = [setting for setting in problem.finished or problem.settings if _believed(setting.runs[0].topology)]
     drawn: list[Figure] = []
     for number, setting in enumerate(with_belief[:_PANELS]):
-        lines = _believed(setting.runs[0].topology)
-        if len(lines) > _COLUMNS:
-            lines = [lines[round(place * (len(lines) - 1) / (_COLUMNS - 1))] for place in range(_COLUMNS)]
+        lines = thinned(_believed(setting.runs[0].topology), _COLUMNS)
         for which in ("active", "inactive"):
             drawn.append(_posterior(problem, setting, number, which, lines, len(with_belief)))
     return drawn
@@ -97,7 +83,8 @@ def _posterior(problem: Problem, setting: Setting, number: int, which: str, line
     return Heat(
         f"{problem.id}-posterior-{number}-{which}",
         f"Posterior of {which} links: {setting.label}",
-        f"Share of the {which} links by posterior mean, after each outer round of seed {setting.runs[0].seed}. Certain links move to the ends.{more}",
+        f"Share of the {which} links by posterior mean, after each outer round of seed {setting.runs[0].seed}. "
+        f"Certain links move to the ends.{more}",
         Axis("round"),
         Axis("posterior mean"),
         [str(line["round"] + 1) for line in lines],
@@ -115,5 +102,3 @@ def _believed(topology: Sequence[Line]) -> list[Line]:
 def _shares(counts: Sequence[int]) -> list[float]:
     whole = sum(counts)
     return [count / whole if whole else 0.0 for count in counts]
-
-
