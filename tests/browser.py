@@ -38,7 +38,7 @@ class Browser:
         ]
         shell = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
         self.process = subprocess.Popen(
-            ["sh", "-c", shell, path, *wanted, "about:blank"],
+            ["bash", "-c", shell, path, *wanted, "about:blank"],
             pass_fds=(theirs_in, theirs_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

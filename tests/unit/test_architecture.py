@@ -43,6 +43,7 @@ LAYERS += [
     "accounting",
     "summary",
     "fairness",
+    "target",
     "observe",
     "api",
     "inspection",

@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 
 
 def write(
-    folders: Sequence[str | Path], out: str | Path | None = None, progress: Callable[[str, int, int], None] = lambda *_: None
+    folders: Sequence[str | Path],
+    out: str | Path | None = None,
+    pictures: bool = True,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> tuple[Path, Report]:
     """Report on all runs in and below `folders`; gives the HTML file and what it says.
 
     `out` is the folder for report.html, report.md and report/*.png, *.csv; default: the folder itself if it is one, else the current one.
-    `progress(what, done, total)` is told of every file.
+    `pictures=False` leaves the PNG files out; `progress(what, done, total)` is told of every figure.
     """
     from fedrts.checkpoint import write_atomically
     from fedrts.errors import InputError, note
@@ -31,9 +34,9 @@ def write(
         raise InputError("; ".join(found.problems) or "no folders were given")
     report = compose(found)
     target = Path(out) if out is not None else paths[0] if len(paths) == 1 else Path()
-    pictures = importlib.util.find_spec("matplotlib") is not None
-    if not pictures:
+    if pictures and importlib.util.find_spec("matplotlib") is None:
         note("no PNG files without matplotlib: pip install 'fedrts[plot]'")
+        pictures = False
     try:
         folder = target / text.FILES
         folder.mkdir(parents=True, exist_ok=True)
