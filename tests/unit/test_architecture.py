@@ -45,6 +45,8 @@ LAYERS += [
     "observe",
     "api",
     "inspection",
+    "comparison",
+    "reproduction",
     "cli",
     "__main__",
 ]
