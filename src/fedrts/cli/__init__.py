@@ -14,6 +14,7 @@ import fedrts
 # isort: off
 from fedrts.cli import run  # noqa: F401
 from fedrts.cli import compare  # noqa: F401
+from fedrts.cli import reproduce  # noqa: F401
 from fedrts.cli import folder  # noqa: F401
 from fedrts.cli import cost  # noqa: F401
 from fedrts.cli import catalogue  # noqa: F401

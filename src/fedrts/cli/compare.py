@@ -13,7 +13,7 @@ from fedrts.cli.interrupt import as_interruption
 from fedrts.errors import InputError
 
 if TYPE_CHECKING:
-    from fedrts.comparison import Compared
+    from fedrts.comparison.results import Compared
 
 Number = TypeVar("Number", int, float)
 
@@ -60,8 +60,8 @@ def compare(
         raise InputError("name what to compare: --methods fedrts,random (see `fedrts methods`)")
     if out is None:
         raise InputError("name a folder for the comparison: --out DIR")
-    names = ("data", "model", "rounds", "clients", "per_round", "epochs", "batch_size", "lr")
-    names += ("engine", "precision", "value_type", "device", "init")
+    names = ["data", "model", "rounds", "clients", "per_round", "epochs", "batch_size", "lr"]
+    names += ["engine", "precision", "value_type", "device", "init"]
     flags = {name: value for name, value in locals().items() if name in names}
     from fedrts import comparison, config
     from fedrts.comparison.grid import Grid, Tuning, parsed_axis

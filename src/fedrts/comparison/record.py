@@ -22,18 +22,19 @@ _REMEDY = "give all its values again (more of them are welcome), or choose anoth
 
 
 @contextlib.contextmanager
-def held(out: Path) -> Iterator[None]:
-    """Make the folder and keep every other process out of it."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        entries = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")}
-        if entries and FILE not in entries:
-            raise InputError(f"{out} is not empty (it holds '{sorted(entries)[0]}') and no comparison: choose another --out")
-        with open(out / ".lock", "ab") as file:
-            lock(file, out)
-            yield
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror}; choose another --out") from error
+def held(out: Path, mark: str = FILE, what: str = "comparison") -> Iterator[None]:
+    """Make a folder of which the file `mark` says what it is, and keep every other process out of it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            entries = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")}
+            if entries and mark not in entries:
+                raise InputError(f"{out} is not empty (it holds '{min(entries)}') and no {what}: choose another --out")
+            file = stack.enter_context(open(out / ".lock", "ab"))
+        except OSError as error:
+            raise InputError(f"cannot write {out}: {error.strerror}; choose another --out") from error
+        lock(file, out)
+        yield
 
 
 def record(out: Path, grid: Grid, cells: Sequence[Cell], threads: int) -> int:
