@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Protocol
 
+import torch
+
 from fedrts.comparison.play import News, Task, Tell, play
 
 JOBS_ON_GPU = 2
@@ -139,8 +141,8 @@ def default_jobs(device: str, cells: int) -> int:
 
 
 def default_threads(jobs: int) -> int:
-    """The share of the cores that each of so many cells gets."""
-    return max(1, cores() // jobs)
+    """The share of torch's threads that each of so many cells gets."""
+    return max(1, torch.get_num_threads() // jobs)
 
 
 def make(jobs: int) -> Pool:

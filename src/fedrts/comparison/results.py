@@ -56,7 +56,7 @@ class Compared:
         results = self.results(metric)
         parts = [table.means_table(results, len(self.grid.seeds))]
         if reference is not None:
-            parts += [f"## Against {reference}", table.test_words(results, reference), table.differences_table(results, reference)]
+            parts += [f"## Against {reference}", table.words_on_test(results, reference), table.differences_table(results, reference)]
         parts += ["## What it costs", "All rounds and clients of a run together.", table.costs_table(self.rows, list(self.grid.axes))]
         if self.chosen:
             parts += ["## Learning rates", self._tuning_words(), self._rates()]

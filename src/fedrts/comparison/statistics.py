@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-LEAST_PAIRS = 2
-"""Pairs without which there is no test."""
 FEW_PAIRS = 5
 """Pairs below which a test can hardly find anything."""
+_NOISE = 1e-12
+"""Relative spread that is rounding and no spread."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
     if not seeds:
         return None
     mean = mean_of([ours[seed] - theirs[seed] for seed in seeds])
-    if mean.count < LEAST_PAIRS or not mean.error:
+    if mean.error is None or mean.error <= _NOISE * abs(mean.value):
         return Difference(mean, None)
     return Difference(mean, student_p(mean.value / mean.error, mean.count - 1))
 

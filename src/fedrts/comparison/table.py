@@ -155,7 +155,7 @@ def _compared_columns(results: Results, reference: str) -> list[Column]:
     return [column for column in results.columns if any(results.against(method, reference, column) for method in others)]
 
 
-def test_words(results: Results, reference: str) -> str:
+def words_on_test(results: Results, reference: str) -> str:
     """Which test it is, and plainly how much it can say."""
     found = [results.against(m, reference, c) for m in results.methods if m != reference for c in results.columns]
     pairs = [difference.mean.count for difference in found if difference is not None]
