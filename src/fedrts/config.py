@@ -255,12 +255,17 @@ def from_file(path: str | Path) -> dict[str, Any]:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the experiment file '{path}': {getattr(error, 'strerror', None) or error}") from error
-    try:
-        settings = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"'{path}' is no valid TOML: {error}") from error
+    settings = parsed_toml(text, path)
     settings.pop("versions", None)  # a resolved file says what made it
     return settings
+
+
+def parsed_toml(text: str, origin: str | Path) -> dict[str, Any]:
+    """The tables of a TOML text."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"'{origin}' is no valid TOML: {error}") from error
 
 
 def resolve(*layers: Settings) -> Experiment:

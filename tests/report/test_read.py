@@ -119,3 +119,17 @@ def test_a_run_that_has_only_begun(tmp_path):
     (problem,) = compose(find([tmp_path])).problems
     assert "unfinished after 0 of 5 rounds" in problem
     json.dumps([figure.id for figure in compose(find([tmp_path])).figures])
+
+
+def test_a_comparison_tells_its_failed_cells_and_keeps_its_trials_to_itself(tmp_path):
+    write(tmp_path / "set" / "runs" / "one", [0.1])
+    write(tmp_path / "set" / "tuning" / "two", [0.1], seed=5)
+    write(tmp_path / "tuning" / "three", [0.1], seed=6)  # somebody's folder of that name is no comparison's
+    (tmp_path / "set" / "compare.toml").write_text("", "utf-8")
+    (tmp_path / "set" / "failures.json").write_text(json.dumps({"four": {"reason": "it\ndiverged"}}), "utf-8")
+    found = find([tmp_path])
+    assert [run.seed for run in found.runs] == [0, 6]
+    assert found.problems == [f"{tmp_path / 'set'}: cell four failed: it diverged"]
+    (tmp_path / "set" / "failures.json").write_text("{", "utf-8")
+    (problem,) = find([tmp_path]).problems
+    assert "failures.json is damaged" in problem

@@ -105,11 +105,11 @@ def _holding(problem: Problem, number: int, setting: Setting, run: Run, there: i
         return Bars(
             f"{problem.id}-holds-{number}", "Who holds how much", f"Samples of every client: {how}.{some}", x, names, [("samples", sizes)]
         )
-    counts = [[float(count) for count in client["labels"]] for client in shown]
-    labels = [str(label) for label in range(len(counts[0]))]
+    counts = [[float(client["labels"][label]) for client in shown] for label in range(len(shown[0]["labels"]))]
+    labels = [str(label) for label in range(len(counts))]
     caption = f"Samples of every class at every client: {how}.{some}"
-    x, y = Axis("class"), Axis("client")
-    return Heat(f"{problem.id}-holds-{number}", "Who holds what", caption, x, y, labels, names, counts, "integer", "samples")
+    x, y = Axis("client"), Axis("class")
+    return Heat(f"{problem.id}-holds-{number}", "Who holds what", caption, x, y, names, labels, counts, "integer", "samples")
 
 
 def _mean_of(values: Sequence[float]) -> float | None:

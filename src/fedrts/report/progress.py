@@ -53,9 +53,9 @@ def _against_density(problem: Problem, metric: Metric) -> list[Figure]:
             references.append((name, points[0].y))
         elif points:
             series.append(Series(name, sorted(points, key=lambda point: point.x), settings[0].hue))
-    if not series:
-        return []
     densities = [point.x for entry in series for point in entry.points]
+    if len({round(density, 3) for density in densities}) < 2:
+        return []
     title = f"{metric.name.capitalize()} against density"
     caption = (
         "Mean of the last ten rounds; whiskers are ± one standard error over seeds; horizontal lines are dense methods. "

@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from fedrts import methods
+from fedrts.comparison.record import FILE as COMPARISON
 from fedrts.config import flat
 from fedrts.errors import InputError
 from fedrts.folder import RunFolder
@@ -81,8 +82,11 @@ def find(paths: Iterable[Path]) -> Found:
         below = sorted(file.parent for file in path.rglob("experiment.toml"))
         if not below:
             problems.append(f"{path}: no run folder in it (none has an experiment.toml)")
-        folders |= dict.fromkeys(folder for folder in below if not _is_private(folder.relative_to(path)))
-        problems += _failed_cells(path)
+        folders |= dict.fromkeys(folder for folder in below if not _is_private(folder.relative_to(path)) and not _is_trial(folder))
+        try:
+            problems += _failed_cells(path)
+        except InputError as error:
+            problems.append(str(error))
     for folder in folders:
         try:
             runs.append(read(folder))
@@ -142,6 +146,17 @@ def _is_private(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
+def _is_trial(folder: Path) -> bool:
+    """Is this one of the short runs by which a comparison chose its learning rates?"""
+    return any(parent.name == "tuning" and (parent.parent / COMPARISON).exists() for parent in folder.parents)
+
+
 def _failed_cells(path: Path) -> list[str]:
-    """What a comparison in this folder says of cells that failed."""
-    return []
+    """What comparisons in and below this folder say of cells that failed."""
+    found = []
+    for file in sorted(path.rglob("failures.json")):
+        if (file.parent / COMPARISON).exists():
+            cells = _json(file)
+            schema.check(dict[str, schema.Failure], cells, str(file))
+            found += [f"{file.parent}: cell {name} failed: {' '.join(entry['reason'].split())}" for name, entry in cells.items()]
+    return found

@@ -63,6 +63,10 @@ class Fairness(BaseModel):
     clients: list[JudgedClient] | None
 
 
+class Failure(BaseModel):
+    reason: str
+
+
 class Summary(BaseModel):
     density: float
     accuracy_last10: float | None

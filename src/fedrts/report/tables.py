@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
+from fedrts.comparison.target import Point, cost_to_target
 from fedrts.report.model import Cell, Column, Mean, Table
 from fedrts.report.people import class_values, client_values
 from fedrts.report.quantities import ACCURACY, Metric, last_ten, mean, over, spread, worst_decile
 from fedrts.report.read import Run
 from fedrts.report.settings import Problem, Setting, common, differing, shown, unlikeness
 from fedrts.rounds import EXCUSED
-from fedrts.target import Cost, cost_to, target_of
 
 Row = list[Cell | Mean]
 _FOLDED = 12
@@ -79,10 +79,10 @@ def to_target(problem: Problem, metric: Metric) -> Table | None:
         paired = [(run, target) for run in setting.runs if (target := _target(run, dense, metric)) is not None]
         if not paired:
             continue
-        costs = [cost_to(run.history, target, metric.key, metric.lower_is_better) for run, target in paired]
+        costs = [cost_to_target(run.history, target, key=metric.key, lower_is_better=metric.lower_is_better) for run, target in paired]
         there = [entry for entry in costs if entry is not None]
         reached = f"{len(there)} of {len(paired)}" if there else "not reached"
-        spent: list[Callable[[Cost], float]] = [lambda entry: entry.rounds, lambda entry: entry.bytes, lambda entry: entry.flops]
+        spent: list[Callable[[Point], float]] = [lambda entry: entry.round + 1, lambda entry: entry.bytes, lambda entry: entry.flops]
         rows.append(
             [setting.label, mean([target for _, target in paired]), reached, *(mean([of(entry) for entry in there]) for of in spent)]
         )
@@ -99,7 +99,7 @@ def _target(run: Run, dense: Sequence[Run], metric: Metric) -> float | None:
     if not peers:
         return None
     best = min(peers, key=lambda other: (unlikeness(run, other), -float((other.summary or {})["comm_ratio"])))
-    return target_of(best.history, metric.key)
+    return last_ten(best, metric.key)
 
 
 def fairness(problem: Problem, metric: Metric) -> Table | None:
