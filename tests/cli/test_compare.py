@@ -165,9 +165,7 @@ def test_killed_and_started_again(fedrts, process, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_interrupted(process, tmp_path, number):
     out = tmp_path / "out"
-    running = process(
-        "compare", "--methods", "fedrts", "--seeds", "0,1", "--rounds", 2000, "--epochs", 1, "--jobs", 2, "--out", out, "--quiet"
-    )
+    running = process("compare", "--methods", "fedrts", "--seeds", "0,1", "--rounds", 2000, "--epochs", 1, "--jobs", 2, "--out", out, "--quiet")
     wait_for(lambda: unfinished_lines(out) >= 1, running)
     workers = children(running.pid)
     running.send_signal(number)
@@ -191,9 +189,7 @@ def unfinished_lines(out: Path) -> int:
 
 
 def children(pid: int) -> list[int]:
-    return [
-        int(child) for task in os.listdir(f"/proc/{pid}/task") for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()
-    ]
+    return [int(child) for task in os.listdir(f"/proc/{pid}/task") for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
 
 
 def is_zombie(pid: int) -> bool:

@@ -37,11 +37,7 @@ def test_lower_is_better_for_perplexity():
 
 def test_equal_methods_are_marked_alike():
     rows = [row(name, 0.5, 0, value) for name, value in (("a", 0.5), ("b", 0.5), ("c", 0.25))]
-    assert [line[1] for line in cells(means_table(Results.of(rows, [], "accuracy_last10"), 1))[2:]] == [
-        "**0.5000**",
-        "**0.5000**",
-        "*0.2500*",
-    ]
+    assert [line[1] for line in cells(means_table(Results.of(rows, [], "accuracy_last10"), 1))[2:]] == ["**0.5000**", "**0.5000**", "*0.2500*"]
 
 
 def test_missing_seeds_are_told():
