@@ -69,8 +69,8 @@ const drawLines = (figure, width, hidden) => {
   const height = Math.round(Math.min(360, Math.max(230, width * 0.6)));
   const root = make("svg", { viewBox: `0 0 ${width} ${height}`, width, height });
   const points = shown.flatMap((s) => s.points);
-  const named = shown.length <= 6 && width >= 420;
-  const room = named ? Math.min(130, Math.max(0, ...shown.map((s) => widthOf(s.name, 12, "600"))) + 14) : 10;
+  const named = shown.length <= 6 && width >= 380;
+  const room = named ? Math.min(width * 0.28, Math.max(0, ...shown.map((s) => widthOf(s.name, 12, "600"))) + 14) : 10;
   const ys = points.flatMap(([, y, e]) => [y - (e || 0), y + (e || 0)]).concat(figure.references.map(([, y]) => y));
   const probe = scale({ ...figure.y, padded: true }, ys.length ? ys : [0, 1], 1, 0, 5);
   const left = Math.max(...probe.marks.map((v) => widthOf(tick(v, figure.y.format, probe.step)))) + 12;
@@ -154,7 +154,7 @@ const drawHeat = (figure, width) => {
       const node = make("rect", { class: "cell", x, y, width: cell, height: tall }, root);
       node.style.fill = value === null ? "none" : `color-mix(in oklab, var(--heat1) ${(100 * share).toFixed(1)}%, var(--heat0))`;
       const label = value === null ? "" : tick(value, figure.format, 1).replace(" %", "");
-      if (tall >= 15 && label && widthOf(label, 11) < cell - 4 && (label !== "0" || figure.rows.length <= 12))
+      if (tall >= 15 && label && widthOf(label, 11) < cell - 4 && (label !== "0" || figure.columns.length * figure.rows.length <= 120))
         make("text", { class: share > 0.55 ? "on-high" : "on-low", x: x + cell / 2, y: y + tall / 2 + 4, "text-anchor": "middle" }, root, label);
       const lines = [`${figure.x.title}: ${figure.columns[c]}`, `${figure.what}: ${text(value, figure.format)}`];
       return { x: x + cell / 2, y: y + tall / 2, box: [x, y, cell, tall], title: `${figure.y.title} ${name}`, lines };

@@ -91,9 +91,11 @@ const chart = (holder, figure) => {
     if (focused) root.focus();
     if (drawn.shades && !legend.childElementCount) {
       const shades = element("div", { class: "shades" }, legend);
-      element("span", {}, shades, `${figure.what}: ${drawn.shades[0]}`);
-      element("i", {}, shades);
-      element("span", {}, shades, drawn.shades[1]);
+      element("span", {}, shades, figure.what);
+      const ramp = element("span", { class: "ramp" }, shades);
+      element("span", {}, ramp, drawn.shades[0]);
+      element("i", {}, ramp);
+      element("span", {}, ramp, drawn.shades[1]);
     }
   };
 
