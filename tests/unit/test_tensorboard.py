@@ -61,7 +61,7 @@ def test_scalars_histograms_and_settings(tmp_path):
 
 def test_a_resumed_run_says_every_round_once(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        fedrts.run(**SMALL, observer=Several(TensorBoardObserver(), Falls(after=3)), checkpoint={"every": 2}, out=tmp_path / "run")
+        fedrts.run(**SMALL, observer=Several(TensorBoardObserver(), Falls(after=2)), checkpoint={"every": 2}, out=tmp_path / "run")
     fedrts.resume(tmp_path / "run", observer=TensorBoardObserver())
     history = lines(tmp_path / "run" / "history.jsonl")
     found = events(tmp_path / "run").Scalars("test/accuracy")

@@ -24,11 +24,14 @@ const widthOf = (content, size = 12, weight = "") => {
   measure.font = `${weight} ${size}px system-ui, sans-serif`;
   return measure.measureText(content).width;
 };
+/** Text of at most this width: the middle gives way, names of layers differ at their ends. */
 const cut = (content, width) => {
   if (widthOf(content) <= width) return content;
-  let kept = content;
-  while (kept.length > 1 && widthOf(`${kept}…`) > width) kept = kept.slice(0, -1);
-  return `${kept}…`;
+  for (let kept = content.length - 1; kept > 2; kept -= 1) {
+    const shorter = `${content.slice(0, Math.floor(kept / 3))}…${content.slice(-Math.ceil((2 * kept) / 3))}`;
+    if (widthOf(shorter) <= width) return shorter;
+  }
+  return "…";
 };
 
 const hue = (index) => `--hue: var(--hue${index % HUES})`;
@@ -154,7 +157,7 @@ const drawHeat = (figure, width) => {
       const node = make("rect", { class: "cell", x, y, width: cell, height: tall }, root);
       node.style.fill = value === null ? "none" : `color-mix(in oklab, var(--heat1) ${(100 * share).toFixed(1)}%, var(--heat0))`;
       const label = value === null ? "" : tick(value, figure.format, 1).replace(" %", "");
-      if (tall >= 15 && label && widthOf(label, 11) < cell - 4 && (label !== "0" || figure.columns.length * figure.rows.length <= 120))
+      if (tall >= 15 && label && widthOf(label, 11) < cell - 4 && (label !== "0" || (figure.rows.length <= 12 && figure.columns.length <= 12)))
         make("text", { class: share > 0.55 ? "on-high" : "on-low", x: x + cell / 2, y: y + tall / 2 + 4, "text-anchor": "middle" }, root, label);
       const lines = [`${figure.x.title}: ${figure.columns[c]}`, `${figure.what}: ${text(value, figure.format)}`];
       return { x: x + cell / 2, y: y + tall / 2, box: [x, y, cell, tall], title: `${figure.y.title} ${name}`, lines };
