@@ -19,6 +19,8 @@ from fedrts.tasks import Task
 
 Precision = Literal["float32", "tf32", "bf16"]
 
+_ADDRESS = 16
+"""Bytes: kernels that read several numbers at once need addresses that are multiples of so many."""
 STREAMS = 10
 """Programs of clients that run side by side on a GPU."""
 
@@ -62,7 +64,7 @@ class Objective(nn.Module):
         """Loss of a batch at `parameters [N_all]`, and BatchNorm's statistics `[b]` after it, from `buffers [b]`."""
         layout = self.layout
         tensors = layout.views(parameters, layout.parameter_entries)
-        statistics = {name: view.clone() for name, view in layout.views(buffers, layout.buffers).items()}  # updates of views are lost
+        statistics = {name: view.clone() for name, view in layout.views(buffers, layout.buffers).items()}  # vmap loses updates of views
         loss = self.loss_of(tensors, statistics, x, y)
         return loss, torch.cat([part.flatten() for part in statistics.values()]) if statistics else buffers.clone()
 
@@ -71,7 +73,7 @@ class Objective(nn.Module):
         constants = {name: None if value is None else value.to(x.device, copy=True) for name, value in self.constants.items()}
         named: dict[str, Any] = {f"module.{name}": tensor for name, tensor in (tensors | statistics | constants).items()}
         with self.autocast(x.device):
-            loss: Tensor = functional_call(self, named, (self.laid_out(x), y))
+            loss: Tensor = functional_call(self, named, (x, y))
         return loss
 
     def leaves(self, parameters: Tensor) -> dict[str, Tensor]:
@@ -80,15 +82,16 @@ class Objective(nn.Module):
         One cast of the whole vector is cheaper than one for every tensor. Vectors (of norms) stay in full precision.
         """
         entries = self.layout.parameter_entries
-        short = self.layout.views(parameters.bfloat16() if self.precision == "bf16" else parameters, entries)
         full = self.layout.views(parameters, entries)
-        return {name: (self.laid_out(short[name]) if full[name].dim() > 1 else full[name]).detach().requires_grad_() for name in full}
+        short = self.layout.views(parameters.bfloat16(), entries) if self.precision == "bf16" else full
+        chosen = {name: self.laid_out(short[name] if tensor.dim() > 1 else tensor) for name, tensor in full.items()}
+        return {name: tensor.detach().requires_grad_() for name, tensor in chosen.items()}
 
     def laid_out(self, tensor: Tensor) -> Tensor:
-        """Kernels for tensor cores want images and filters with channels last, and every tensor at a round address."""
-        if self.precision == "float32" or not tensor.is_floating_point():
-            return tensor
-        return tensor.clone(memory_format=torch.channels_last if tensor.dim() == 4 else torch.contiguous_format)
+        """Kernels want every tensor at a round address and, on tensor cores, images and filters with channels last."""
+        if self.precision != "float32" and tensor.dim() == 4 and tensor.is_floating_point():
+            return tensor.clone(memory_format=torch.channels_last)
+        return tensor if tensor.data_ptr() % _ADDRESS == 0 else tensor.clone()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -147,7 +150,7 @@ class Streamed:
         """One client's gradient, loss and statistics, written where they belong."""
         objective, layout = self.objective, self.objective.layout
         leaves = objective.leaves(parameters)
-        loss = objective.loss_of(leaves, layout.views(into.statistics, layout.buffers), x, y)
+        loss = objective.loss_of(leaves, layout.views(into.statistics, layout.buffers), objective.laid_out(x), y)
         into.loss.copy_(loss.detach())
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         for place, gradient in zip(layout.views(into.gradient[: layout.links], layout.layers).values(), gradients, strict=False):
