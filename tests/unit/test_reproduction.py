@@ -1,5 +1,6 @@
 """Presets: all there, all valid, their published numbers those of the paper; and when a published number may stand beside ours."""
 
+import json
 import tomllib
 
 import pytest
@@ -120,6 +121,34 @@ def test_at_small_scale_nothing_is_published_and_other_data_stand_in(tmp_path):
     )
     reproduce(str(tmp_path / "mine.toml"), tmp_path / "out", "small", data_dir=tmp_path)
     assert "(published" not in (tmp_path / "out" / "results.md").read_text("utf-8")
+
+
+def test_cost_to_target(tmp_path):
+    """Dense averaging reaches a sparse method's accuracy, with the bytes of its history until then; published costs stand beside."""
+    text = (
+        MINE.replace('figure = "lines"', 'target = "random"')
+        .replace('"fedrts", "fedavg"', '"random", "fedavg"')
+        .replace("rounds = 2", "rounds = 14")
+    )
+    text = text.partition("[[published]]")[0].replace('methods = ["fedrts"]', 'methods = ["random"]')
+    text = "\n".join(line for line in text.splitlines() if "altered" not in line and "absent" not in line)
+    text += '\n[[published]]\nmethod = "fedavg"\npart = "whole"\nflops = 3.4e16\n'
+    (tmp_path / "mine.toml").write_text(text, "utf-8")
+    reproduce(str(tmp_path / "mine.toml"), tmp_path / "out", "paper", data_dir=tmp_path)
+    (line,) = [line for line in (tmp_path / "out" / "results.md").read_text("utf-8").splitlines() if line.startswith("| fedavg | 1 |")]
+    _, _, reached, round, flops, sent = (cell.strip() for cell in line.strip("|").split("|"))
+    assert reached == "2 of 2"
+    assert "(published 3.4e+16)" in flops
+    runs = [tmp_path / "out" / "whole" / "runs" / f"{method}-s{seed}" for method in ("random-d0.5", "fedavg") for seed in (0, 1)]
+    histories = [[json.loads(entry) for entry in (run / "history.jsonl").read_text("utf-8").splitlines()] for run in runs]
+    rounds, spent = [], []
+    for slow, fast in zip(histories[:2], histories[2:], strict=True):
+        goal = sum(entry["accuracy"] for entry in slow[-10:]) / 10
+        first = next(t for t in range(9, 14) if sum(entry["accuracy"] for entry in fast[t - 9 : t + 1]) / 10 >= goal)
+        rounds.append(first)
+        spent.append(sum(entry["upload_bytes"] + entry["download_bytes"] for entry in fast[: first + 1]))
+    assert round == f"{sum(rounds) / 2:.0f}"
+    assert sent == f"{sum(spent) / 2e9:.3g}"
 
 
 @pytest.mark.parametrize(
