@@ -393,8 +393,11 @@ def _device(name: str) -> str:
 
 def _explained(error: ValidationError, kind: type[BaseModel], prefix: str) -> str:
     """One line for the first mistake of a validation."""
-    first = error.errors()[0]
+    errors = error.errors()
+    first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])  # a typo hides what it meant
     path = [str(part) for part in first["loc"]]
+    if first["type"] == "missing":
+        return f"the key '{prefix}{'.'.join(path)}' is missing"
     if first["type"] == "extra_forbidden":
         return (
             f"unknown key '{prefix}{'.'.join(path)}'{nearest(path[-1], table.model_fields if (table := _table(kind, path[:-1])) else ())}"

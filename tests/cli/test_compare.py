@@ -136,8 +136,9 @@ def test_another_grid_in_the_same_folder_is_refused(fedrts, compared, tiny, chan
     assert contents(compared) == before
 
 
+@pytest.mark.timeout(400)  # three processes import torch, which takes its time on a busy machine
 def test_killed_and_started_again(fedrts, process, tmp_path):
-    """SIGKILL in the midst of two cells at once: nobody goes on writing, the same command finishes only what was missing, to the same table."""
+    """SIGKILL in the midst of two cells at once: nobody goes on writing, and the same command ends with the same table."""
     flags = ["compare", "--methods", "fedrts,random", "--densities", "0.2", "--seeds", "0,1", "--reference", "random", "--rounds", 20]
     flags += ["--epochs", 1, "--clients", 6, "--per-round", 3, "--set", "checkpoint.every=5", "--quiet"]
     assert fedrts(*flags, "--jobs", 1, "--out", tmp_path / "alone").code == 0
@@ -162,10 +163,14 @@ def test_killed_and_started_again(fedrts, process, tmp_path):
     assert ours == theirs
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted(process, tmp_path, number):
     out = tmp_path / "out"
-    running = process("compare", "--methods", "fedrts", "--seeds", "0,1", "--rounds", 2000, "--epochs", 1, "--jobs", 2, "--out", out, "--quiet")
+    running = process(
+        "compare", "--methods", "fedrts", "--seeds", "0,1", "--rounds", 2000, "--epochs", 1, "--jobs", 2, "--out", out, "--quiet"
+    )
     wait_for(lambda: unfinished_lines(out) >= 1, running)
     workers = children(running.pid)
     running.send_signal(number)
@@ -175,7 +180,7 @@ def test_interrupted(process, tmp_path, number):
     assert not any(Path(f"/proc/{pid}").exists() and not is_zombie(pid) for pid in workers)
 
 
-def wait_for(condition, running=None, seconds: float = 60) -> None:
+def wait_for(condition, running=None, seconds: float = 200) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert running is None or running.poll() is None, running.communicate()
@@ -189,7 +194,9 @@ def unfinished_lines(out: Path) -> int:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for task in os.listdir(f"/proc/{pid}/task") for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
+    return [
+        int(child) for task in os.listdir(f"/proc/{pid}/task") for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+    ]
 
 
 def is_zombie(pid: int) -> bool:
@@ -221,11 +228,11 @@ def test_a_cell_that_fails_is_told_and_the_rest_finished(fedrts, tiny, tmp_path)
 def test_an_unexpected_failure_keeps_its_traceback(fedrts, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text(
-        "from fedrts.methods.base import Method\n\n\nclass Broken(Method):\n    def update(self, *_):\n        raise RuntimeError('no luck')\n"
+        "from fedrts.methods.base import Method\n\n\nclass Broken(Method):\n    def update(self, *_):\n        raise RuntimeError('no')\n"
     )
     ended = fedrts("compare", "--methods", "broken:Broken,fedavg", *tiny, "--jobs", 1, "--out", "out", "--quiet")
     assert ended.code == 1
-    assert "failed: broken_Broken-s0: RuntimeError: no luck\n" in ended.err
+    assert "failed: broken_Broken-s0: RuntimeError: no\n" in ended.err
     failure = json.loads(Path("out/failures.json").read_text("utf-8"))["broken_Broken-s0"]
     assert "raise RuntimeError" in failure["traceback"]
     assert [row["cell"] for row in read_csv(Path("out/results.csv"))] == ["fedavg-s0"]
@@ -301,7 +308,7 @@ def test_from_python(tmp_path):
     found = package.compare(
         methods=["fedrts", "random"],
         densities=[0.2],
-        seeds=range(2),
+        seeds=range(1),
         grid={"topology.interval": [1, 2]},
         reference="random",
         data="digits",
@@ -310,7 +317,7 @@ def test_from_python(tmp_path):
         clients=4,
         out=tmp_path / "out",
     )
-    assert len(found.rows) == 8
+    assert len(found.rows) == 4
     assert {row["topology.interval"] for row in found.rows} == {1, 2}
     assert not found.failures
     assert "interval 1, density 0.2" in found.markdown("accuracy", "random")

@@ -64,7 +64,7 @@ class Compared:
 
     def _caption(self) -> str:
         seeds = self.grid.seeds
-        words = [_setting(self.cells), f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"]
+        words = [setting_of(self.cells), f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"]
         marks = "Mean ± standard error over seeds." if len(seeds) > 1 else "One seed: no standard error."
         rates = " Learning rates were chosen on the validation split, see below." if self.chosen else ""
         return f"{' · '.join(words)}. {marks} **Best** and *second best* of each column.{rates}"
@@ -113,7 +113,7 @@ def write_failures(out: Path, failures: Mapping[str, News]) -> None:
     write_atomically(file, json.dumps(content, indent=2).encode() + b"\n")
 
 
-def _setting(cells: Sequence[Cell]) -> str:
+def setting_of(cells: Sequence[Cell]) -> str:
     """What all cells have in common, in a few words."""
 
     def common(name: str, words: str) -> list[str]:

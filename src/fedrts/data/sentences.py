@@ -57,7 +57,7 @@ RECIPE = Recipe(
 
 @register("sentences", RECIPE)
 def sentences(stories: int = 1200) -> Data:
-    """Short stories of a small grammar, 58 words, made on the spot; who did what comes back later. A fifth are test data."""
+    """Short stories of a small grammar, 53 words, made on the spot; who did what comes back later. A fifth are test data."""
     if isinstance(stories, bool) or not isinstance(stories, int) or stories < 10:
         raise InputError(f"data_options.stories must be a number ≥ 10 (got {stories!r})")
     numbers = random.uniform(random.key("sentences"), stories * NUMBERS).view(stories, NUMBERS).tolist()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrts import accounting, config
-from fedrts.comparison.results import Compared
+from fedrts.comparison.results import Compared, setting_of
 from fedrts.comparison.statistics import mean_of
 from fedrts.comparison.table import ABSENT, METRICS, Column, markdown, means_table
 from fedrts.comparison.target import Point, cost_to_target
@@ -51,7 +51,9 @@ class Document:
 
     def _preamble(self) -> str:
         seeds = self.scale.seeds
-        words = [f"`fedrts reproduce {self.name} --scale {self.size}`, seeds {', '.join(map(str, seeds))}."]
+        words = [
+            f"`fedrts reproduce {self.name} --scale {self.size}`, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}."
+        ]
         words += ["Mean ± standard error over seeds; **best** and *second best* of each column."]
         if self.size == "small":
             words += ["Small scale: it shows that everything works, and is not comparable with published numbers."]
@@ -66,7 +68,7 @@ class Document:
             return [*blocks, f"**Not run: {outcome.state}.**"]
         if outcome.state:
             remarks.insert(0, f"**The data are not the released ones: {outcome.state}. No published number stands beside these.**")
-        blocks += [" ".join(remarks)] if remarks else []
+        blocks += [" ".join([f"{setting_of(outcome.compared.cells)}.", *remarks])]
         if not outcome.compared.rows:
             return [*blocks, "No run is finished.", *self._failures(outcome.compared)]
         for metric in self.preset.metrics:

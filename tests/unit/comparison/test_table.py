@@ -37,7 +37,11 @@ def test_lower_is_better_for_perplexity():
 
 def test_equal_methods_are_marked_alike():
     rows = [row(name, 0.5, 0, value) for name, value in (("a", 0.5), ("b", 0.5), ("c", 0.25))]
-    assert [line[1] for line in cells(means_table(Results.of(rows, [], "accuracy_last10"), 1))[2:]] == ["**0.5000**", "**0.5000**", "*0.2500*"]
+    assert [line[1] for line in cells(means_table(Results.of(rows, [], "accuracy_last10"), 1))[2:]] == [
+        "**0.5000**",
+        "**0.5000**",
+        "*0.2500*",
+    ]
 
 
 def test_missing_seeds_are_told():
@@ -51,7 +55,7 @@ def test_columns_by_other_keys():
 
 
 def test_differences():
-    """The dense method stands beside the reference at its density; p of two pairs by hand: 1 − 2/π · atan |t| with one degree of freedom."""
+    """The dense method stands beside the reference at its density; p of two pairs by hand is 1 − 2/π · atan |t|."""
     results = Results.of(ROWS, [], "accuracy_last10")
     table = cells(differences_table(results, "a"))
     assert table[0] == ["less a", "density 0.2"]
