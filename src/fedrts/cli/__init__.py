@@ -15,6 +15,7 @@ import fedrts
 from fedrts.cli import run  # noqa: F401
 from fedrts.cli import folder  # noqa: F401
 from fedrts.cli import cost  # noqa: F401
+from fedrts.cli import regret  # noqa: F401
 from fedrts.cli import catalogue  # noqa: F401
 # isort: on
 
