@@ -46,6 +46,7 @@ LAYERS += [
     "observe",
     "regret",
     "api",
+    "onnx_export",
     "inspection",
     "cli",
     "__main__",

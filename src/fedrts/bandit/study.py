@@ -171,12 +171,15 @@ def study(settings: Settings, report: Report = lambda _name, _step: None) -> Stu
         mean = found.mean(0)
         return Curve(mean, found.std(0, ddof=1) / np.sqrt(len(found)), regret.fits(at, mean, fit_from), regret.doubling(at, mean))
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+    torch_threads = torch.get_num_threads()
+    with ThreadPoolExecutor(os.cpu_count() or 1, initializer=torch.set_num_threads, initargs=(1,)) as threads:  # a thread a policy
         try:
             curves = dict(zip(players, threads.map(play, players), strict=True))
         except BaseException:
             stopped.set()  # leaving the block waits for the others
             raise
+        finally:
+            torch.set_num_threads(torch_threads)
     theorem = bound.bound(bound.gaps(mu, settings.pick, reward), settings.steps, settings.lipschitz, settings.universal, settings.epsilon)
     known = reward is environment.total and settings.clients == 1
     slope = bound.asymptotic_slope(mu, settings.pick) if known else None
