@@ -110,7 +110,8 @@ def _shown(default: object) -> str:
 
 def recipes() -> str:
     """What the data sets change in those defaults."""
-    settings = {name: {"model": data.recipe(name).model, **config.flat(data.recipe(name).settings)} for name in data.names()}
+    names = [name for name in data.names() if data.data.get(name).__module__.startswith("fedrts.")]  # others may be registered too
+    settings = {name: {"model": data.recipe(name).model, **config.flat(data.recipe(name).settings)} for name in names}
     rows = [["data", "defaults of its own"]]
     rows += [[f"`{name}`", ", ".join(f"`{key} = {value}`" for key, value in own.items())] for name, own in settings.items()]
     return markdown(rows)

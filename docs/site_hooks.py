@@ -38,7 +38,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _listed(entries: list[Any], there: list[str]) -> list[Any]:
-    """The navigation of mkdocs.yml without the pages that are not there; `folder/*.md` stands for the pages of a folder, its index aside."""
+    """The navigation of mkdocs.yml without pages that are not there; `folder/*.md` stands for the pages of a folder, its index aside."""
     result: list[Any] = []
     for entry in entries:
         if isinstance(entry, dict):

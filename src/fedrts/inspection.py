@@ -67,6 +67,7 @@ SUFFIXES = {"safetensors": "safetensors", "dense": "pt", "onnx": "onnx"}
 
 def export_run(path: Path, format: str, out: Path | None, data_dir: Path | None = None) -> Path:
     """Write a run's model, exact zeros outside the mask: named tensors (safetensors, or a PyTorch state dict), or all of it as ONNX."""
+    RunFolder(path).experiment_file()  # is it a run folder?
     target = out or path / f"export.{SUFFIXES[format]}"
     if not target.parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}")

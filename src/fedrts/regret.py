@@ -55,16 +55,14 @@ def words(found: Study) -> list[str]:
 
 def rows(found: Study, brief: bool = False) -> list[dict[str, str]]:
     """One row a policy, as text; `brief` fits 80 columns."""
-    return [
-        {
-            "policy": name,
-            "regret": f"{curve.mean[-1]:,.0f} ± {curve.error[-1]:,.0f}",
-            "grows like": curve.law,
-            **{f"R² {law}": f"{fit.r2:.3f}" for law, fit in curve.fits.items()},
-        }
-        | ({} if brief else {"doubling": f"{curve.doubling:.2f}", "per log t": f"{curve.fits['log t'].slope:,.0f}"})
-        for name, curve in found.curves.items()
-    ]
+    result = []
+    for name, curve in found.curves.items():
+        shown = {f"R² {law}": f"{fit.r2:.3f}" for law, fit in curve.fits.items()}
+        shown |= {} if brief else {"doubling": f"{curve.doubling:.2f}", "per log t": f"{curve.fits['log t'].slope:,.0f}"}
+        if curve.law == "stopped":
+            shown = dict.fromkeys(shown, "–")
+        result.append({"policy": name, "regret": f"{curve.mean[-1]:,.0f} ± {curve.error[-1]:,.0f}", "grows like": curve.law, **shown})
+    return result
 
 
 def write(found: Study, folder: Path) -> list[Path]:

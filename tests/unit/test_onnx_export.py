@@ -33,7 +33,9 @@ def sparse(name):
     return module.eval(), inputs
 
 
-@pytest.mark.parametrize("name", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "mlp")])
+@pytest.mark.parametrize(
+    "name", ["mlp", *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(600)]) for name in FAMILIES if name != "mlp")]
+)
 def test_onnxruntime_computes_what_the_module_computes(name):
     module, inputs = sparse(name)
     content = onnx_export.onnx_bytes(module, inputs)
@@ -59,12 +61,12 @@ def test_what_disagrees_is_refused(monkeypatch):
 
     def broken(module, inputs):
         model = converted(module, inputs)
-        (bias,) = (entry for entry in model.graph.initializer if entry.name.endswith("4.bias"))
+        (bias,) = (entry for entry in model.graph.initializer if list(entry.dims) == [50])
         bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + np.float32(0.01), bias.name))
         return model
 
     monkeypatch.setattr(onnx_export, "_converted", broken)
-    with pytest.raises(InputError, match=r"changed the parameter \S*4\.bias"):
+    with pytest.raises(InputError, match=r"changed the parameter \S*\.bias"):
         onnx_export.onnx_bytes(module, inputs)
     monkeypatch.setattr(onnx_export, "_check_weights", lambda module, model: None)
     with pytest.raises(InputError, match=r"disagrees with the model by 0\.01 on inputs of shape \[5, 64\]"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -81,10 +82,13 @@ class Curve:
     doubling: float
     """How much more regret the last doubling of time brought than the one before: log t 1, √t 1.41, t 2."""
 
+    grown: float
+    """The share of the last regret that came in the steps that the laws are fitted to."""
+
     @property
     def law(self) -> str:
-        """The law that fits best."""
-        return max(self.fits, key=lambda name: self.fits[name].r2)
+        """The law that fits best; of a regret that does not grow any more there is none."""
+        return max(self.fits, key=lambda name: self.fits[name].r2) if self.grown > 1e-3 else "stopped"
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ class Study:
                 "regret": float(curve.mean[-1]),
                 "standard_error": float(curve.error[-1]),
                 "law": curve.law,
-                "doubling": curve.doubling,
+                "doubling": None if math.isnan(curve.doubling) else curve.doubling,
                 "fits": {law: asdict(fit) for law, fit in curve.fits.items()},
             }
             for name, curve in self.curves.items()
@@ -169,7 +173,8 @@ def study(settings: Settings, report: Report = lambda _name, _step: None) -> Stu
 
         found = regret.play(players[name], world, settings.steps, at, _stream(settings.seed, name), played)
         mean = found.mean(0)
-        return Curve(mean, found.std(0, ddof=1) / np.sqrt(len(found)), regret.fits(at, mean, fit_from), regret.doubling(at, mean))
+        grown = 1 - float(mean[at <= fit_from][-1] / mean[-1]) if mean[-1] > 0 else 0.0
+        return Curve(mean, found.std(0, ddof=1) / np.sqrt(len(found)), regret.fits(at, mean, fit_from), regret.doubling(at, mean), grown)
 
     torch_threads = torch.get_num_threads()
     with ThreadPoolExecutor(os.cpu_count() or 1, initializer=torch.set_num_threads, initargs=(1,)) as threads:  # a thread a policy

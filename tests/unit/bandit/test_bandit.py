@@ -1,6 +1,7 @@
 """Policies against loops written out from the paper, the greedy oracle against all actions, and regret's growth."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -157,6 +158,14 @@ def test_the_order_of_the_policies(small):
     assert last["TSAdj λ=1"] < last["CUCB"] < last["random"] / 5
     assert small.curves["random"].law == "t"
     assert last["TSAdj λ=1"] < last["greedy"]  # which locks good arms out
+
+
+def test_a_regret_that_ends_has_no_law():
+    found = study(Settings(arms=6, pick=2, steps=2000, repetitions=3, scales=(50.0,), clients=50, gap=0.9))
+    curve = found.curves["TSAdj λ=50"]
+    assert curve.law == "stopped"
+    assert found.summary()["policies"]["TSAdj λ=50"]["law"] == "stopped"
+    json.dumps(found.summary(), allow_nan=False)
 
 
 def test_a_study_is_a_function_of_its_settings():
