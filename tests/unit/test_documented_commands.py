@@ -27,7 +27,8 @@ def blocks(text, language):
 def commands(path):
     """The commands of a page: lines of plain code blocks, and inline code with at least one option."""
     text = path.read_text("utf-8")
-    lines = [line for block in blocks(text, "(?:sh|bash|console)?") for line in block.replace("\\\n", " ").splitlines()]
+    typed = [block for block in blocks(text, "(?:sh|bash|console)?") if "┏" not in block]  # which is what a program printed
+    lines = [line for block in typed for line in block.replace("\\\n", " ").splitlines()]
     prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
     lines += [code for code in re.findall(r"`(fedrts [^`]+)`", prose) if " --" in code and "…" not in code]
     for line in lines:
