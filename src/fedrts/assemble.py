@@ -23,7 +23,7 @@ from fedrts.initial import load_weights
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Setup
 from fedrts.registry import import_path
-from fedrts.rounds import Plan, sampled
+from fedrts.rounds import Plan
 from fedrts.server_optimizer import ServerOptimizer
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
@@ -123,8 +123,7 @@ def put_together(
     experiment = experiment.model_copy(update={"engine": e.engine.model_copy(update={"name": chosen})})
     schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer)
     sizes = [len(part) for part in rows]
-    some = [[sizes[client] for client in sampled(e.seed, index, 0, len(sizes), e.clients.per_round)] for index in range(8)]
-    engine = choice.make(experiment.engine.name, bench, rows, e.eval.batch_size, e.engine.precision, e.engine.slots, some)
+    engine = choice.make(experiment.engine.name, bench, rows, e.eval.batch_size, e.engine.precision, e.engine.slots, e.clients.per_round)
     plan = Plan(
         method,
         engine,

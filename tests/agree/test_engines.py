@@ -11,56 +11,30 @@ from torch.utils.data import TensorDataset
 
 import fedrts
 from fedrts import methods, rounds
-from fedrts.client import Workbench
 from fedrts.engines import choice
 from fedrts.engines.batched import BatchedEngine
 from fedrts.engines.kernels import Objective, Vectorised
 from fedrts.engines.serial import SerialEngine
-from fedrts.engines.slots import best_width, length, schedule
+from fedrts.engines.slots import busy, length, schedule
 from fedrts.errors import Note
 from fedrts.methods.contract import ProbeGradient
 from fedrts.methods.fedrts import FedRTS
+from sidebyside import FAMILIES, GRADIENTS_WITHIN, OFTEN, UNEQUAL, agree, both, gradient_difference, in_double, unequal
 
-UNEQUAL = {"total": 6, "per_round": 5, "partition": "quantity", "alpha": 1.0, "min_size": 3}
-"""Clients with several batches, with one short batch, and with different numbers of steps."""
-OFTEN = {"interval": 2, "end": 3}
 FEW = ("fedavg", "fedrts", "feddst", "fedmef", "prunefl")
 
 
-def in_double(run):
-    """The same run in float64: module, data and initial weights."""
-    bench, data = run.bench, run.data
-    data = replace(data, **{name: getattr(data, name).double() for name in ("x", "test_x") if data.x.is_floating_point()})
-    module = bench.module.double()
-    setup = replace(run.setup, weights=run.setup.weights.double(), module=module)
-    return Workbench(module, run.layout, data, bench.training, bench.seed, bench.macs), setup
-
-
-def both(run, slots=3, together=4):
-    """The states and records of every round, of the serial and of the batched engine."""
-    bench, setup = in_double(run)
-    serial = SerialEngine(bench, run.rows, 64)
-    kernel = Vectorised(Objective(bench.module, bench.data.task, bench.layout))
-    batched = BatchedEngine(bench, run.rows, kernel, slots, together, serial)
-    return [list(rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), -1)) for engine in (serial, batched)]
-
-
-def agree(first, second):
-    for a, b in zip(first, second, strict=True):
-        assert a.state.mask == b.state.mask
-        torch.testing.assert_close(a.state.weights, b.state.weights, rtol=0, atol=1e-9)
-        for name in a.state.memory:
-            torch.testing.assert_close(a.state[name].double(), b.state[name].double(), rtol=1e-6, atol=1e-6)
-        assert a.record.upload_bytes == b.record.upload_bytes
-        assert a.record.flops == pytest.approx(b.record.flops, rel=1e-12)
-        assert a.record.rejected == b.record.rejected == []
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("model", FAMILIES)
+@pytest.mark.parametrize("method", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in methods.names()])
+def test_clients_side_by_side_are_clients_one_after_the_other(method, model):
+    agree(*both(unequal(method, model)))
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("model", ["mlp", "cnn", "tiny_gpt"])
-@pytest.mark.parametrize("method", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in methods.names()])
-def test_clients_side_by_side_are_clients_one_after_the_other(toy, method, model):
-    agree(*both(toy(method, model, clients=UNEQUAL, topology=OFTEN, train={"epochs": 2}, rounds=5)))
+@pytest.mark.parametrize("model", FAMILIES)
+def test_gradients_agree_in_single_precision(model):
+    assert gradient_difference(unequal("fedavg", model)) < GRADIENTS_WITHIN
 
 
 @pytest.mark.parametrize(
@@ -109,15 +83,15 @@ def test_a_client_with_one_sample(toy):
 def test_out_of_memory_halves_the_slots_and_goes_on(toy):
     run = toy("fedrts", "mlp", clients=UNEQUAL, rounds=1, topology={"end": 1})
     bench, setup = in_double(run)
-    inner = Vectorised(Objective(bench.module, bench.data.task, bench.layout))
 
-    def narrow(weights, x, y):
-        if len(weights) > 2:
-            raise torch.OutOfMemoryError("no room")
-        return inner(weights, x, y)
+    class Narrow(Vectorised):
+        def __call__(self, weights, x, y):
+            if len(weights) > 2:
+                raise torch.OutOfMemoryError("no room")
+            return super().__call__(weights, x, y)
 
     serial = SerialEngine(bench, run.rows, 64)
-    engine = BatchedEngine(bench, run.rows, narrow, 5, 5, serial)
+    engine = BatchedEngine(bench, run.rows, Narrow(Objective(bench.module, bench.data.task, bench.layout)), 5, 5, serial)
     with pytest.warns(Note, match="2 clients side by side"):
         (played,) = rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), 0)
     (reference,) = rounds.play(replace(run.plan, engine=serial), run.method.begin(setup), 0)
@@ -236,12 +210,13 @@ def test_turns_fill_slots_without_overlap():
         assert length(turns) < sum(steps) / slots + 12, "the longest first: at most one client too long"
 
 
-@pytest.mark.parametrize(
-    ("rounds_", "overhead", "width"),
-    [([[5, 5, 5, 5]], 1.0, 4), ([[20, 2, 2, 2]], 0.1, 1), ([[10, 5, 5]], 0.5, 2), ([[20, 2, 2, 2]], 100.0, 2)],
-)
-def test_the_best_width_weighs_idle_slots_against_overhead(rounds_, overhead, width):
-    assert best_width(rounds_, len(rounds_[0]), overhead) == width
+def test_busy_slots_are_the_first_ones():
+    turns = schedule([9, 1, 4, 0, 3, 3], 3)
+    now = busy(turns)
+    assert len(now) == length(turns)
+    for step, active in enumerate(now):
+        working = {turn.slot for turn in turns if turn.start <= step < turn.stop}
+        assert working == set(range(active))
 
 
 def test_auto_is_a_function_of_the_device(toy):

@@ -13,16 +13,15 @@ from fedrts.engines import Engine
 from fedrts.engines.batched import BatchedEngine
 from fedrts.engines.kernels import Kernel, Objective, Precision, Streamed, Vectorised, has_counters, has_dropout
 from fedrts.engines.serial import SerialEngine
-from fedrts.engines.slots import best_width
 from fedrts.errors import InputError, note
 
 Name = Literal["auto", "serial", "batched"]
 
 WORTH_VECTORISING = 5e8
 """MACs of a batch's forward pass up to which one vectorised program on a GPU beats one program a client."""
-OVERHEAD = {Vectorised: 8.0, Streamed: 3.0}
-"""What a step costs besides its clients, in clients."""
 MOST_SLOTS = 128
+CROWDED = 1e10
+"""MACs of a batch's forward pass from which on more than five programs on one GPU get into each other's way."""
 HELD_BYTES = {"cpu": 1e9, "cuda": 8e9}
 """Of the weights of clients that are worked with at once."""
 
@@ -41,9 +40,9 @@ def make(
     eval_batch_size: int,
     precision: Precision,
     slots: int,
-    rounds: Sequence[Sequence[int]],
+    per_round: int,
 ) -> Engine:
-    """The engine of that name. `rounds` are some rounds by the clients' numbers of samples, by which the number of slots is chosen (0)."""
+    """The engine of that name; `slots` 0: as many as there are clients in a round, unless they would be in each other's way."""
     device = bench.gradient.device
     if precision != "float32" and device.type != "cuda":
         raise InputError(f"engine.precision = '{precision}' needs a GPU: this run is on {device}; use float32")
@@ -58,9 +57,8 @@ def make(
         how = " and in tf32, not bf16" if precision == "bf16" else ""
         note(f"clients run one after the other, not side by side{how}: {obstacle}")
         return serial
-    size = bench.training.batch_size
-    steps = [[bench.training.samples(count) // min(size, max(count, 1)) for count in clients] for clients in rounds]
-    width = slots or best_width(steps, min(max(map(len, rounds)), MOST_SLOTS), OVERHEAD[type(kernel)])
+    most = 5 if isinstance(kernel, Streamed) and bench.batch_macs >= CROWDED else MOST_SLOTS
+    width = slots or min(per_round, most)
     together = max(width, int(HELD_BYTES[device.type] / (bench.layout.length * bench.gradient.element_size())))
     return BatchedEngine(bench, [part.cpu() for part in rows], kernel, width, together, serial)
 
@@ -70,7 +68,6 @@ def _kernel(bench: Workbench, precision: Precision) -> Vectorised | Streamed:
     device = bench.gradient.device
     vectorised = bench.batch_macs <= WORTH_VECTORISING and precision != "bf16"  # vmap and autocast do not go together
     if device.type == "cuda" and not vectorised:
-        torch.backends.cudnn.benchmark = True  # shapes are the same in every step
         return Streamed(objective, device)
     return Vectorised(objective)
 

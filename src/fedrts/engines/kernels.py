@@ -6,18 +6,22 @@ suits small models; a convolution becomes a grouped one, which does not suit lar
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fedrts.engines.convolution import Unfolded
 from fedrts.sparse.layout import Layout
 from fedrts.tasks import Task
 
 Precision = Literal["float32", "tf32", "bf16"]
 
+_ADDRESS = 16
+"""Bytes: kernels that read several numbers at once need addresses that are multiples of so many."""
 STREAMS = 10
 """Programs of clients that run side by side on a GPU."""
 
@@ -36,6 +40,8 @@ class Gradients(NamedTuple):
 class Kernel(Protocol):
     """Gradients of k clients."""
 
+    objective: Objective
+
     @property
     def label(self) -> str: ...
 
@@ -49,6 +55,8 @@ class Objective(nn.Module):
         super().__init__()
         self.module, self.task, self.layout = module, task, layout
         self.precision = precision
+        counted = counters(module)
+        self.constants = {name: None if name in counted else value for name, value in layout.constants.items()}
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self.task.loss(self.module, x, y)
@@ -56,21 +64,47 @@ class Objective(nn.Module):
     def loss(self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss of a batch at `parameters [N_all]`, and BatchNorm's statistics `[b]` after it, from `buffers [b]`."""
         layout = self.layout
-        tensors = {name: self._laid_out(view) for name, view in layout.views(parameters, layout.parameter_entries).items()}
-        statistics = {name: view.clone() for name, view in layout.views(buffers, layout.buffers).items()}  # updates of views are lost
-        constants = {name: value.to(buffers.device, copy=True) for name, value in layout.constants.items()}
-        named = {f"module.{name}": tensor for name, tensor in (tensors | statistics | constants).items()}
-        with self._autocast(parameters.device):
-            loss: Tensor = functional_call(self, named, (self._laid_out(x), y))
-        return loss.to(parameters.dtype), torch.cat([part.flatten() for part in statistics.values()]) if statistics else buffers.clone()
+        tensors = layout.views(parameters, layout.parameter_entries)
+        statistics = {name: view.clone() for name, view in layout.views(buffers, layout.buffers).items()}  # vmap loses updates of views
+        loss = self.loss_of(tensors, statistics, x, y)
+        return loss, torch.cat([part.flatten() for part in statistics.values()]) if statistics else buffers.clone()
 
-    def _laid_out(self, tensor: Tensor) -> Tensor:
-        """Kernels for tensor cores want images and filters with channels last, and every tensor at a round address."""
-        if self.precision == "float32" or not tensor.is_floating_point():
-            return tensor
-        return tensor.clone(memory_format=torch.channels_last if tensor.dim() == 4 else torch.contiguous_format)
+    def loss_of(self, tensors: dict[str, Tensor], statistics: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Loss of a batch with these parameters by name; BatchNorm changes its `statistics` in place."""
+        constants = {name: None if value is None else value.to(x.device, copy=True) for name, value in self.constants.items()}
+        named: dict[str, Any] = {f"module.{name}": tensor for name, tensor in (tensors | statistics | constants).items()}
+        with self.autocast(x.device):
+            loss: Tensor = functional_call(self, named, (x, y))
+        return loss
 
-    def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
+    def leaves(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Tensors by name to differentiate by, as the kernels of the precision like them; `parameters [N_all]` are not changed.
+
+        One cast of the whole vector is cheaper than one for every tensor. Vectors (of norms) stay in full precision.
+        """
+        entries = self.layout.parameter_entries
+        full = self.layout.views(parameters, entries)
+        short = self.layout.views(parameters.bfloat16(), entries) if self.precision == "bf16" else full
+        chosen = {name: self.laid_out(short[name] if tensor.dim() > 1 else tensor) for name, tensor in full.items()}
+        return {name: tensor.detach().requires_grad_() for name, tensor in chosen.items()}
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """Kernels want every tensor at a round address and, on tensor cores, images and filters with channels last."""
+        if self.precision != "float32" and tensor.dim() == 4 and tensor.is_floating_point():
+            return tensor.clone(memory_format=torch.channels_last)
+        return tensor if tensor.data_ptr() % _ADDRESS == 0 else tensor.clone()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """The model alone, for a while, takes its inputs as the kernels of the precision like them."""
+        hook = self.module.register_forward_pre_hook(lambda _, inputs: tuple(map(self.laid_out, inputs)))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """Arithmetic in the precision."""
         if self.precision != "bf16":
             return nullcontext()
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
@@ -82,11 +116,12 @@ class Vectorised:
     label = "vectorised"
 
     def __init__(self, objective: Objective) -> None:
-        self.parameters = objective.layout.parameters
+        self.objective, self.parameters = objective, objective.layout.parameters
         self._gradient = vmap(grad_and_value(objective.loss, has_aux=True))
 
     def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
-        gradient, (loss, statistics) = self._gradient(weights[:, : self.parameters], weights[:, self.parameters :], x, y)
+        with Unfolded() if weights.is_cuda else nullcontext():
+            gradient, (loss, statistics) = self._gradient(weights[:, : self.parameters], weights[:, self.parameters :], x, y)
         return Gradients(gradient, loss, statistics)
 
 
@@ -101,20 +136,31 @@ class Streamed:
 
     def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
         parameters = self.objective.layout.parameters
+        found = Gradients(torch.empty_like(weights[:, :parameters]), weights.new_empty(len(weights)), weights[:, parameters:].clone())
         main = torch.cuda.current_stream(weights.device)
-        found: list[tuple[Tensor, Tensor, Tensor]] = []
         for place in range(len(weights)):
             stream = self.streams[place % len(self.streams)]
             if place < len(self.streams):
                 stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                vector = weights[place, :parameters].detach().requires_grad_()
-                loss, statistics = self.objective.loss(vector, weights[place, parameters:], x[place], y[place])
-                (gradient,) = torch.autograd.grad(loss, vector)
-                found.append((gradient, loss.detach(), statistics.detach()))
+                self._differentiate(weights[place, :parameters], x[place], y[place], Gradients(*(part[place] for part in found)))
         for stream in self.streams[: len(weights)]:
             main.wait_stream(stream)
-        return Gradients(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+        return found
+
+    def _differentiate(self, parameters: Tensor, x: Tensor, y: Tensor, into: Gradients) -> None:
+        """One client's gradient, loss and statistics, written where they belong."""
+        objective, layout = self.objective, self.objective.layout
+        leaves = objective.leaves(parameters)
+        loss = objective.loss_of(leaves, layout.views(into.statistics, layout.buffers), objective.laid_out(x), y)
+        into.loss.copy_(loss.detach())
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        for place, gradient in zip(layout.views(into.gradient[: layout.links], layout.layers).values(), gradients, strict=False):
+            place.copy_(gradient)
+        if layout.dense:  # many small ones
+            torch.cat(
+                [gradient.flatten().to(parameters.dtype) for gradient in gradients[len(layout.layers) :]], out=into.gradient[layout.links :]
+            )
 
 
 def has_dropout(module: nn.Module) -> bool:
@@ -122,11 +168,13 @@ def has_dropout(module: nn.Module) -> bool:
     return any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in module.modules())
 
 
-def has_counters(module: nn.Module, layout: Layout) -> bool:
-    """May buffers outside the vector matter to training? They are the same in every step here; BatchNorm's own count does not matter
-    unless it averages over all batches.
-    """
+def counters(module: nn.Module) -> set[str]:
+    """The counts of batches that BatchNorm keeps and does not look at, by name."""
     norms = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)]
-    harmless = {f"{name}.num_batches_tracked".lstrip(".") for name, part in norms if part.momentum is not None}
+    return {f"{name}.num_batches_tracked".lstrip(".") for name, part in norms if part.momentum is not None}
+
+
+def has_counters(module: nn.Module, layout: Layout) -> bool:
+    """May buffers outside the vector matter to training? They are the same in every step here."""
     integers = {name for name, value in layout.constants.items() if not value.is_floating_point() and value.dtype != torch.bool}
-    return bool(integers - harmless)
+    return bool(integers - counters(module))
