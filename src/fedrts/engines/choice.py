@@ -17,7 +17,7 @@ from fedrts.errors import InputError, note
 
 Name = Literal["auto", "serial", "batched"]
 
-WORTH_VECTORISING = 5e8
+WORTH_VECTORISING = 1e8
 """MACs of a batch's forward pass up to which one vectorised program on a GPU beats one program a client."""
 MOST_SLOTS = 128
 CROWDED = 1e10

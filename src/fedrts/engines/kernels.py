@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedrts.engines.convolution import Unfolded
 from fedrts.sparse.layout import Layout
 from fedrts.tasks import Task
 
@@ -120,8 +119,7 @@ class Vectorised:
         self._gradient = vmap(grad_and_value(objective.loss, has_aux=True))
 
     def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
-        with Unfolded() if weights.is_cuda else nullcontext():
-            gradient, (loss, statistics) = self._gradient(weights[:, : self.parameters], weights[:, self.parameters :], x, y)
+        gradient, (loss, statistics) = self._gradient(weights[:, : self.parameters], weights[:, self.parameters :], x, y)
         return Gradients(gradient, loss, statistics)
 
 
