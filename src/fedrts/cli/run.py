@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedrts.cli.app import Assignments, DataDir, ExperimentFile, Quiet, RunDir, app
+from fedrts.cli.interrupt import as_interruption
 
 if TYPE_CHECKING:
     from fedrts.api import Result
@@ -38,6 +38,7 @@ def run(
     value_type: Annotated[str | None, typer.Option(help="How values travel: float32 (lossless), float16 or int8.")] = None,
     init: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from the weights of this safetensors file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<time>-<data>-<method>-<seed>.")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder too.")] = False,
     data_dir: DataDir = None,
     assignments: Assignments = None,
     quiet: Quiet = False,
@@ -67,7 +68,7 @@ def run(
     layers = [config.from_file(experiment)] if experiment else []
     layers += [config.from_keywords({**flags, "out": str(out) if out else None}), config.from_assignments(assignments or [])]
     resolved = api.with_folder(config.resolve(*layers))
-    interruptible(lambda observer: api.start(resolved, observer, data_dir), Path(str(resolved.out)), quiet)
+    interruptible(lambda observer: api.start(resolved, observer, data_dir), Path(str(resolved.out)), quiet, tensorboard)
 
 
 @app.command()
@@ -79,22 +80,17 @@ def resume(run_dir: RunDir, data_dir: DataDir = None, quiet: Quiet = False) -> N
     if RunFolder(run_dir).summary() is not None:
         print(f"{run_dir} is finished; `fedrts inspect {run_dir}` shows it")
         return
-    interruptible(lambda observer: api.resume(run_dir, data_dir=data_dir, observer=observer), run_dir, quiet)
+    tensorboard = (run_dir / "tensorboard").is_dir()
+    interruptible(lambda observer: api.resume(run_dir, data_dir=data_dir, observer=observer), run_dir, quiet, tensorboard)
 
 
-def interruptible(play: Callable[[Observer], Result], folder: Path, quiet: bool, again: str | None = None) -> None:
+def interruptible(
+    play: Callable[[Observer], Result], folder: Path, quiet: bool, tensorboard: bool = False, again: str | None = None
+) -> None:
     """Play a run for a person: progress, and a word on how to go on after Ctrl-C or SIGTERM."""
-    import signal
-
-    from fedrts.observe import Silent
+    from fedrts.observe import Several, Silent
     from fedrts.observe.console import ConsoleObserver
+    from fedrts.observe.tensorboard import TensorBoardObserver
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        play(Silent() if quiet else ConsoleObserver())
-    except KeyboardInterrupt:
-        print(f"interrupted; continue with: {again or f'fedrts resume {folder}'}", file=sys.stderr)
-        sys.exit(130)
+    with as_interruption(f"interrupted; continue with: {again or f'fedrts resume {folder}'}"):
+        play(Several(Silent() if quiet else ConsoleObserver(), *([TensorBoardObserver()] if tensorboard else [])))
