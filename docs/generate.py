@@ -9,7 +9,6 @@ A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import argparse
-import enum
 import re
 import types
 import typing
@@ -156,10 +155,9 @@ def _command(path: str, command: Any) -> str:
 
 def _value(option: Any) -> str:
     """How the value of an option is written."""
-    kind = option.type_descriptor.annotation
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return "|".join(str(choice.value) for choice in kind)
-    return str(option.metavar or {int: "N", float: "X", Path: "PATH"}.get(kind, "TEXT"))
+    if choices := getattr(option.type, "choices", None):
+        return "|".join(str(getattr(choice, "value", choice)) for choice in choices)
+    return str(option.metavar or {"integer": "N", "float": "X", "path": "PATH"}.get(option.type.name.partition(" ")[0], "TEXT"))
 
 
 # -- filling --------------------------------------------------------------------------------------------------------
