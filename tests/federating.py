@@ -36,7 +36,7 @@ train = {epochs = 1}
 topology = {interval = 2, end = 2}
 engine = {wait = 90, timeout = 90}
 """
-PATIENCE = 100.0
+PATIENCE = 200.0
 
 
 def free_port() -> int:

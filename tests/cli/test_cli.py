@@ -411,7 +411,7 @@ def test_folder_with_other_files_is_refused(fedrts, tmp_path, tiny):
     [
         (["--density", "0"], ["density", "> 0 and ≤ 1"]),
         (["--density", "nan"], ["density", "> 0 and ≤ 1"]),
-        (["--density", "half"], ["density", "number"]),
+        (["--density", "half"], ["density", "valid"]),
         (["--density", "0.001"], ["density 0.001", "smallest feasible density"]),
         (["--method", "fedrst"], ["fedrst", "did you mean 'fedrts'"]),
         (["--model", "mpl"], ["mpl", "did you mean 'mlp'"]),

@@ -96,12 +96,12 @@ def test_without_a_dead_node_the_round_goes_on(start: Start, folder: Folder):
 
 
 def test_a_node_that_hangs_is_late_and_one_that_joins_late_takes_part(start: Start, folder: Folder):
-    text = EXPERIMENT.replace("rounds = 3", "rounds = 16").replace("per_round = 4", "per_round = 6").replace("timeout = 90", "timeout = 8")
+    text = EXPERIMENT.replace("rounds = 3", "rounds = 20").replace("per_round = 4", "per_round = 6").replace("timeout = 90", "timeout = 8")
     folder.experiment.write_text(text.replace("wait = 90", "wait = 45"))
     server = start(*folder.server())
     start(*folder.client(0, "0,1"))
     hanging = start(*folder.client(1, "2,3"))
-    server.until("round    3 of 16")  # without clients 4 and 5
+    server.until("round    2 of 20")  # without clients 4 and 5
     hanging.kill(signal.SIGSTOP)
     late = start(*folder.client(2, "4,5"))
     late.until("worked for client")
@@ -179,11 +179,11 @@ def test_a_full_disk_stops_the_server_resumably(start: Start, folder: Folder, tm
 
 
 def test_a_revoked_key_is_refused_while_the_server_runs(start: Start, folder: Folder):
-    folder.experiment.write_text(EXPERIMENT.replace("rounds = 3", "rounds = 12"))
+    folder.experiment.write_text(EXPERIMENT.replace("rounds = 3", "rounds = 10"))
     server = start(*folder.server())
     start(*folder.client(0, "0,1,2,3"))
     revoked = start(*folder.client(1, "4,5"))
-    server.until("round    1 of 12")
+    server.until("round    1 of 10")
     folder.authority.revoke("site-1")
     assert revoked.ended(60) == 2
     assert "was revoked" in revoked.text
