@@ -33,6 +33,7 @@ LAYERS += [
     "aggregate",
     "server_optimizer",
     "engines",
+    "phases",
     "rounds",
     "checkpoint",
     "config",

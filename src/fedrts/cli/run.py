@@ -38,6 +38,8 @@ def run(
     value_type: Annotated[str | None, typer.Option(help="How values travel: float32 (lossless), float16 or int8.")] = None,
     init: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from the weights of this safetensors file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<time>-<data>-<method>-<seed>.")] = None,
+    tune: Annotated[bool, typer.Option("--tune", help="Measure which engine and how many slots are fastest here; remembered.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Write a trace of some rounds, and tables, to RUN_DIR/profile.")] = False,
     data_dir: DataDir = None,
     assignments: Assignments = None,
     quiet: Quiet = False,
@@ -67,7 +69,20 @@ def run(
     layers = [config.from_file(experiment)] if experiment else []
     layers += [config.from_keywords({**flags, "out": str(out) if out else None}), config.from_assignments(assignments or [])]
     resolved = api.with_folder(config.resolve(*layers))
-    interruptible(lambda observer: api.start(resolved, observer, data_dir), Path(str(resolved.out)), quiet)
+    folder = Path(str(resolved.out))
+
+    def play(observer: Observer) -> Result:
+        return api.start(resolved, watched(observer, folder, profile), data_dir, tune=tune)
+
+    interruptible(play, folder, quiet)
+
+
+def watched(observer: Observer, folder: Path, profile: bool) -> Observer:
+    """An observer, with one that profiles at its side."""
+    from fedrts.observe import Several
+    from fedrts.observe.profile import ProfileObserver
+
+    return Several(observer, ProfileObserver(folder / "profile")) if profile else observer
 
 
 @app.command()

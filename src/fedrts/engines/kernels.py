@@ -90,6 +90,23 @@ class Vectorised:
         return Gradients(gradient, loss, statistics)
 
 
+class OneByOne:
+    """One program a client, one after the other: what suits a core that larger models keep busy."""
+
+    label = "streamed"
+
+    def __init__(self, objective: Objective) -> None:
+        self.parameters = objective.layout.parameters
+        self._gradient = grad_and_value(objective.loss, has_aux=True)
+
+    def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
+        found = []
+        for own, inputs, targets in zip(weights, x, y, strict=True):
+            gradient, (loss, statistics) = self._gradient(own[: self.parameters], own[self.parameters :], inputs, targets)
+            found.append((gradient, loss, statistics))
+        return Gradients(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+
+
 class Streamed:
     """One program a client, on parallel streams; inside a captured graph they become parallel branches."""
 
@@ -115,18 +132,3 @@ class Streamed:
         for stream in self.streams[: len(weights)]:
             main.wait_stream(stream)
         return Gradients(*(torch.stack(parts) for parts in zip(*found, strict=True)))
-
-
-def has_dropout(module: nn.Module) -> bool:
-    """Does the model draw random numbers in training? Clients side by side would draw other ones than one after the other."""
-    return any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in module.modules())
-
-
-def has_counters(module: nn.Module, layout: Layout) -> bool:
-    """May buffers outside the vector matter to training? They are the same in every step here; BatchNorm's own count does not matter
-    unless it averages over all batches.
-    """
-    norms = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)]
-    harmless = {f"{name}.num_batches_tracked".lstrip(".") for name, part in norms if part.momentum is not None}
-    integers = {name for name, value in layout.constants.items() if not value.is_floating_point() and value.dtype != torch.bool}
-    return bool(integers - harmless)
