@@ -157,7 +157,8 @@ def _beyond_bounds(message: Message, order: Order, guard: Guard) -> str | None:
 
 def _beyond_statistics(statistics: Tensor, frame: Frame, guard: Guard) -> str | None:
     """What no BatchNorm gives."""
-    if any(bool((statistics[span] < 0).any()) for span in frame.layout.variances()):
+    variances = [statistics[span] for span in frame.layout.variances()]
+    if variances and bool((torch.cat(variances) < 0).any()):
         return "a negative variance"
     if len(statistics) and float(statistics.abs().max()) > guard.statistic_bound:
         return f"statistics above guard.statistic_bound = {guard.statistic_bound:g}"

@@ -191,7 +191,7 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     votes = plan.guard.vote_weights(samples)
     gone = [client for client in clients if plan.drops_out(order.round.index, attempt, client)]
     missing = dict.fromkeys(gone, DROPPED)
-    lengths = Lengths(order.exchange.down, order.sent, order.frame)
+    lengths = Lengths(order.exchange.down, order.sent, order.frame, ledger.traffic.lengths)
     for client in clients:
         record.download_bytes += lengths.download(ledger.traffic.held_by(client))
         ledger.traffic.send(client, order.frame.mask)

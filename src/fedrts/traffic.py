@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from fedrts.client import Order
 from fedrts.sparse.layout import Layout
@@ -30,6 +31,8 @@ class Traffic:
     """Client → fingerprint of the mask it holds."""
     masks: dict[bytes, Mask] = field(default_factory=dict)
     """The last masks by fingerprint, the newest last."""
+    lengths: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
+    """Bytes by which a mask is told to a client that holds another one (or none), by their fingerprints."""
 
     def held_by(self, client: int) -> Mask | None:
         """The mask that a client holds, as far as the server can tell the difference to it."""
@@ -44,6 +47,7 @@ class Traffic:
             oldest = next(iter(self.masks))
             del self.masks[oldest]
             self.holds = {client: held for client, held in self.holds.items() if held != oldest}
+            self.lengths = {pair: length for pair, length in self.lengths.items() if oldest not in pair}
 
     def forget(self, client: int) -> None:
         """A client said that it does not hold what we thought: the next download carries the whole mask."""
@@ -93,18 +97,23 @@ class MaskHolder:
 
 @dataclass
 class Lengths:
-    """Lengths of one exchange's downloads; what is the same for several clients is computed once."""
+    """Lengths of one exchange's downloads; what is the same for several clients, or in several rounds, is computed once."""
 
     fields: Mapping[str, Field]
     message: Message
     frame: Frame
+    of_masks: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
+    """What `Traffic.lengths` has."""
 
-    def __post_init__(self) -> None:
-        self._known: dict[bytes, int] = {}
+    @cached_property
+    def _of_fields(self) -> int:
+        return codec.size(Kind.DOWNLOAD, self.fields, self.message, self.frame, self.frame.mask) - codec.mask_size(
+            self.frame, self.frame.mask
+        )
 
     def download(self, held: Mask | None) -> int:
         """Bytes of the download to a client that holds `held`."""
-        name = held.fingerprint if held is not None else b""
-        if name not in self._known:
-            self._known[name] = codec.size(Kind.DOWNLOAD, self.fields, self.message, self.frame, held)
-        return self._known[name]
+        pair = (held.fingerprint if held is not None else b"", self.frame.mask.fingerprint)
+        if pair not in self.of_masks:
+            self.of_masks[pair] = codec.mask_size(self.frame, held)
+        return self._of_fields + self.of_masks[pair]

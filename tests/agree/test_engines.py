@@ -16,7 +16,7 @@ from fedrts.engines import choice
 from fedrts.engines.batched import BatchedEngine
 from fedrts.engines.kernels import Objective, Vectorised
 from fedrts.engines.serial import SerialEngine
-from fedrts.engines.slots import best_width, length, schedule
+from fedrts.engines.slots import busy, length, schedule
 from fedrts.errors import Note
 from fedrts.methods.contract import ProbeGradient
 from fedrts.methods.fedrts import FedRTS
@@ -236,12 +236,13 @@ def test_turns_fill_slots_without_overlap():
         assert length(turns) < sum(steps) / slots + 12, "the longest first: at most one client too long"
 
 
-@pytest.mark.parametrize(
-    ("rounds_", "overhead", "width"),
-    [([[5, 5, 5, 5]], 1.0, 4), ([[20, 2, 2, 2]], 0.1, 1), ([[10, 5, 5]], 0.5, 2), ([[20, 2, 2, 2]], 100.0, 2)],
-)
-def test_the_best_width_weighs_idle_slots_against_overhead(rounds_, overhead, width):
-    assert best_width(rounds_, len(rounds_[0]), overhead) == width
+def test_busy_slots_are_the_first_ones():
+    turns = schedule([9, 1, 4, 0, 3, 3], 3)
+    now = busy(turns)
+    assert len(now) == length(turns)
+    for step, active in enumerate(now):
+        working = {turn.slot for turn in turns if turn.start <= step < turn.stop}
+        assert working == set(range(active))
 
 
 def test_auto_is_a_function_of_the_device(toy):

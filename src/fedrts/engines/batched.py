@@ -17,7 +17,7 @@ from torch import Tensor
 from fedrts.client import Batch, Job, Order, Reply, Workbench
 from fedrts.engines.kernels import Kernel
 from fedrts.engines.serial import SerialEngine
-from fedrts.engines.slots import Turn, length, schedule
+from fedrts.engines.slots import Turn, busy, length, schedule
 from fedrts.engines.threads import threads_for
 from fedrts.engines.training import Slots
 from fedrts.errors import note
@@ -178,14 +178,14 @@ class BatchedEngine:
         influence = step.influence(received, cohort.mask) if step.influence else None
         slots.begin(rows, keys, received, self.bench.training.rate(cohort.round_index), influence)
         if slots.keep is not None and cohort.own is None:
-            slots.keep[0] = cohort.mask.bits
+            slots.keep[0, : self.bench.layout.links] = cohort.mask.bits
         weights, masks = cohort.tensors["weights"], cohort.own
         starting, ending = _events(turns, "start"), _events(turns, "stop")
-        for now in range(length(turns)):
+        for now, active in enumerate(busy(turns)):
             for turn in starting.get(now, ()):
                 member = members[turn.client]
                 slots.load(turn.slot, weights[member], turn.stop - turn.start, masks[member].bits if masks else None)
-            slots.step()
+            slots.step(active)
             for turn in ending.get(now + 1, ()):
                 member = members[turn.client]
                 weights[member] = slots.weights[turn.slot]

@@ -25,6 +25,8 @@ KernelName = Literal["auto", "vectorised", "streamed"]
 WORTH_VECTORISING = {"cpu": 2e7, "cuda": 5e8}
 """MACs of a batch's forward pass up to which one vectorised program beats one program a client."""
 MOST_SLOTS = 128
+CROWDED = 1e10
+"""MACs of a batch's forward pass from which on more than five programs on one GPU get into each other's way."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,17 @@ def decided(asked: Settings, bench: Workbench, per_round: int) -> Settings:
         note(f"clients run one after the other, not side by side{how}: {reason}")
         return replace(asked, name="serial", precision="tf32" if asked.precision == "bf16" else asked.precision)
     workers = asked.workers or (min(torch.get_num_threads(), per_round) if device.type == "cpu" else 1)
-    most = workers if kernel == "streamed" and device.type == "cpu" else MOST_SLOTS
-    slots = asked.slots or min(per_round, most, _need(bench, objective).slots(free_bytes(device)))
+    slots = asked.slots or min(per_round, _most(kernel, workers, bench), _need(bench, objective).slots(free_bytes(device)))
     return Settings("batched", kernel, slots, min(workers, slots), asked.precision)
+
+
+def _most(kernel: KernelName, workers: int, bench: Workbench) -> int:
+    """Slots beyond which clients would only be in each other's way."""
+    if kernel == "vectorised":
+        return MOST_SLOTS
+    if bench.gradient.device.type == "cpu":
+        return workers
+    return 5 if bench.batch_macs >= CROWDED else MOST_SLOTS
 
 
 def make(settings: Settings, bench: Workbench, rows: Sequence[Tensor], eval_batch_size: int) -> Engine:

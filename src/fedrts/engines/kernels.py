@@ -56,15 +56,31 @@ class Objective(nn.Module):
     def loss(self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss of a batch at `parameters [N_all]`, and BatchNorm's statistics `[b]` after it, from `buffers [b]`."""
         layout = self.layout
-        tensors = {name: self._laid_out(view) for name, view in layout.views(parameters, layout.parameter_entries).items()}
+        tensors = layout.views(parameters, layout.parameter_entries)
         statistics = {name: view.clone() for name, view in layout.views(buffers, layout.buffers).items()}  # updates of views are lost
-        constants = {name: value.to(buffers.device, copy=True) for name, value in layout.constants.items()}
-        named = {f"module.{name}": tensor for name, tensor in (tensors | statistics | constants).items()}
-        with self._autocast(parameters.device):
-            loss: Tensor = functional_call(self, named, (self._laid_out(x), y))
-        return loss.to(parameters.dtype), torch.cat([part.flatten() for part in statistics.values()]) if statistics else buffers.clone()
+        loss = self.loss_of(tensors, statistics, x, y)
+        return loss, torch.cat([part.flatten() for part in statistics.values()]) if statistics else buffers.clone()
 
-    def _laid_out(self, tensor: Tensor) -> Tensor:
+    def loss_of(self, tensors: dict[str, Tensor], statistics: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Loss of a batch with these parameters by name; BatchNorm changes its `statistics` in place."""
+        device = x.device
+        constants = {name: value.to(device, copy=True) for name, value in self.layout.constants.items()}
+        named = {f"module.{name}": tensor for name, tensor in (tensors | statistics | constants).items()}
+        with self._autocast(device):
+            loss: Tensor = functional_call(self, named, (self.laid_out(x), y))
+        return loss
+
+    def leaves(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Tensors by name to differentiate by, as the kernels of the precision like them; `parameters [N_all]` are not changed.
+
+        One cast of the whole vector is cheaper than one for every tensor. Vectors (of norms) stay in full precision.
+        """
+        entries = self.layout.parameter_entries
+        short = self.layout.views(parameters.bfloat16() if self.precision == "bf16" else parameters, entries)
+        full = self.layout.views(parameters, entries)
+        return {name: (self.laid_out(short[name]) if full[name].dim() > 1 else full[name]).detach().requires_grad_() for name in full}
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
         """Kernels for tensor cores want images and filters with channels last, and every tensor at a round address."""
         if self.precision == "float32" or not tensor.is_floating_point():
             return tensor
@@ -118,17 +134,24 @@ class Streamed:
 
     def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
         parameters = self.objective.layout.parameters
+        found = Gradients(torch.empty_like(weights[:, :parameters]), weights.new_empty(len(weights)), weights[:, parameters:].clone())
         main = torch.cuda.current_stream(weights.device)
-        found: list[tuple[Tensor, Tensor, Tensor]] = []
         for place in range(len(weights)):
             stream = self.streams[place % len(self.streams)]
             if place < len(self.streams):
                 stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                vector = weights[place, :parameters].detach().requires_grad_()
-                loss, statistics = self.objective.loss(vector, weights[place, parameters:], x[place], y[place])
-                (gradient,) = torch.autograd.grad(loss, vector)
-                found.append((gradient, loss.detach(), statistics.detach()))
+                self._differentiate(weights[place, :parameters], x[place], y[place], Gradients(*(part[place] for part in found)))
         for stream in self.streams[: len(weights)]:
             main.wait_stream(stream)
-        return Gradients(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+        return found
+
+    def _differentiate(self, parameters: Tensor, x: Tensor, y: Tensor, into: Gradients) -> None:
+        """One client's gradient, loss and statistics, written where they belong."""
+        objective, layout = self.objective, self.objective.layout
+        leaves = objective.leaves(parameters)
+        loss = objective.loss_of(leaves, layout.views(into.statistics, layout.buffers), x, y)
+        into.loss.copy_(loss.detach())
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        for place, gradient in zip(layout.views(into.gradient, layout.parameter_entries).values(), gradients, strict=True):
+            place.copy_(gradient)

@@ -30,7 +30,7 @@ class Recorded:
     """A kernel for several threads that plays back what it has done before."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel, self.label, self.widths = kernel, kernel.label, 2
+        self.kernel, self.label = kernel, kernel.label
         self._calls: Counter[object] = Counter()
         self._programs: dict[object, Program] = {}
         self._model = threading.Lock()

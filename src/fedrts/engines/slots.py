@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -18,26 +18,30 @@ class Turn:
 
 
 def schedule(steps: Sequence[int], slots: int) -> list[Turn]:
-    """A turn for every client with steps to make: the longest first, each in the slot that is free the earliest."""
+    """A turn for every client with steps to make: the longest first, each in the slot that is free the earliest.
+
+    Slots are numbered by when they end, the last first: those that are still busy are always the first ones.
+    """
     free = [(0, slot) for slot in range(slots)]
-    turns = []
+    placed = []
     for client in sorted(range(len(steps)), key=lambda index: (-steps[index], index)):
         if steps[client]:
             start, slot = heapq.heappop(free)
-            turns.append(Turn(client, slot, start, start + steps[client]))
+            placed.append(Turn(client, slot, start, start + steps[client]))
             heapq.heappush(free, (start + steps[client], slot))
-    return turns
+    ends = {slot: end for end, slot in free}
+    number = {slot: place for place, slot in enumerate(sorted(ends, key=lambda slot: (-ends[slot], slot)))}
+    return [replace(turn, slot=number[turn.slot]) for turn in placed]
+
+
+def busy(turns: Sequence[Turn]) -> list[int]:
+    """How many slots are busy in each step."""
+    ends: dict[int, int] = {}
+    for turn in turns:
+        ends[turn.slot] = max(turn.stop, ends.get(turn.slot, 0))
+    return [sum(end > step for end in ends.values()) for step in range(length(turns))]
 
 
 def length(turns: Sequence[Turn]) -> int:
     """Steps until all turns are over."""
     return max((turn.stop for turn in turns), default=0)
-
-
-def best_width(rounds: Sequence[Sequence[int]], most: int, overhead: float) -> int:
-    """The number of slots, at most `most`, in which rounds of clients with so many steps are over the soonest.
-
-    A step of k slots takes `overhead + k`: more slots share the overhead, fewer of them idle while the largest client trains.
-    """
-    times = {width: sum(length(schedule(steps, width)) for steps in rounds) * (overhead + width) for width in range(1, most + 1)}
-    return min(times, key=lambda width: (times[width], -width))

@@ -7,6 +7,7 @@ next. So on CUDA a step is captured once as a graph and replayed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ _ALIGNED = 64
 """Rows of stacked weights start at multiples of this: kernels on tensor cores want round addresses."""
 _EAGER_STEPS = 3
 """Steps before a graph is captured: they warm up what a capture cannot."""
+_WIDTHS = {"cpu": 2, "cuda": 10}
+"""At most so many graphs (on a CPU: recordings), for different numbers of slots that take part."""
 
 
 def stacked(rows: int, length: int, like: Tensor) -> Tensor:
@@ -40,8 +43,8 @@ class Slots:
         self.now = torch.zeros(1, dtype=torch.int64, device=device)
         self.weights = stacked(width, layout.length, like)
         self.received = like.new_zeros(layout.parameters)
-        self.keep = like.new_ones(masks, layout.links) if masks else None
-        """Masks as numbers `[1, P]`, or `[width, P]` where clients have their own; None: no link is inactive."""
+        self.keep = like.new_ones(masks, layout.parameters) if masks else None
+        """1 where a parameter may change `[1, N_all]`, or `[width, N_all]` where clients have their own masks; None: all may."""
         self.squares = like.new_zeros(width, layout.links) if records else None
         self.losses = like.new_zeros(width)
         self.rate = like.new_full((), training.lr)
@@ -50,7 +53,9 @@ class Slots:
         self.influence: Influence | None = None
         self.first = stacked(width, layout.parameters, like) if training.momentum or training.optimizer == "adam" else None
         self.second = stacked(width, layout.parameters, like) if training.optimizer == "adam" else None
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        """By the number of slots that take part."""
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._eager = 0
 
     def begin(self, rows: Tensor, keys: Tensor, received: Tensor, rate: float, influence: Influence | None) -> None:
@@ -60,7 +65,7 @@ class Slots:
         self.received.copy_(received)
         self.rate.fill_(rate)
         if influence is not None or self.influence is not None:
-            self.influence, self._graph, self._eager = influence, None, 0
+            self.influence, self._graphs, self._eager = influence, {}, 0
 
     def load(self, slot: int, weights: Tensor, steps: int, bits: Tensor | None) -> None:
         """A client takes a slot; `bits [P]` is its mask where slots have their own."""
@@ -70,40 +75,45 @@ class Slots:
             if tensor is not None:
                 tensor[slot] = 0.0
         if bits is not None and self.keep is not None:
-            self.keep[slot] = bits
+            self.keep[slot, : len(bits)] = bits
 
-    def step(self) -> None:
-        """One step in every slot."""
-        if self._graph is not None:
-            self._graph.replay()
-            return
+    def step(self, active: int) -> None:
+        """One step in the first `active` slots."""
+        active = self._rounded(active)
         if self.weights.device.type == "cuda" and self._eager >= _EAGER_STEPS:
-            self._graph = captured(self._step)
-            self._graph.replay()
+            if active not in self._graphs:
+                self._graphs[active] = captured(lambda: self._step(active), self._pool)
+            self._graphs[active].replay()
             return
-        self._step()
+        self._step(active)
         self._eager += 1
 
-    def _step(self) -> None:
+    def _rounded(self, active: int) -> int:
+        """Not every number of slots is worth a graph of its own: idle ones take part."""
+        width = len(self.weights)
+        unit = -(-width // _WIDTHS[self.weights.device.type])
+        return min(-(-active // unit) * unit, width)
+
+    def _step(self, active: int) -> None:
         parameters, links = self.layout.parameters, self.layout.links
-        x, y = self.data.training_batches(self.rows.index_select(0, self.now)[0], self.keys.index_select(0, self.now)[0])
-        gradient, loss, statistics = self.kernel(self.weights, x, y)
+        rows, keys = self.rows.index_select(0, self.now)[0, :active], self.keys.index_select(0, self.now)[0, :active]
+        weights = self.weights[:active]
+        gradient, loss, statistics = self.kernel(weights, *self.data.training_batches(rows, keys))
         if self.frozen is not None:
             gradient[:, self.frozen] = 0.0
-        self.losses += loss
-        self.weights[:, parameters:] = statistics
-        current = self.weights[:, :parameters]
+        self.losses[:active] += loss
+        weights[:, parameters:] = statistics
+        current = weights[:, :parameters]
         if self.squares is not None:
-            self.squares += gradient[:, :links].square()
+            self.squares[:active] += gradient[:, :links].square()
         rate = self.rate
         if self.influence is not None:
             gradient += self.influence.pull(current)
-            rate = torch.as_tensor(self.influence.rate(current, self.taken, self.planned, self.rate, self.training.lr))[:, None]
+            taken, planned = self.taken[:active], self.planned[:active]
+            rate = torch.as_tensor(self.influence.rate(current, taken, planned, self.rate, self.training.lr))[:, None]
         if self.training.proximal:
             gradient += self.training.proximal * (current - self.received)
-        if self.keep is not None:
-            gradient[:, :links] *= self.keep  # many times faster than filling
-        self.taken += 1
+        self.taken[:active] += 1
         self._optimise(current, gradient, rate)
         if self.frozen is not None:
             current[:, self.frozen] = self.received[self.frozen]
@@ -111,25 +121,28 @@ class Slots:
 
     def _optimise(self, current: Tensor, gradient: Tensor, rate: Tensor) -> None:
         """SGD or Adam as `torch.optim` has them; every slot with a past of its own."""
-        training = self.training
+        training, active = self.training, len(current)
         if training.weight_decay:
             gradient += training.weight_decay * current
-        if self.first is not None and self.second is not None:
-            self.first.mul_(0.9).add_(gradient, alpha=0.1)
-            self.second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-            taken = self.taken.double()[:, None]  # 1 − 0.999 has few digits in float32
-            first, second = (correction.to(current.dtype) for correction in (1 - 0.9**taken, (1 - 0.999**taken).sqrt()))
-            current -= rate / first * self.first / (self.second.sqrt() / second + 1e-8)
+        if self.first is None:
+            current.addcmul_(gradient, rate if self.keep is None else rate * self.keep[:active], value=-1)
             return
-        if self.first is not None:
-            gradient = self.first.mul_(training.momentum).add_(gradient)
-        current.addcmul_(gradient, rate, value=-1)
+        if self.keep is not None:
+            gradient *= self.keep[:active]  # many times faster than filling
+        if self.second is None:
+            current.addcmul_(self.first[:active].mul_(training.momentum).add_(gradient), rate, value=-1)
+            return
+        mean = self.first[:active].mul_(0.9).add_(gradient, alpha=0.1)
+        square = self.second[:active].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+        taken = self.taken[:active].double()[:, None]  # 1 − 0.999 has few digits in float32
+        first, second = (correction.to(current.dtype) for correction in (1 - 0.9**taken, (1 - 0.999**taken).sqrt()))
+        current -= rate / first * mean / (square.sqrt() / second + 1e-8)
 
 
-def captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """A graph of one `step`; what it allocates is its own."""
+def captured(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """A graph of one `step`. Graphs that are never replayed at the same time may share a memory `pool`."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         step()
     return graph

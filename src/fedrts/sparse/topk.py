@@ -21,8 +21,7 @@ def top(scores: Tensor, k: Sequence[int], sizes: Sequence[int]) -> Tensor:
         raise ValueError(f"{scores.shape[-1]} scores and {len(k)} counts do not fit layers of {list(sizes)}")
     begin = starts(sizes)
     if scores.device.type != "cpu":
-        spans = zip(begin, begin[1:], k, strict=False)
-        return torch.cat([_largest_on_device(scores[..., start:stop], count) for start, stop, count in spans], dim=-1)
+        return _largest_on_device(scores, k, sizes)
     values = scores.detach().numpy()
     chosen = np.empty(scores.shape, dtype=np.bool_)
 
@@ -66,11 +65,13 @@ def _settle_ties(scores: np.ndarray, threshold: np.ndarray, k: int, chosen: np.n
     chosen[np.flatnonzero(scores == threshold)[:missing]] = True
 
 
-def _largest_on_device(scores: Tensor, k: int) -> Tensor:
-    """The same in torch operations."""
-    if k <= 0 or k >= scores.shape[-1]:
-        return torch.full_like(scores, k > 0, dtype=torch.bool)
-    scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    threshold = torch.topk(scores, k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
-    above, equal = scores > threshold, scores == threshold
-    return above | (equal & (equal.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
+def _largest_on_device(scores: Tensor, k: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """The same for all layers at once in torch operations: sorted by score, then by layer; the first of each layer are the largest."""
+    device, layers = scores.device, len(sizes)
+    size, wanted = torch.tensor([list(sizes), [max(count, 0) for count in k]]).to(device)
+    layer = torch.arange(layers, dtype=torch.int16, device=device).repeat_interleave(size, output_size=sum(sizes))
+    number = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    order = number.sort(dim=-1, descending=True, stable=True).indices
+    order = order.gather(-1, layer[order].sort(dim=-1, stable=True).indices)
+    first = torch.arange(len(layer), device=device) < (size.cumsum(0) - size + wanted)[layer.long()]
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, first.expand_as(order))

@@ -46,12 +46,13 @@ def test_ties_and_nan(problem):
     assert top(torch.tensor(scores), k, sizes).tolist() == reference(torch.tensor(scores).tolist(), k, sizes)
 
 
-@given(problems(st.sampled_from([0.0, 1.0, 2.0])))
-def test_the_operations_for_other_devices_agree(problem):
+@given(problems(st.sampled_from([0.0, -0.0, 1.0, -2.0, float("nan"), float("inf")])), st.sampled_from([torch.float32, torch.float64]))
+def test_the_operations_for_other_devices_agree(problem, dtype):
     scores, k, sizes = problem
-    tensor = torch.tensor(scores)
-    parts = [_largest_on_device(part, count) for part, count in zip(tensor.split(sizes), k, strict=True)]
-    assert torch.equal(torch.cat(parts), top(tensor, k, sizes))
+    tensor = torch.tensor(scores, dtype=dtype)
+    assert torch.equal(_largest_on_device(tensor, k, sizes), top(tensor, k, sizes))
+    both = torch.stack([tensor, tensor.flip(0)])
+    assert torch.equal(_largest_on_device(both, k, sizes), top(both, k, sizes))
 
 
 def test_leading_axes_are_independent_clients():
