@@ -43,6 +43,7 @@ LAYERS += [
     "assemble",
     "accounting",
     "summary",
+    "tuning",
     "observe",
     "api",
     "inspection",

@@ -13,6 +13,7 @@ from fedrts.cli.app import Assignments, DataDir, ExperimentFile, Quiet, RunDir, 
 
 if TYPE_CHECKING:
     from fedrts.api import Result
+    from fedrts.config import Experiment
     from fedrts.observe import Observer
 
 
@@ -68,13 +69,33 @@ def run(
     flags = {name: value for name, value in locals().items() if name in names}
     layers = [config.from_file(experiment)] if experiment else []
     layers += [config.from_keywords({**flags, "out": str(out) if out else None}), config.from_assignments(assignments or [])]
-    resolved = api.with_folder(config.resolve(*layers))
+    resolved = config.resolve(*layers)
+    resolved = api.with_folder(measured(resolved, data_dir, quiet) if tune else resolved)
     folder = Path(str(resolved.out))
 
     def play(observer: Observer) -> Result:
-        return api.start(resolved, watched(observer, folder, profile), data_dir, tune=tune)
+        return api.start(resolved, watched(observer, folder, profile), data_dir)
 
     interruptible(play, folder, quiet)
+
+
+def measured(experiment: Experiment, data_dir: Path | None, quiet: bool) -> Experiment:
+    """An experiment with the fastest engine; what was measured is shown."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedrts import tuning
+
+    tuned = tuning.tune(experiment, data_dir)
+    table = Table(title="tuned: remembered from an earlier run" if tuned.remembered else "tuned", title_justify="left")
+    for heading in ("engine", "kernel", "slots", "threads", "samples/s"):
+        table.add_column(heading, justify="left" if heading in ("engine", "kernel") else "right")
+    for found, speed in tuned.samples_per_second.items():
+        side_by_side = (found.kernel, str(found.slots), str(found.workers)) if found.name == "batched" else ("", "", "")
+        table.add_row(found.name, *side_by_side, f"{speed:,.0f}" if speed else "the only choice")
+    if not quiet:
+        Console().print(table)
+    return tuned.experiment
 
 
 def watched(observer: Observer, folder: Path, profile: bool) -> Observer:

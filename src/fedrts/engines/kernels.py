@@ -116,11 +116,12 @@ class OneByOne:
         self._gradient = grad_and_value(objective.loss, has_aux=True)
 
     def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
-        found = []
-        for own, inputs, targets in zip(weights, x, y, strict=True):
-            gradient, (loss, statistics) = self._gradient(own[: self.parameters], own[self.parameters :], inputs, targets)
-            found.append((gradient, loss, statistics))
-        return Gradients(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+        parts = [self._one(*client) for client in zip(weights, x, y, strict=True)]
+        return parts[0] if len(parts) == 1 else Gradients(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+    def _one(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
+        gradient, (loss, statistics) = self._gradient(weights[: self.parameters], weights[self.parameters :], x, y)
+        return Gradients(gradient[None], loss[None], statistics[None])
 
 
 class Streamed:

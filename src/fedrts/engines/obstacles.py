@@ -64,7 +64,8 @@ def random_operation(objective: Objective, weights: Tensor, x: Tensor, y: Tensor
     """The name of an operation of the forward pass that draws random numbers: side by side clients would draw other ones."""
     parameters = objective.layout.parameters
     device = [weights.device] if weights.device.type == "cuda" else []
-    with torch.random.fork_rng(device), _Watch() as watch:
+    watch = _Watch()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(device), watch:
         objective.loss(weights[:parameters].clone(), weights[parameters:].clone(), x, y)
     return watch.found
 

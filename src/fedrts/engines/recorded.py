@@ -23,7 +23,13 @@ WORTH_RECORDING = 8
 """Calls after which a form is recorded: recording takes as long as some dozens of calls, and some forms (short batches) come rarely."""
 
 _aten = torch.ops.aten
-_SAME_IF_SAME_SHAPE = {_aten.view.default, _aten._unsafe_view.default, _aten.expand.default, _aten.alias.default, _aten.detach.default}
+_CHANGE_AT_MOST_THE_SHAPE = {
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten.expand.default,
+    _aten.alias.default,
+    _aten.detach.default,
+}
 
 
 class Recorded:
@@ -66,10 +72,9 @@ def recorded(kernel: Kernel, weights: Tensor, x: Tensor, y: Tensor) -> Program:
 def lean(program: GraphModule) -> None:
     """Without operations that change nothing: vmap leaves many."""
     for node in program.graph.nodes:
-        source = node.args[0] if node.args else None
-        if node.target in _SAME_IF_SAME_SHAPE and source.meta["val"].shape == node.meta["val"].shape:
-            node.replace_all_uses_with(source)
-        elif node.target is _aten.mul.Scalar and node.args[1] == 1 and source.meta["val"].dtype == node.meta["val"].dtype:
-            node.replace_all_uses_with(source)
+        if node.target in _CHANGE_AT_MOST_THE_SHAPE or (node.target is _aten.mul.Scalar and node.args[1] == 1):
+            before, after = node.args[0].meta["val"], node.meta["val"]
+            if (before.shape, before.dtype) == (after.shape, after.dtype):
+                node.replace_all_uses_with(node.args[0])
     program.graph.eliminate_dead_code()
     program.recompile()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ class ProfileObserver:
             (self.folder / "profile.txt").write_text(self._tables(running), "utf-8")
 
     def _start(self, device: str) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would print when it starts and stops
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.startswith("cuda") else [])]
         every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # those that share the clients too
         self._profile = profile(activities=activities, experimental_config=every_thread, acc_events=True)
