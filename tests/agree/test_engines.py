@@ -1,5 +1,6 @@
 """The batched engine against the serial one: the same client program, so the same masks and, in float64, the same weights."""
 
+import threading
 import warnings
 from dataclasses import replace
 from itertools import pairwise
@@ -7,14 +8,16 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import fedrts
 from fedrts import methods, rounds
 from fedrts.client import Workbench
-from fedrts.engines import choice
+from fedrts.engines import recorded
 from fedrts.engines.batched import BatchedEngine
-from fedrts.engines.kernels import Objective, Vectorised
+from fedrts.engines.kernels import Objective, OneByOne, Vectorised
+from fedrts.engines.recorded import Recorded
 from fedrts.engines.serial import SerialEngine
 from fedrts.engines.slots import busy, length, schedule
 from fedrts.errors import Note
@@ -36,12 +39,12 @@ def in_double(run):
     return Workbench(module, run.layout, data, bench.training, bench.seed, bench.macs), setup
 
 
-def both(run, slots=3, together=4):
+def both(run, slots=3, together=4, kind=Vectorised, workers=1):
     """The states and records of every round, of the serial and of the batched engine."""
     bench, setup = in_double(run)
     serial = SerialEngine(bench, run.rows, 64)
-    kernel = Vectorised(Objective(bench.module, bench.data.task, bench.layout))
-    batched = BatchedEngine(bench, run.rows, kernel, slots, together, serial)
+    kernel = kind(Objective(bench.module, bench.data.task, bench.layout))
+    batched = BatchedEngine(bench, run.rows, kernel, slots, together, serial, workers)
     return [list(rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), -1)) for engine in (serial, batched)]
 
 
@@ -76,6 +79,21 @@ def test_optimisers_have_the_same_past(toy, method, train):
     agree(*both(toy(method, "cnn", clients=UNEQUAL, topology=OFTEN, train={"epochs": 2, **train}, rounds=4)))
 
 
+@pytest.mark.parametrize("kind", [Vectorised, OneByOne])
+@pytest.mark.parametrize(("method", "model"), [("fedrts", "cnn"), ("feddst", "mlp"), ("fedmef", "tiny_gpt")])
+def test_recordings_on_threads_agree(toy, monkeypatch, method, model, kind):
+    monkeypatch.setattr(recorded, "WORTH_RECORDING", 2)
+    kernels = []
+
+    def recording(objective):
+        kernels.append(Recorded(kind(objective)))
+        return kernels[-1]
+
+    run = toy(method, model, clients=UNEQUAL, topology=OFTEN, train={"epochs": 2}, rounds=4)
+    agree(*both(run, slots=4, together=5, kind=recording, workers=2))
+    assert kernels[0]._programs, "something was recorded"
+
+
 class Tempered(FedRTS):
     """Probes in ordinary rounds as only set-ups do."""
 
@@ -106,7 +124,8 @@ def test_a_client_with_one_sample(toy):
         agree(*both(run))
 
 
-def test_out_of_memory_halves_the_slots_and_goes_on(toy):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_out_of_memory_halves_the_slots_and_goes_on(toy, workers):
     run = toy("fedrts", "mlp", clients=UNEQUAL, rounds=1, topology={"end": 1})
     bench, setup = in_double(run)
     inner = Vectorised(Objective(bench.module, bench.data.task, bench.layout))
@@ -117,7 +136,14 @@ def test_out_of_memory_halves_the_slots_and_goes_on(toy):
         return inner(weights, x, y)
 
     serial = SerialEngine(bench, run.rows, 64)
-    engine = BatchedEngine(bench, run.rows, narrow, 5, 5, serial)
+    engine = BatchedEngine(bench, run.rows, narrow, 5, 5, serial, workers)
+    narrowest = threading.Lock()
+
+    def one_thread_at_a_time(*tensors):
+        with narrowest:
+            return narrow(*tensors)
+
+    engine.kernel = one_thread_at_a_time
     with pytest.warns(Note, match="2 clients side by side"):
         (played,) = rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), 0)
     (reference,) = rounds.play(replace(run.plan, engine=serial), run.method.begin(setup), 0)
@@ -185,7 +211,44 @@ def cumulative():
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 3))
 
 
-CASES = [(Dropped(0.5), "dropout"), (Branching(), "item"), (cumulative(), "counts in buffers"), (Dropped(0.0), None)]
+class Noisy(nn.Module):
+    """Random numbers that no module of it announces."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw, self.first, self.last = draw, nn.Linear(36, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.draw(self.first(x.flatten(1))))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.cell, self.last = nn.LSTM(6, 4, num_layers=2, dropout=dropout, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.cell(x.squeeze(1))[0][:, -1])
+
+
+def attention(rate):
+    def draw(hidden):
+        query = hidden.view(-1, 1, 4, 2)
+        return F.scaled_dot_product_attention(query, query, query, dropout_p=rate).flatten(1)
+
+    return draw
+
+
+RANDOM = [
+    Noisy(F.dropout),
+    Noisy(lambda hidden: hidden + torch.randn_like(hidden)),
+    Noisy(F.rrelu),
+    Noisy(attention(0.1)),
+    Recurrent(0.5),
+]
+CASES = [*((model, "random numbers.*dropout") for model in RANDOM), (Noisy(lambda hidden: F.dropout(hidden, 0.0)), None)]
+CASES += [(Noisy(attention(0.0)), None)]
+CASES += [(Dropped(0.5), "dropout"), (Branching(), "item"), (cumulative(), "counts in buffers"), (Dropped(0.0), None)]
 
 
 @pytest.mark.parametrize(("model", "reason"), CASES)
@@ -202,7 +265,7 @@ def test_what_cannot_run_side_by_side_says_why(toy, model, reason):
         fedrts.train(**arguments)
 
 
-@pytest.mark.parametrize(("asked", "written"), [("auto", "serial"), ("batched", "batched")])
+@pytest.mark.parametrize(("asked", "written"), [("auto", "batched"), ("serial", "serial")])
 def test_the_engine_is_written_into_the_experiment(tmp_path, asked, written):
     result = fedrts.run(data="digits", rounds=1, engine=asked, device="cpu", out=tmp_path / "run")
     assert f'name = "{written}"' in (tmp_path / "run" / "experiment.toml").read_text()
@@ -243,9 +306,3 @@ def test_busy_slots_are_the_first_ones():
     for step, active in enumerate(now):
         working = {turn.slot for turn in turns if turn.start <= step < turn.stop}
         assert working == set(range(active))
-
-
-def test_auto_is_a_function_of_the_device(toy):
-    bench = toy("fedavg", "mlp").bench
-    assert choice.decided("auto", bench) == "serial"
-    assert choice.decided("batched", bench) == "batched"

@@ -104,6 +104,7 @@ class BatchedEngine:
             torch.cuda.empty_cache()
         if self.slots > 1:
             self.slots = min(self.slots, tried) // 2 or 1
+            self.workers = min(self.workers, self.slots)
         else:
             self.together = tried // 2 or 1
         note(f"out of memory: going on with {self.slots} clients side by side")
