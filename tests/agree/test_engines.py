@@ -79,8 +79,9 @@ def test_optimisers_have_the_same_past(toy, method, train):
     agree(*both(toy(method, "cnn", clients=UNEQUAL, topology=OFTEN, train={"epochs": 2, **train}, rounds=4)))
 
 
-@pytest.mark.parametrize("kind", [Vectorised, OneByOne])
-@pytest.mark.parametrize(("method", "model"), [("fedrts", "cnn"), ("feddst", "mlp"), ("fedmef", "tiny_gpt")])
+@pytest.mark.parametrize(
+    ("method", "model", "kind"), [("fedrts", "cnn", Vectorised), ("feddst", "mlp", Vectorised), ("fedmef", "tiny_gpt", OneByOne)]
+)
 def test_recordings_on_threads_agree(toy, monkeypatch, method, model, kind):
     monkeypatch.setattr(recorded, "WORTH_RECORDING", 2)
     kernels = []

@@ -14,7 +14,7 @@ from fedrts.engines import Engine
 from fedrts.engines.batched import BatchedEngine
 from fedrts.engines.kernels import Kernel, Objective, OneByOne, Precision, Streamed, Vectorised
 from fedrts.engines.memory import Need, free_bytes
-from fedrts.engines.obstacles import obstacle, sample
+from fedrts.engines.obstacles import obstacle, sample, training, vectorises
 from fedrts.engines.recorded import Recorded
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, note
@@ -50,9 +50,9 @@ def decided(asked: Settings, bench: Workbench, per_round: int) -> Settings:
     small = bench.batch_macs <= WORTH_VECTORISING[device.type]
     if asked.name == "serial" or (asked.name == "auto" and device.type == "cpu" and not small):
         return replace(asked, name="serial")
-    vectorised = small and asked.precision != "bf16"  # vmap and autocast do not go together
-    kernel: KernelName = asked.kernel if asked.kernel != "auto" else "vectorised" if vectorised else "streamed"
     objective = Objective(bench.module, bench.data.task, bench.layout, asked.precision)
+    vectorised = small and asked.precision != "bf16" and vectorises(bench, objective)  # vmap and autocast do not go together
+    kernel: KernelName = asked.kernel if asked.kernel != "auto" else "vectorised" if vectorised else "streamed"
     if (reason := obstacle(bench, objective, _kernel(kernel, objective, device))) is not None:
         how = " and in tf32, not bf16" if asked.precision == "bf16" else ""
         note(f"clients run one after the other, not side by side{how}: {reason}")
@@ -94,9 +94,5 @@ def _kernel(name: KernelName, objective: Objective, device: torch.device) -> Ker
 
 
 def _need(bench: Workbench, objective: Objective) -> Need:
-    was_training = bench.module.training
-    bench.module.train()
-    try:
+    with training(bench.module):
         return Need.of(objective, bench.training, *sample(bench))
-    finally:
-        bench.module.train(was_training)

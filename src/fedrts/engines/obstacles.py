@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,25 +14,30 @@ from fedrts.client import Workbench
 from fedrts.engines.kernels import Kernel, Objective
 from fedrts.sparse.layout import Layout
 
-_FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError)
+FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError)
+_NOT_VECTORISED = {"_scaled_dot_product_flash_attention_for_cpu"}
 
 
 def obstacle(bench: Workbench, objective: Objective, kernel: Kernel) -> str | None:
     """What stands in the way of clients side by side; None if nothing does."""
     if has_counters(bench.module, bench.layout):
         return "the model counts in buffers that are no floating-point numbers"
-    weights, x, y = sample(bench)
-    was_training = bench.module.training
-    bench.module.train()
     try:
-        if (name := random_operation(objective, weights, x, y)) is not None:
+        if (name := watched(bench, objective).draws) is not None:
             return f"the model draws random numbers while it trains, as dropout does ({name})"
-        kernel(*(tensor.expand(2, *tensor.shape).clone() for tensor in (weights, x, y)))
-    except _FAILURES as error:
+        with training(bench.module):
+            kernel(*(tensor.expand(2, *tensor.shape).clone() for tensor in sample(bench)))
+    except FAILURES as error:
         return (str(error).strip() or type(error).__name__).partition("\n")[0]
-    finally:
-        bench.module.train(was_training)
     return None
+
+
+def vectorises(bench: Workbench, objective: Objective) -> bool:
+    """Has every operation of the model a vectorised form? One without is carried out client by client, in a slow way."""
+    try:
+        return not watched(bench, objective).names & _NOT_VECTORISED
+    except FAILURES:  # an obstacle, which is found elsewhere
+        return True
 
 
 def sample(bench: Workbench) -> tuple[Tensor, Tensor, Tensor]:
@@ -39,14 +46,19 @@ def sample(bench: Workbench) -> tuple[Tensor, Tensor, Tensor]:
     return bench.layout.flatten(bench.module.state_dict()), *bench.data.training_batch(rows, 0)
 
 
-class _Watch(TorchDispatchMode):
-    """Remembers the first operation that draws random numbers."""
+class Watch(TorchDispatchMode):
+    """Remembers the operations that it sees, and the first that draws random numbers."""
 
-    found: str | None = None
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+        self.draws: str | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.found is None and draws(func, args, kwargs or {}):
-            self.found = func.overloadpacket.__name__
+        name = func.overloadpacket.__name__
+        self.names.add(name)
+        if self.draws is None and draws(func, args, kwargs or {}):
+            self.draws = name
         return func(*args, **(kwargs or {}))
 
 
@@ -60,14 +72,25 @@ def draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return not rates or any(rates)
 
 
-def random_operation(objective: Objective, weights: Tensor, x: Tensor, y: Tensor) -> str | None:
-    """The name of an operation of the forward pass that draws random numbers: side by side clients would draw other ones."""
-    parameters = objective.layout.parameters
-    device = [weights.device] if weights.device.type == "cuda" else []
-    watch = _Watch()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(device), watch:
+def watched(bench: Workbench, objective: Objective) -> Watch:
+    """The operations of a forward pass."""
+    weights, x, y = sample(bench)
+    parameters = bench.layout.parameters
+    watch = Watch()
+    with torch.random.fork_rng([weights.device] if weights.device.type == "cuda" else []), training(bench.module), watch:
         objective.loss(weights[:parameters].clone(), weights[parameters:].clone(), x, y)
-    return watch.found
+    return watch
+
+
+@contextmanager
+def training(module: nn.Module) -> Iterator[None]:
+    """A module in training mode for a while."""
+    before = module.training
+    module.train()
+    try:
+        yield
+    finally:
+        module.train(before)
 
 
 def has_counters(module: nn.Module, layout: Layout) -> bool:

@@ -12,7 +12,6 @@ from fedrts.engines import choice, memory
 from fedrts.engines.choice import Settings
 from fedrts.engines.kernels import Objective
 from fedrts.engines.memory import Need
-from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
 from fedrts.tasks import Classification
 
@@ -33,9 +32,13 @@ def test_small_models_train_side_by_side_on_a_cpu(toy):
 
 def test_large_models_train_one_after_the_other_on_a_cpu(toy):
     bench = toy("fedavg", "mlp").bench
-    bench.macs = replace(bench.macs, dense=1e9) if isinstance(bench.macs, Macs) else bench.macs
+    bench.training = replace(bench.training, batch_size=10**6)
     assert choice.decided(Settings(), bench, 3).name == "serial"
     assert choice.decided(Settings("batched"), bench, 3) == Settings("batched", "streamed", slots=2, workers=2)
+
+
+def test_attention_has_no_vectorised_form_on_a_cpu(toy):
+    assert choice.decided(Settings(), toy("fedavg", "tiny_gpt").bench, 3) == Settings("batched", "streamed", slots=2, workers=2)
 
 
 def test_what_is_set_stays(toy):
