@@ -15,7 +15,6 @@ import statistics
 
 import numpy as np
 import torch
-from server import resnet18_layout, seconds
 
 from fedrts import __version__, methods
 from fedrts.methods.contract import Setup
@@ -23,6 +22,7 @@ from fedrts.sparse import random
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
 from fedrts.wire.fields import Frame, Values
+from server import resnet18_layout, seconds
 
 AIM = 4
 

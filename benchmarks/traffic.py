@@ -12,7 +12,6 @@ import platform
 
 import numpy as np
 import torch
-from server import resnet18_layout
 
 from fedrts import __version__, methods
 from fedrts.client import Order
@@ -24,6 +23,7 @@ from fedrts.sparse.schedule import Schedule
 from fedrts.wire import codec
 from fedrts.wire.codec import Kind
 from fedrts.wire.quantise import ValueType
+from server import resnet18_layout
 
 DENSITIES = (0.5, 0.3, 0.2, 0.1)
 OUTER, INNER = 0, 1

@@ -167,13 +167,20 @@ class Workbench:
 
     def batches(self, rows: Tensor, key: int, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch of the client with this `key`. Only full ones, or one short one if it has less than a batch."""
-        size = self.training.batch_size
         order = rows[random.permutation(random.key(key, "order", epoch), len(rows)).to(rows.device)]
+        for index, batch in enumerate(self.divided(order)):
+            yield Batch(batch, self.augmentation(key, epoch, index))
+
+    def divided(self, order: Tensor) -> Tensor:
+        """Data rows `order [n]` as batches `[steps, size]`."""
+        size = self.training.batch_size
         if len(order) >= size:
-            for index, batch in enumerate(order[: len(order) // size * size].split(size)):
-                yield Batch(batch, random.key(key, "augment", epoch, index))
-        elif len(order) > 1 or not self.has_batchnorm:  # BatchNorm has no statistics of a single sample
-            yield Batch(order, random.key(key, "augment", epoch, 0))
+            return order[: len(order) // size * size].view(-1, size)
+        return order[None] if len(order) > 1 or not self.has_batchnorm else order[:0, None]  # BatchNorm has no statistics of one sample
+
+    def augmentation(self, key: int, epoch: int, index: int) -> int:
+        """The key of a batch's augmentation; any, where there is none."""
+        return random.key(key, "augment", epoch, index) if self.data.augments else 0
 
     def work(self, order: Order, client: int, rows: Tensor) -> Reply:
         """Carry out one order as `client`, which holds the data rows `rows`."""

@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 
 import fedrts
 from fedrts import methods, rounds
-from fedrts.client import Workbench
 from fedrts.engines import recorded
 from fedrts.engines.batched import BatchedEngine
 from fedrts.engines.kernels import Objective, OneByOne, Vectorised
@@ -23,47 +22,22 @@ from fedrts.engines.slots import busy, length, schedule
 from fedrts.errors import Note
 from fedrts.methods.contract import ProbeGradient
 from fedrts.methods.fedrts import FedRTS
+from sidebyside import FAMILIES, GRADIENTS_WITHIN, OFTEN, UNEQUAL, agree, both, gradient_difference, in_double, unequal
 
-UNEQUAL = {"total": 6, "per_round": 5, "partition": "quantity", "alpha": 1.0, "min_size": 3}
-"""Clients with several batches, with one short batch, and with different numbers of steps."""
-OFTEN = {"interval": 2, "end": 3}
 FEW = ("fedavg", "fedrts", "feddst", "fedmef", "prunefl")
 
 
-def in_double(run):
-    """The same run in float64: module, data and initial weights."""
-    bench, data = run.bench, run.data
-    data = replace(data, **{name: getattr(data, name).double() for name in ("x", "test_x") if data.x.is_floating_point()})
-    module = bench.module.double()
-    setup = replace(run.setup, weights=run.setup.weights.double(), module=module)
-    return Workbench(module, run.layout, data, bench.training, bench.seed, bench.macs), setup
-
-
-def both(run, slots=3, together=4, kind=Vectorised, workers=1):
-    """The states and records of every round, of the serial and of the batched engine."""
-    bench, setup = in_double(run)
-    serial = SerialEngine(bench, run.rows, 64)
-    kernel = kind(Objective(bench.module, bench.data.task, bench.layout))
-    batched = BatchedEngine(bench, run.rows, kernel, slots, together, serial, workers)
-    return [list(rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), -1)) for engine in (serial, batched)]
-
-
-def agree(first, second):
-    for a, b in zip(first, second, strict=True):
-        assert a.state.mask == b.state.mask
-        torch.testing.assert_close(a.state.weights, b.state.weights, rtol=0, atol=1e-9)
-        for name in a.state.memory:
-            torch.testing.assert_close(a.state[name].double(), b.state[name].double(), rtol=1e-6, atol=1e-6)
-        assert a.record.upload_bytes == b.record.upload_bytes
-        assert a.record.flops == pytest.approx(b.record.flops, rel=1e-12)
-        assert a.record.rejected == b.record.rejected == []
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("model", FAMILIES)
+@pytest.mark.parametrize("method", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in methods.names()])
+def test_clients_side_by_side_are_clients_one_after_the_other(method, model):
+    agree(*both(unequal(method, model)))
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("model", ["mlp", "cnn", "tiny_gpt"])
-@pytest.mark.parametrize("method", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in methods.names()])
-def test_clients_side_by_side_are_clients_one_after_the_other(toy, method, model):
-    agree(*both(toy(method, model, clients=UNEQUAL, topology=OFTEN, train={"epochs": 2}, rounds=5)))
+@pytest.mark.parametrize("model", FAMILIES)
+def test_gradients_agree_in_single_precision(model):
+    assert gradient_difference(unequal("fedavg", model)) < GRADIENTS_WITHIN
 
 
 @pytest.mark.parametrize(
@@ -91,7 +65,7 @@ def test_recordings_on_threads_agree(toy, monkeypatch, method, model, kind):
         return kernels[-1]
 
     run = toy(method, model, clients=UNEQUAL, topology=OFTEN, train={"epochs": 2}, rounds=4)
-    agree(*both(run, slots=4, together=5, kind=recording, workers=2))
+    agree(*both(run, slots=4, together=5, make_kernel=recording, workers=2))
     assert kernels[0]._programs, "something was recorded"
 
 
@@ -129,22 +103,17 @@ def test_a_client_with_one_sample(toy):
 def test_out_of_memory_halves_the_slots_and_goes_on(toy, workers):
     run = toy("fedrts", "mlp", clients=UNEQUAL, rounds=1, topology={"end": 1})
     bench, setup = in_double(run)
-    inner = Vectorised(Objective(bench.module, bench.data.task, bench.layout))
 
-    def narrow(weights, x, y):
-        if len(weights) > 3 - workers:
-            raise torch.OutOfMemoryError("no room")
-        return inner(weights, x, y)
+    class Narrow(Vectorised):
+        def __call__(self, weights, x, y):
+            with turn:
+                if len(weights) > 3 - workers:
+                    raise torch.OutOfMemoryError("no room")
+                return super().__call__(weights, x, y)
 
+    turn = threading.Lock()  # the model serves one thread at a time
     serial = SerialEngine(bench, run.rows, 64)
-    engine = BatchedEngine(bench, run.rows, narrow, 5, 5, serial, workers)
-    narrowest = threading.Lock()
-
-    def one_thread_at_a_time(*tensors):
-        with narrowest:
-            return narrow(*tensors)
-
-    engine.kernel = one_thread_at_a_time
+    engine = BatchedEngine(bench, run.rows, Narrow(Objective(bench.module, bench.data.task, bench.layout)), 5, 5, serial, workers)
     with pytest.warns(Note, match="2 clients side by side"):
         (played,) = rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), 0)
     (reference,) = rounds.play(replace(run.plan, engine=serial), run.method.begin(setup), 0)

@@ -76,6 +76,11 @@ class Data:
         """Stored targets `[m, …]` as the task reads them."""
         return y if self.view is None else self.view.targets(y)
 
+    @property
+    def augments(self) -> bool:
+        """Are training inputs changed at random?"""
+        return self.view is not None and self.view.numbers > 0
+
     def training_batch(self, rows: Tensor, key: int | None) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the training rows `rows [m]`; `key` decides the augmentation (None: as for evaluation)."""
         if key is None:
@@ -86,7 +91,7 @@ class Data:
     def training_batches(self, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets `[k, m, …]` of several batches of training rows `rows [k, m]`; `keys [k]` decide the augmentation."""
         x, y = self.x[rows.flatten()], self.targets(self.y[rows])
-        if self.view is None or not self.view.numbers:
+        if self.view is None or not self.augments:
             x = self.inputs(x)
         else:
             u = random.uniform(keys, rows.shape[1] * self.view.numbers)

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedrts.client import Batch, Job, Order, Reply, Workbench
+from fedrts.client import Job, Order, Reply, Workbench
 from fedrts.engines.kernels import Kernel
 from fedrts.engines.serial import SerialEngine
 from fedrts.engines.slots import Turn, busy, length, schedule
@@ -25,6 +26,15 @@ from fedrts.methods.contract import ProbeGradient, Rewire, State, Step, Train
 from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
 from fedrts.tasks import Metrics
+
+
+class Batches(NamedTuple):
+    """All batches of a client."""
+
+    rows: Tensor
+    """`[steps, size]`."""
+    keys: Tensor
+    """`[steps]`, of their augmentation."""
 
 
 @dataclass
@@ -78,7 +88,8 @@ class BatchedEngine:
         return -(-self.slots // self.workers)
 
     def evaluate(self, state: State) -> Metrics:
-        return self.serial.evaluate(state)
+        with self.kernel.objective.reading():
+            return self.serial.evaluate(state)
 
     def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply]:
         if not all(map(_is_common, order.exchange.steps)):
@@ -134,6 +145,8 @@ class BatchedEngine:
         bench.module.train()
         for step in exchange.steps:
             self.perform(step, cohort)
+        jobs = [Job(bench, received, order.frame.mask, part, key, index) for part, key in zip(rows, keys, strict=True)]
+        flops = [bench.flops(order, job) for job in jobs]  # while the device works
         losses = cohort.losses.tolist()
         replies = []
         for place, client in enumerate(clients):
@@ -141,8 +154,7 @@ class BatchedEngine:
             frame = order.upload_frame(random.key(keys[place], "rounding", order.round.exchange))
             message = {name: entry.take(own, frame) for name, entry in exchange.up.items()}
             loss = losses[place] / cohort.steps[place] if cohort.steps[place] else float("nan")
-            flops = bench.flops(order, Job(bench, received, order.frame.mask, rows[place], keys[place], index))
-            replies.append(Reply(client, index, order.round.exchange, len(rows[place]), message, flops, loss))
+            replies.append(Reply(client, index, order.round.exchange, len(rows[place]), message, flops[place], loss))
         return replies
 
     @singledispatchmethod
@@ -152,47 +164,63 @@ class BatchedEngine:
 
     @perform.register
     def _(self, step: Train, cohort: Cohort) -> None:
-        bench = self.bench
-        batches = [
-            [batch for epoch in bench.training.epochs_of(step) for batch in bench.batches(rows, key, epoch)]
-            for rows, key in zip(cohort.rows, cohort.keys, strict=True)
-        ]
+        batches = self._batches(cohort, self.bench.training.epochs_of(step))
         if step.record:
-            cohort.tensors[step.record] = torch.zeros_like(cohort.tensors["weights"][:, : bench.layout.links])
+            cohort.tensors[step.record] = torch.zeros_like(cohort.tensors["weights"][:, : self.bench.layout.links])
         for size, members in _by_size(batches).items():
             self._train(step, cohort, members, batches, size)
         for place, own in enumerate(batches):
-            cohort.steps[place] += len(own)
+            cohort.steps[place] += len(own.rows)
 
-    def _train(self, step: Train, cohort: Cohort, members: list[int], batches: list[list[Batch]], size: int) -> None:
+    def _batches(self, cohort: Cohort, epochs: Sequence[int]) -> list[Batches]:
+        """All batches of every client, as `Workbench.batches` makes them."""
+        bench = self.bench
+        keys = [random.key(key, "order", epoch) for key in cohort.keys for epoch in epochs]
+        orders = iter(random.permutations(keys, [len(rows) for rows in cohort.rows for _ in epochs]))
+        found = []
+        for rows, key in zip(cohort.rows, cohort.keys, strict=True):
+            parts = [bench.divided(rows[next(orders)]) for _ in epochs]
+            named = [bench.augmentation(key, epoch, index) for epoch, part in zip(epochs, parts, strict=True) for index in range(len(part))]
+            found.append(Batches(torch.cat(parts), torch.tensor(list(map(random.signed, named)), dtype=torch.int64)))
+        return found
+
+    def _train(self, step: Train, cohort: Cohort, members: list[int], batches: list[Batches], size: int) -> None:
         """Train `members` of the cohort, whose batches all have one `size`."""
         width = self.width if 2 * len(members) > self.width else len(members)  # one width for most, because a graph has one
-        turns = schedule([len(batches[member]) for member in members], width)
+        turns = schedule([len(batches[member].rows) for member in members], width)
         slots = self._slots(step, cohort, turns, width, size)
         rows = torch.zeros(length(turns), *slots.rows.shape[1:], dtype=torch.int64)
         keys = torch.zeros(rows.shape[:2], dtype=torch.int64)
         for turn in turns:
             own = batches[members[turn.client]]
-            rows[turn.start : turn.stop, turn.slot] = torch.stack([batch.rows for batch in own])
-            keys[turn.start : turn.stop, turn.slot] = torch.tensor([random.signed(batch.key or 0) for batch in own])
+            rows[turn.start : turn.stop, turn.slot], keys[turn.start : turn.stop, turn.slot] = own
         received = cohort.tensors["received"][0, : self.bench.layout.parameters]
         influence = step.influence(received, cohort.mask) if step.influence else None
         slots.begin(rows, keys, received, self.bench.training.rate(cohort.round_index), influence)
         if slots.keep is not None and cohort.own is None:
             slots.keep[0, : self.bench.layout.links] = cohort.mask.bits
-        weights, masks = cohort.tensors["weights"], cohort.own
         starting, ending = _events(turns, "start"), _events(turns, "stop")
         for now, active in enumerate(busy(turns)):
-            for turn in starting.get(now, ()):
-                member = members[turn.client]
-                slots.load(turn.slot, weights[member], turn.stop - turn.start, masks[member].bits if masks else None)
+            if now in starting:
+                self._load(slots, cohort, members, starting[now])
             slots.step(active)
-            for turn in ending.get(now + 1, ()):
-                member = members[turn.client]
-                weights[member] = slots.weights[turn.slot]
-                cohort.losses[member] += slots.losses[turn.slot]
-                if step.record and slots.squares is not None:
-                    cohort.tensors[step.record][member] = slots.squares[turn.slot] / (turn.stop - turn.start)
+            if now + 1 in ending:
+                self._unload(step, slots, cohort, members, ending[now + 1])
+
+    def _load(self, slots: Slots, cohort: Cohort, members: list[int], turns: list[Turn]) -> None:
+        """Clients take their slots."""
+        clients = [members[turn.client] for turn in turns]
+        masks = torch.stack([cohort.own[client].bits for client in clients]) if cohort.own else None
+        slots.load([turn.slot for turn in turns], cohort.tensors["weights"][clients], [turn.stop - turn.start for turn in turns], masks)
+
+    def _unload(self, step: Train, slots: Slots, cohort: Cohort, members: list[int], turns: list[Turn]) -> None:
+        """Clients leave their slots."""
+        clients, places = [members[turn.client] for turn in turns], [turn.slot for turn in turns]
+        cohort.tensors["weights"][clients] = slots.weights[places]
+        cohort.losses[clients] += slots.losses[places]
+        if step.record and slots.squares is not None:
+            steps = slots.squares.new_tensor([turn.stop - turn.start for turn in turns])
+            cohort.tensors[step.record][clients] = slots.squares[places] / steps[:, None]
 
     def _slots(self, step: Train, cohort: Cohort, turns: Sequence[Turn], width: int, size: int) -> Slots:
         """Static tensors for these turns, kept for the next round."""
@@ -210,16 +238,14 @@ class BatchedEngine:
     @perform.register
     def _(self, step: ProbeGradient, cohort: Cohort) -> None:
         bench = self.bench
-        batches = [list(bench.batches(rows, key, bench.training.epochs))[:1] for rows, key in zip(cohort.rows, cohort.keys, strict=True)]
+        batches = self._batches(cohort, [bench.training.epochs])
         weights, links = cohort.tensors["weights"], bench.layout.links
         gradient = cohort.tensors[step.into] = torch.zeros_like(weights[:, :links])
         for members in _by_size(batches).values():
             for start in range(0, len(members), self.width):
                 some = members[start : start + self.width]
-                now = [batches[member][0] for member in some]
-                rows = torch.stack([batch.rows for batch in now]).to(weights.device)
-                keys = torch.tensor([random.signed(batch.key or 0) for batch in now], device=weights.device)
-                found = self.kernel(weights[some], *bench.data.training_batches(rows, keys))
+                rows, keys = (torch.stack([part[0] for part in parts]) for parts in zip(*(batches[member] for member in some), strict=True))
+                found = self.kernel(weights[some], *bench.data.training_batches(rows.to(weights.device), keys.to(weights.device)))
                 if bench.frozen is not None:
                     found.gradient[:, bench.frozen] = 0.0
                 gradient[some] = found.gradient[:, :links]
@@ -241,12 +267,12 @@ def _is_common(step: Step) -> bool:
     return isinstance(step, Train | Rewire) or step == plain
 
 
-def _by_size(batches: Sequence[Sequence[Batch]]) -> dict[int, list[int]]:
+def _by_size(batches: Sequence[Batches]) -> dict[int, list[int]]:
     """Clients by the size of their batches; those without a batch are left out."""
     groups: dict[int, list[int]] = {}
     for member, own in enumerate(batches):
-        if own:
-            groups.setdefault(len(own[0]), []).append(member)
+        if len(own.rows):
+            groups.setdefault(own.rows.shape[1], []).append(member)
     return groups
 
 

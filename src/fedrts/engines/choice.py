@@ -22,7 +22,7 @@ from fedrts.errors import InputError, note
 Name = Literal["auto", "serial", "batched"]
 KernelName = Literal["auto", "vectorised", "streamed"]
 
-WORTH_VECTORISING = {"cpu": 2e7, "cuda": 5e8}
+WORTH_VECTORISING = {"cpu": 2e7, "cuda": 1e8}
 """MACs of a batch's forward pass up to which one vectorised program beats one program a client."""
 MOST_SLOTS = 128
 CROWDED = 1e10
@@ -89,7 +89,6 @@ def _kernel(name: KernelName, objective: Objective, device: torch.device) -> Ker
         return Recorded(Vectorised(objective) if name == "vectorised" else OneByOne(objective))
     if name == "vectorised":
         return Vectorised(objective)
-    torch.backends.cudnn.benchmark = True  # shapes are the same in every step
     return Streamed(objective, device)
 
 

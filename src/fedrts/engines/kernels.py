@@ -6,8 +6,9 @@ suits small models; a convolution becomes a grouped one, which does not suit lar
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from fedrts.tasks import Task
 
 Precision = Literal["float32", "tf32", "bf16"]
 
+_ADDRESS = 16
+"""Bytes: kernels that read several numbers at once need addresses that are multiples of so many."""
 STREAMS = 10
 """Programs of clients that run side by side on a GPU."""
 
@@ -36,6 +39,8 @@ class Gradients(NamedTuple):
 class Kernel(Protocol):
     """Gradients of k clients."""
 
+    objective: Objective
+
     @property
     def label(self) -> str: ...
 
@@ -49,6 +54,8 @@ class Objective(nn.Module):
         super().__init__()
         self.module, self.task, self.layout = module, task, layout
         self.precision = precision
+        counted = counters(module)
+        self.constants = {name: None if name in counted else value for name, value in layout.constants.items()}
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self.task.loss(self.module, x, y)
@@ -57,17 +64,16 @@ class Objective(nn.Module):
         """Loss of a batch at `parameters [N_all]`, and BatchNorm's statistics `[b]` after it, from `buffers [b]`."""
         layout = self.layout
         tensors = layout.views(parameters, layout.parameter_entries)
-        statistics = {name: view.clone() for name, view in layout.views(buffers, layout.buffers).items()}  # updates of views are lost
+        statistics = {name: view.clone() for name, view in layout.views(buffers, layout.buffers).items()}  # vmap loses updates of views
         loss = self.loss_of(tensors, statistics, x, y)
         return loss, torch.cat([part.flatten() for part in statistics.values()]) if statistics else buffers.clone()
 
     def loss_of(self, tensors: dict[str, Tensor], statistics: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Loss of a batch with these parameters by name; BatchNorm changes its `statistics` in place."""
-        device = x.device
-        constants = {name: value.to(device, copy=True) for name, value in self.layout.constants.items()}
-        named = {f"module.{name}": tensor for name, tensor in (tensors | statistics | constants).items()}
-        with self._autocast(device):
-            loss: Tensor = functional_call(self, named, (self.laid_out(x), y))
+        constants = {name: None if value is None else value.to(x.device, copy=True) for name, value in self.constants.items()}
+        named: dict[str, Any] = {f"module.{name}": tensor for name, tensor in (tensors | statistics | constants).items()}
+        with self.autocast(x.device):
+            loss: Tensor = functional_call(self, named, (x, y))
         return loss
 
     def leaves(self, parameters: Tensor) -> dict[str, Tensor]:
@@ -76,17 +82,28 @@ class Objective(nn.Module):
         One cast of the whole vector is cheaper than one for every tensor. Vectors (of norms) stay in full precision.
         """
         entries = self.layout.parameter_entries
-        short = self.layout.views(parameters.bfloat16() if self.precision == "bf16" else parameters, entries)
         full = self.layout.views(parameters, entries)
-        return {name: (self.laid_out(short[name]) if full[name].dim() > 1 else full[name]).detach().requires_grad_() for name in full}
+        short = self.layout.views(parameters.bfloat16(), entries) if self.precision == "bf16" else full
+        chosen = {name: self.laid_out(short[name] if tensor.dim() > 1 else tensor) for name, tensor in full.items()}
+        return {name: tensor.detach().requires_grad_() for name, tensor in chosen.items()}
 
     def laid_out(self, tensor: Tensor) -> Tensor:
-        """Kernels for tensor cores want images and filters with channels last, and every tensor at a round address."""
-        if self.precision == "float32" or not tensor.is_floating_point():
-            return tensor
-        return tensor.clone(memory_format=torch.channels_last if tensor.dim() == 4 else torch.contiguous_format)
+        """Kernels want every tensor at a round address and, on tensor cores, images and filters with channels last."""
+        if self.precision != "float32" and tensor.dim() == 4 and tensor.is_floating_point():
+            return tensor.clone(memory_format=torch.channels_last)
+        return tensor if tensor.data_ptr() % _ADDRESS == 0 else tensor.clone()
 
-    def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """The model alone, for a while, takes its inputs as the kernels of the precision like them."""
+        hook = self.module.register_forward_pre_hook(lambda _, inputs: tuple(map(self.laid_out, inputs)))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """Arithmetic in the precision."""
         if self.precision != "bf16":
             return nullcontext()
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
@@ -98,7 +115,7 @@ class Vectorised:
     label = "vectorised"
 
     def __init__(self, objective: Objective) -> None:
-        self.parameters = objective.layout.parameters
+        self.objective, self.parameters = objective, objective.layout.parameters
         self._gradient = vmap(grad_and_value(objective.loss, has_aux=True))
 
     def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
@@ -112,6 +129,7 @@ class OneByOne:
     label = "streamed"
 
     def __init__(self, objective: Objective) -> None:
+        self.objective = objective
         self.parameters = objective.layout.parameters
         self._gradient = grad_and_value(objective.loss, has_aux=True)
 
@@ -151,8 +169,18 @@ class Streamed:
         """One client's gradient, loss and statistics, written where they belong."""
         objective, layout = self.objective, self.objective.layout
         leaves = objective.leaves(parameters)
-        loss = objective.loss_of(leaves, layout.views(into.statistics, layout.buffers), x, y)
+        loss = objective.loss_of(leaves, layout.views(into.statistics, layout.buffers), objective.laid_out(x), y)
         into.loss.copy_(loss.detach())
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        for place, gradient in zip(layout.views(into.gradient, layout.parameter_entries).values(), gradients, strict=True):
+        for place, gradient in zip(layout.views(into.gradient[: layout.links], layout.layers).values(), gradients, strict=False):
             place.copy_(gradient)
+        if layout.dense:  # many small ones
+            torch.cat(
+                [gradient.flatten().to(parameters.dtype) for gradient in gradients[len(layout.layers) :]], out=into.gradient[layout.links :]
+            )
+
+
+def counters(module: nn.Module) -> set[str]:
+    """The counts of batches that BatchNorm keeps and does not look at, by name."""
+    norms = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)]
+    return {f"{name}.num_batches_tracked".lstrip(".") for name, part in norms if part.momentum is not None}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedrts.client import Workbench
-from fedrts.engines.kernels import Kernel, Objective
+from fedrts.engines.kernels import Kernel, Objective, counters
 from fedrts.sparse.layout import Layout
 
 FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError)
@@ -94,10 +94,6 @@ def training(module: nn.Module) -> Iterator[None]:
 
 
 def has_counters(module: nn.Module, layout: Layout) -> bool:
-    """May buffers outside the vector matter to training? They are the same in every step here; BatchNorm's own count does not matter
-    unless it averages over all batches.
-    """
-    norms = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)]
-    harmless = {f"{name}.num_batches_tracked".lstrip(".") for name, part in norms if part.momentum is not None}
+    """May buffers outside the vector matter to training? They are the same in every step here."""
     integers = {name for name, value in layout.constants.items() if not value.is_floating_point() and value.dtype != torch.bool}
-    return bool(integers - harmless)
+    return bool(integers - counters(module))

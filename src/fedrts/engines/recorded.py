@@ -36,7 +36,7 @@ class Recorded:
     """A kernel for several threads that plays back what it has done before."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel, self.label = kernel, kernel.label
+        self.kernel, self.label, self.objective = kernel, kernel.label, kernel.objective
         self._calls: Counter[object] = Counter()
         self._programs: dict[object, Program] = {}
         self._model = threading.Lock()

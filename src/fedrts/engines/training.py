@@ -67,15 +67,15 @@ class Slots:
         if influence is not None or self.influence is not None:
             self.influence, self._graphs, self._eager = influence, {}, 0
 
-    def load(self, slot: int, weights: Tensor, steps: int, bits: Tensor | None) -> None:
-        """A client takes a slot; `bits [P]` is its mask where slots have their own."""
-        self.weights[slot] = weights
-        self.planned[slot] = steps
+    def load(self, slots: list[int], weights: Tensor, steps: list[int], masks: Tensor | None) -> None:
+        """Clients with `weights [k, n]` take `slots`; `masks [k, P]` are theirs where slots have their own."""
+        self.weights[slots] = weights
+        self.planned[slots] = self.planned.new_tensor(steps)
         for tensor in (self.taken, self.losses, self.squares, self.first, self.second):
             if tensor is not None:
-                tensor[slot] = 0.0
-        if bits is not None and self.keep is not None:
-            self.keep[slot, : len(bits)] = bits
+                tensor[slots] = 0.0
+        if masks is not None and self.keep is not None:
+            self.keep[slots, : masks.shape[1]] = masks.to(self.keep.dtype)
 
     def step(self, active: int) -> None:
         """One step in the first `active` slots."""

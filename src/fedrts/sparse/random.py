@@ -8,6 +8,7 @@ stored to resume a run.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -55,6 +56,14 @@ def uniform(key: int | Tensor, count: int, device: torch.device | str = "cpu") -
 def permutation(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     """A random order of `range(count)`, int64 `[count]`."""
     return torch.argsort(bits(key, count, device), stable=True)
+
+
+def permutations(keys: Sequence[int], counts: Sequence[int]) -> list[Tensor]:
+    """`permutation(key, count)` of several keys at once."""
+    most = max(counts, default=0)
+    x = bits(torch.tensor([_signed(key) for key in keys], dtype=torch.int64), most)
+    x[torch.arange(most) >= torch.tensor(counts)[:, None]] = torch.iinfo(torch.int64).max  # numbers that do not count come last
+    return [order[:count] for order, count in zip(torch.argsort(x, dim=-1, stable=True), counts, strict=True)]
 
 
 def choose(key: int, count: int, picks: int) -> list[int]:

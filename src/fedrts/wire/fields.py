@@ -336,10 +336,11 @@ class Indices:
 
     def _among_inactive(self, payload: Selection, frame: Frame) -> Iterator[Bits]:
         """For every layer, which of its inactive links are named."""
-        named = np.zeros(len(frame.mask.bits), np.bool_)
-        named[payload.indices.cpu().numpy()] = True
-        for span, inactive, _ in self._layers(frame):
-            yield named[span][inactive]
+        mask = frame.mask
+        named = torch.zeros_like(mask.bits)
+        named[payload.indices] = True
+        inactive = [size - active for size, active in zip(mask.sizes, mask.counts, strict=True)]
+        yield from (part.numpy() for part in named[mask.inactive].cpu().split(inactive))
 
 
 @dataclass(frozen=True)

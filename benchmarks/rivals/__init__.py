@@ -1,0 +1,1 @@
+"""Others beside us: drivers that call the public interfaces of other packages, each runnable alone."""
