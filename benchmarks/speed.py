@@ -220,7 +220,7 @@ def measure(name: str, device: str, options: argparse.Namespace) -> Result:
         "title": section.title,
         "hardware": hardware(device),
         "versions": f"fedrts {fedrts.__version__}, torch {torch.__version__}, Python {platform.python_version()}",
-        "command": f"python benchmarks/speed.py --only {name} --device {device}",
+        "command": f"python benchmarks/speed.py --only {name} --device {device} --seconds {options.seconds:g} --repeat {options.repeat}",
         "unit": "tokens" if section.tokens else "samples",
         "rows": [],
     }
@@ -228,31 +228,43 @@ def measure(name: str, device: str, options: argparse.Namespace) -> Result:
         result["per_sample"] = tokens_a_sample(section)
     except InputError as error:
         return {**result, "rows": [{"who": name, "method": "", "precision": "", "error": str(error)}]}
-    for row in section.rows:
-        if device == "cpu" and row.precision != "float32":
-            continue
-        print(f"{name}: {row.who} {row.method} {row.precision} …", file=sys.stderr, flush=True)
-        result["rows"].append(measured(row, section, device, options))
-        file.write_text(json.dumps(result, indent=1) + "\n")
+    rows = [row for row in section.rows if device != "cpu" or row.precision == "float32"]
+    found: list[list[Result]] = [[] for _ in rows]
+    for turn in range(options.repeat):
+        for row, mine in zip(rows, found, strict=True):
+            print(f"{name}: {row.who} {row.method} {row.precision}, turn {turn + 1} of {options.repeat}", file=sys.stderr, flush=True)
+            mine.append(measured(row, section, device, options))
+            result["rows"] = [pooled(some) for some in found if some]
+            file.write_text(json.dumps(result, indent=1) + "\n")
     return result
+
+
+def pooled(turns: list[Result]) -> Result:
+    """One result of all turns of a row; of the last one alone where it has no times."""
+    timed = [turn for turn in turns if "times" in turn]
+    if not timed or "times" not in turns[-1]:
+        return turns[-1]
+    times, samples = ([value for turn in timed for value in turn[name]] for name in ("times", "samples"))
+    return {**turns[-1], **Laps.summed_up(times, samples), "device_memory": turns[-1]["device_memory"]}
 
 
 def table(result: Result) -> Iterator[str]:
     """A section as Markdown."""
     unit, factor = result["unit"], result.get("per_sample", 1)
     yield f"\n## {result['title']}\n\nOn {result['hardware']}; {result['versions']}. `{result['command']}`\n"
-    yield f"| who | method | precision | {unit}/s | × first row | ms a round | device memory | rounds timed |"
-    yield "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |"
+    yield f"| who | method | precision | {unit}/s, median | × first row | {unit}/s, mean | ms a round | device memory | rounds timed |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     first = result["rows"][0].get("samples_per_second") if result["rows"] else None
     for row in result["rows"]:
         start = f"| {row['who']} | {row['method']} | {row['precision']} |"
         if "samples_per_second" not in row:
-            yield f"{start} {row.get('missing') or row.get('error')} | – | – | – | – |"
+            yield f"{start} {row.get('missing') or row.get('error')} | – | – | – | – | – |"
             continue
         speed, memory = row["samples_per_second"], row["device_memory"]
         ratio = f"{speed / first:.2f}" if first else "–"
         held = f"{memory / 2**20:,.0f} MiB" if memory else "–"
-        yield f"{start} {speed * factor:,.0f} | {ratio} | {row['round_seconds'] * 1e3:,.1f} | {held} | {row['rounds']} |"
+        both = f"{speed * factor:,.0f} | {ratio} | {row['mean_samples_per_second'] * factor:,.0f}"
+        yield f"{start} {both} | {row['round_seconds'] * 1e3:,.1f} | {held} | {row['rounds']} |"
     remarks = {remark for row in result["rows"] for remark in row.get("remarks", [])}
     yield from [f"\nNote: {remark}." for remark in sorted(remarks)]
 
@@ -262,7 +274,8 @@ INTRODUCTION = """# Speed
 `python benchmarks/speed.py`: the same work each: whole rounds of sampling, local training and server update, end to end, without
 evaluation and without checkpoints on every side. Numbers are medians over rounds after warm-up; raw times are in `raw/speed_*.json`.
 Samples count as often as they are trained on. Device memory is what the allocator of PyTorch reserved at most, data included. The plain
-loop (`rivals/plain.py`) is FedAvg; FedRTS also probes gradients, draws and re-wires. Ratios compare rows of one table only."""
+loop (`rivals/plain.py`) is FedAvg; FedRTS also probes gradients, draws and re-wires in every
+tenth round, which the mean shows and the median does not. Ratios compare rows of one table only."""
 
 
 def render(out: Path) -> str:
@@ -279,6 +292,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data-dir", help="folder of data sets (default: FEDRTS_DATA)")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long the rounds of a row are timed")
+    parser.add_argument("--repeat", type=int, default=1, help="turns that the rows of a section take: more for a noisy machine")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds that a rival may take")
     parser.add_argument("--python", action="append", default=[], metavar="RIVAL=PATH", help="interpreter of pfl or flower; may be repeated")
     parser.add_argument("--out", type=Path, help="Markdown file to write; raw results go to raw/ beside it")

@@ -50,14 +50,19 @@ class Laps:
         """What a table shows, and the raw times."""
         if not self.times:
             return {"error": "stopped before a round was timed"}
+        memory = torch.cuda.max_memory_reserved() if self.device.startswith("cuda") else None
+        return {**self.summed_up(self.times, self.samples), "device_memory": memory}
+
+    @staticmethod
+    def summed_up(times: list[float], samples: list[int]) -> dict[str, Any]:
+        """Of rounds that took `times` seconds for `samples` samples."""
         return {
-            "samples_per_second": statistics.median(count / time for count, time in zip(self.samples, self.times, strict=True)),
-            "mean_samples_per_second": sum(self.samples) / sum(self.times),
-            "round_seconds": statistics.median(self.times),
-            "rounds": len(self.times),
-            "device_memory": torch.cuda.max_memory_reserved() if self.device.startswith("cuda") else None,
-            "times": [round(time, 6) for time in self.times],
-            "samples": self.samples,
+            "samples_per_second": statistics.median(count / time for count, time in zip(samples, times, strict=True)),
+            "mean_samples_per_second": sum(samples) / sum(times),
+            "round_seconds": statistics.median(times),
+            "rounds": len(times),
+            "times": [round(time, 6) for time in times],
+            "samples": samples,
         }
 
     def _now(self) -> float:

@@ -19,6 +19,7 @@ from fedrts.checkpoint import Pace, Saved
 from fedrts.config import Experiment
 from fedrts.data.own import federate
 from fedrts.errors import InputError
+from fedrts.fairness import judged
 from fedrts.folder import RunFolder, check_versions
 from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
@@ -202,6 +203,8 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         if folder is not None:
             folder.write_tensors("model.safetensors", run.layout.state_dict(state.weights))
             folder.write_tensors("masks.safetensors", masks)
+            if experiment.eval.fairness:
+                folder.write_json("fairness.json", judged(run))
             folder.write_json("summary.json", summary)
         observer.finished(summary)
     finally:

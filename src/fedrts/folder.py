@@ -23,7 +23,9 @@ from fedrts.errors import InputError, note
 from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
 
-_NOT_COMPARED = {"out", "checkpoint.every"} | {f"guard.{key}" for key in ("quorum", "attempts", "over_select", "deadline", "strikes")}
+_NOT_COMPARED = {"out", "checkpoint.every", "eval.fairness"} | {
+    f"guard.{key}" for key in ("quorum", "attempts", "over_select", "deadline", "strikes")
+}
 """Keys that may change before a run is resumed: they can mend what stopped it."""
 _LOGS = ("history.jsonl", "topology.jsonl")
 
@@ -79,7 +81,7 @@ class RunFolder:
         with contextlib.ExitStack() as stack:
             for name in _LOGS:
                 self._logs[name] = stack.enter_context(open(self.path / name, "ab"))
-            _lock(self._logs[_LOGS[0]], self.path)
+            lock(self._logs[_LOGS[0]], self.path)
             stack.callback(self._logs.clear)
             yield
 
@@ -200,7 +202,8 @@ def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _without_none(v) if isinstance(v, Mapping) else v for k, v in settings.items() if v is not None}
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
+def lock(file: IO[bytes], path: Path) -> None:
+    """Keep other processes out of `path` while `file`, which lies in it, is open."""
     try:
         import fcntl
     except ImportError:  # not on Windows: two processes in one folder are then the user's care

@@ -11,7 +11,7 @@ from torch import Tensor
 import fedrts
 from fedrts import rounds
 from fedrts.assemble import Assembled
-from fedrts.data.contract import Data
+from fedrts.data.contract import Data, is_label
 from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
 from fedrts.sparse.cost import Book
@@ -20,12 +20,11 @@ from fedrts.sparse.cost import Book
 def describe_clients(held: Data, parts: Sequence[Tensor]) -> list[dict[str, Any]]:
     """clients.json: what every client holds."""
     labels = held.y.cpu()
-    countable = labels.dim() == 1 and not labels.is_floating_point()
     return [
         {
             "client": client,
             "samples": len(rows),
-            "labels": torch.bincount(labels[rows.cpu()], minlength=held.classes).tolist() if countable else None,
+            "labels": torch.bincount(labels[rows.cpu()], minlength=held.classes).tolist() if is_label(labels) else None,
         }
         for client, rows in enumerate(parts)
     ]
