@@ -48,7 +48,7 @@ DOCUMENTED = [
 def parsed(line):
     """Parse as the command line would, without running anything."""
     root = command = typer.main.get_command(cli.app)
-    words = shlex.split(line)[1:]
+    words = shlex.split(line.partition(" > ")[0])[1:]
     while words and words[0] in getattr(command, "commands", {}):
         command, words = command.commands[words[0]], words[1:]
     assert command is not root, f"no command in: {line}"

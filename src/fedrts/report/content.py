@@ -19,7 +19,7 @@ def compose(found: Found) -> Report:
     problems, repeats = grouped(found.runs)
     chapters = [_chapter(problem) for problem in problems]
     settings = sum(len(problem.settings) for problem in problems)
-    title = problems[0].title if len(problems) == 1 else f"{len(problems)} problems"
+    title = problems[0].title if len(problems) == 1 else f"{len(problems)} pairs of data and model"
     text = f"{_count(sum(len(problem.runs) for problem in problems), 'run')}, {_count(settings, 'setting')}"
     return Report(title, text, [*found.problems, *repeats, *failures(found.runs)], chapters)
 
