@@ -119,7 +119,7 @@ def put_together(
         reason = str(error).partition("\n")[0]
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {held.input_shape}: {reason}") from error
     bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()))
-    asked = choice.Settings(**e.engine.model_dump(include=set(choice.Settings.__dataclass_fields__)))
+    asked = choice.Settings.of(e.engine.model_dump())
     if asked.name not in ("serial", "flower") and e.guard.deadline:
         if asked.name == "batched":
             note("clients run one after the other, not side by side: guard.deadline tells early replies from late ones")

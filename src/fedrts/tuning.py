@@ -40,7 +40,7 @@ class Tuned:
 def tune(experiment: Experiment, data_dir: str | Path | None = None) -> Tuned:
     """A resolved experiment with the engine that is the fastest here; keys of `[engine]` that are set stay as they are."""
     run = assemble(experiment, data_dir)
-    asked = Settings(**experiment.engine.model_dump())
+    asked = Settings.of(experiment.engine.model_dump())
     key = _key(run, asked)
     found = _recall(key)
     speeds = found or _measure_all(run, asked)

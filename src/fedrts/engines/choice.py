@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,13 +31,18 @@ CROWDED = 1e10
 
 @dataclass(frozen=True)
 class Settings:
-    """The table `[engine]` of an experiment."""
+    """What the table `[engine]` of an experiment says of this machine's engines."""
 
     name: Name = "auto"
     kernel: KernelName = "auto"
     slots: int = 0
     workers: int = 0
     precision: Precision = "float32"
+
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> Settings:
+        """Of a table that may hold other engines' keys too."""
+        return Settings(**{entry.name: table[entry.name] for entry in fields(Settings)})
 
 
 def decided(asked: Settings, bench: Workbench, per_round: int) -> Settings:
