@@ -211,10 +211,24 @@ def nginx(folder: Folder) -> Iterator[int]:
     (place / "nginx.conf").write_text(around)
     process = subprocess.Popen(["nginx", "-p", str(place), "-c", str(place / "nginx.conf")])
     try:
+        listening(front)
         yield front
     finally:
         process.terminate()
         process.wait(20)
+
+
+def listening(port: int, seconds: float = 20.0) -> None:
+    """Wait until somebody listens on a port of this machine."""
+    due = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > due:
+                raise
+            time.sleep(0.05)
 
 
 def status(folder: Folder, port: int, path: str) -> int:
