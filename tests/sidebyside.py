@@ -41,13 +41,13 @@ def in_double(run: Assembled) -> tuple[Workbench, Setup]:
     return Workbench(module, run.layout, data, bench.training, bench.seed, bench.macs), setup
 
 
-def both(run: Assembled, slots: int = 3, together: int = 4, make_kernel: MakeKernel = Vectorised) -> list[list[Played]]:
+def both(run: Assembled, slots: int = 3, together: int = 4, make_kernel: MakeKernel = Vectorised, workers: int = 1) -> list[list[Played]]:
     """The states and records of every round in float64, of the serial and of the batched engine."""
     bench, setup = in_double(run)
     device = bench.gradient.device
     serial = SerialEngine(bench, [part.to(device) for part in run.rows], 64)
     kernel = make_kernel(Objective(bench.module, bench.data.task, bench.layout))
-    batched = BatchedEngine(bench, [part.cpu() for part in run.rows], kernel, slots, together, serial)
+    batched = BatchedEngine(bench, [part.cpu() for part in run.rows], kernel, slots, together, serial, workers)
     return [list(rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), -1)) for engine in (serial, batched)]
 
 

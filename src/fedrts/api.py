@@ -24,6 +24,7 @@ from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
 from fedrts.observe import Observer, Silent
+from fedrts.phases import phase
 from fedrts.rounds import Played
 from fedrts.sparse.layout import Prunable
 from fedrts.summary import describe_clients, summarise
@@ -192,7 +193,8 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
             state = played.state
             history.append(played.record.as_dict())
             if folder is not None:
-                _write_round(folder, played, run, ledger, pace)
+                with phase("writing"):
+                    _write_round(folder, played, run, ledger, pace)
             observer.played(played.record)
         summary = summarise(run, state, ledger, history)
         masks = run.layout.by_name(state.mask.bits)

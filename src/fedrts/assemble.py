@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,14 +116,16 @@ def put_together(
         reason = str(error).partition("\n")[0]
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {held.input_shape}: {reason}") from error
     bench = Workbench(module, layout, held, training, e.seed, macs)
-    chosen = choice.decided(e.engine.name, bench)
-    if chosen == "batched" and e.guard.deadline:
-        note("clients run one after the other, not side by side: guard.deadline tells early replies from late ones")
-        chosen = "serial"
-    experiment = experiment.model_copy(update={"engine": e.engine.model_copy(update={"name": chosen})})
+    asked = choice.Settings(**e.engine.model_dump())
+    if asked.name != "serial" and e.guard.deadline:
+        if asked.name == "batched":
+            note("clients run one after the other, not side by side: guard.deadline tells early replies from late ones")
+        asked = replace(asked, name="serial")
+    settings = choice.decided(asked, bench, e.clients.per_round)
+    experiment = experiment.model_copy(update={"engine": e.engine.model_copy(update=asdict(settings))})
+    engine = choice.make(settings, bench, rows, e.eval.batch_size)
     schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer)
     sizes = [len(part) for part in rows]
-    engine = choice.make(experiment.engine.name, bench, rows, e.eval.batch_size, e.engine.precision, e.engine.slots, e.clients.per_round)
     plan = Plan(
         method,
         engine,

@@ -423,5 +423,8 @@ def _forward(job: Job) -> tuple[float, float]:
 def _isolated(key: int, device: torch.device) -> Iterator[None]:
     """Global random numbers that depend on `key` alone (dropout in a user's model), and leave no trace outside."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(random.seed(key))
+        seed = random.seed(key)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would format a stack trace for every kind of device
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         yield

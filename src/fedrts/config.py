@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedrts import data, methods, models
 from fedrts.data.contract import Recipe
 from fedrts.data.partition import Partition
+from fedrts.engines.choice import KernelName
 from fedrts.engines.choice import Name as EngineName
 from fedrts.engines.kernels import Precision
 from fedrts.errors import InputError, nearest, note
@@ -104,7 +105,9 @@ class Engine(Table):
     """Who runs the clients; `engine = "serial"` is short for `engine.name`."""
 
     name: EngineName = Field("auto", description="serial: one client after the other; batched: side by side; auto: what is faster")
-    slots: int = Field(0, ge=0, description="clients that train side by side; 0: as suits their sizes")
+    kernel: KernelName = Field("auto", description="side by side as one vectorised program, or streamed: one program a client")
+    slots: int = Field(0, ge=0, description="clients that train side by side; 0: all of a round, if there is memory")
+    workers: int = Field(0, ge=0, description="threads that share the slots on a CPU; 0: one a core")
     precision: Precision = Field("float32", description="float32, tf32 or bf16 (both on GPUs; weights stay float32)")
 
 

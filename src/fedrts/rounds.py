@@ -18,6 +18,7 @@ from fedrts.guard import Guard, judge
 from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Exchange, Round, State
+from fedrts.phases import each, phase
 from fedrts.server_optimizer import ServerOptimizer
 from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
@@ -154,7 +155,8 @@ def play_round(plan: Plan, before: State, index: int, ledger: Ledger | None = No
     record.density = density(plan.layout, state.mask)
     record.links_changed = state.mask.gained(before.mask) / max(state.mask.number, 1)
     if plan.is_evaluated(index):
-        metrics = plan.engine.evaluate(state)
+        with phase("evaluation"):
+            metrics = plan.engine.evaluate(state)
         record.loss, record.accuracy, record.perplexity = (metrics.get(name) for name in ("loss", "accuracy", "perplexity"))
         record.valid_accuracy = metrics.get("valid_accuracy")
     record.seconds = time.perf_counter() - started
@@ -173,7 +175,8 @@ def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: Ledger
         if len(record.clients) < plan.guard.needed(plan.per_round):
             return None
         clients = list(record.clients)
-        state = updated(plan, state, order, sums)
+        with phase("update"):
+            state = updated(plan, state, order, sums)
     return plan.optimizer.step(before, state, plan.layout.parameters) if index >= 0 else state
 
 
@@ -199,23 +202,25 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     counted: list[int] = []
     answered: set[int] = set()
     due = time.monotonic() + plan.guard.deadline if plan.guard.deadline else float("inf")
-    for reply in plan.engine.run(order, [client for client in clients if client not in missing]):
+    for reply in each("clients", plan.engine.run(order, [client for client in clients if client not in missing])):
         if time.monotonic() > due:
             missing |= {client: LATE for client in clients if client not in answered and client not in missing}
             break
         answered.add(reply.client)
-        rejection = judge(reply, order, plan.guard, samples, counted)
+        with phase("guard"):
+            rejection = judge(reply, order, plan.guard, samples, counted)
         if rejection is not None:
             record.rejected.append({"client": reply.client, "reason": rejection.reason})
             if rejection.blamed:
                 ledger.strikes.add(reply.client, order.round.index)
             continue
         assert isinstance(reply, Reply)  # a failure never counts
-        record.upload_bytes += reply.size or codec.size(Kind.UPLOAD, order.exchange.up, reply.message, frame)
-        ledger.messages += comparable
-        record.flops += reply.flops
-        opened = {name: entry.open(reply.message[name], order.opening_frame) for name, entry in order.exchange.up.items()}
-        sums.add(plan.method.contribution(opened, state, order.round), reply.samples, votes[reply.client])
+        with phase("sums"):
+            record.upload_bytes += reply.size or codec.size(Kind.UPLOAD, order.exchange.up, reply.message, frame)
+            ledger.messages += comparable
+            record.flops += reply.flops
+            opened = {name: entry.open(reply.message[name], order.opening_frame) for name, entry in order.exchange.up.items()}
+            sums.add(plan.method.contribution(opened, state, order.round), reply.samples, votes[reply.client])
         counted.append(reply.client)
         if len(counted) == plan.per_round:
             break

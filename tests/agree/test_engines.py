@@ -1,5 +1,6 @@
 """The batched engine against the serial one: the same client program, so the same masks and, in float64, the same weights."""
 
+import threading
 import warnings
 from dataclasses import replace
 from itertools import pairwise
@@ -7,13 +8,15 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import fedrts
 from fedrts import methods, rounds
-from fedrts.engines import choice
+from fedrts.engines import recorded
 from fedrts.engines.batched import BatchedEngine
-from fedrts.engines.kernels import Objective, Vectorised
+from fedrts.engines.kernels import Objective, OneByOne, Vectorised
+from fedrts.engines.recorded import Recorded
 from fedrts.engines.serial import SerialEngine
 from fedrts.engines.slots import busy, length, schedule
 from fedrts.errors import Note
@@ -50,6 +53,22 @@ def test_optimisers_have_the_same_past(toy, method, train):
     agree(*both(toy(method, "cnn", clients=UNEQUAL, topology=OFTEN, train={"epochs": 2, **train}, rounds=4)))
 
 
+@pytest.mark.parametrize(
+    ("method", "model", "kind"), [("fedrts", "cnn", Vectorised), ("feddst", "mlp", Vectorised), ("fedmef", "tiny_gpt", OneByOne)]
+)
+def test_recordings_on_threads_agree(toy, monkeypatch, method, model, kind):
+    monkeypatch.setattr(recorded, "WORTH_RECORDING", 2)
+    kernels = []
+
+    def recording(objective):
+        kernels.append(Recorded(kind(objective)))
+        return kernels[-1]
+
+    run = toy(method, model, clients=UNEQUAL, topology=OFTEN, train={"epochs": 2}, rounds=4)
+    agree(*both(run, slots=4, together=5, make_kernel=recording, workers=2))
+    assert kernels[0]._programs, "something was recorded"
+
+
 class Tempered(FedRTS):
     """Probes in ordinary rounds as only set-ups do."""
 
@@ -80,18 +99,21 @@ def test_a_client_with_one_sample(toy):
         agree(*both(run))
 
 
-def test_out_of_memory_halves_the_slots_and_goes_on(toy):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_out_of_memory_halves_the_slots_and_goes_on(toy, workers):
     run = toy("fedrts", "mlp", clients=UNEQUAL, rounds=1, topology={"end": 1})
     bench, setup = in_double(run)
 
     class Narrow(Vectorised):
         def __call__(self, weights, x, y):
-            if len(weights) > 2:
-                raise torch.OutOfMemoryError("no room")
-            return super().__call__(weights, x, y)
+            with turn:
+                if len(weights) > 3 - workers:
+                    raise torch.OutOfMemoryError("no room")
+                return super().__call__(weights, x, y)
 
+    turn = threading.Lock()  # the model serves one thread at a time
     serial = SerialEngine(bench, run.rows, 64)
-    engine = BatchedEngine(bench, run.rows, Narrow(Objective(bench.module, bench.data.task, bench.layout)), 5, 5, serial)
+    engine = BatchedEngine(bench, run.rows, Narrow(Objective(bench.module, bench.data.task, bench.layout)), 5, 5, serial, workers)
     with pytest.warns(Note, match="2 clients side by side"):
         (played,) = rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), 0)
     (reference,) = rounds.play(replace(run.plan, engine=serial), run.method.begin(setup), 0)
@@ -159,7 +181,44 @@ def cumulative():
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 3))
 
 
-CASES = [(Dropped(0.5), "dropout"), (Branching(), "item"), (cumulative(), "counts in buffers"), (Dropped(0.0), None)]
+class Noisy(nn.Module):
+    """Random numbers that no module of it announces."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw, self.first, self.last = draw, nn.Linear(36, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.draw(self.first(x.flatten(1))))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.cell, self.last = nn.LSTM(6, 4, num_layers=2, dropout=dropout, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.cell(x.squeeze(1))[0][:, -1])
+
+
+def attention(rate):
+    def draw(hidden):
+        query = hidden.view(-1, 1, 4, 2)
+        return F.scaled_dot_product_attention(query, query, query, dropout_p=rate).flatten(1)
+
+    return draw
+
+
+RANDOM = [
+    Noisy(F.dropout),
+    Noisy(lambda hidden: hidden + torch.randn_like(hidden)),
+    Noisy(F.rrelu),
+    Noisy(attention(0.1)),
+    Recurrent(0.5),
+]
+CASES = [*((model, "random numbers.*dropout") for model in RANDOM), (Noisy(lambda hidden: F.dropout(hidden, 0.0)), None)]
+CASES += [(Noisy(attention(0.0)), None)]
+CASES += [(Dropped(0.5), "dropout"), (Branching(), "item"), (cumulative(), "counts in buffers"), (Dropped(0.0), None)]
 
 
 @pytest.mark.parametrize(("model", "reason"), CASES)
@@ -176,7 +235,7 @@ def test_what_cannot_run_side_by_side_says_why(toy, model, reason):
         fedrts.train(**arguments)
 
 
-@pytest.mark.parametrize(("asked", "written"), [("auto", "serial"), ("batched", "batched")])
+@pytest.mark.parametrize(("asked", "written"), [("auto", "batched"), ("serial", "serial")])
 def test_the_engine_is_written_into_the_experiment(tmp_path, asked, written):
     result = fedrts.run(data="digits", rounds=1, engine=asked, device="cpu", out=tmp_path / "run")
     assert f'name = "{written}"' in (tmp_path / "run" / "experiment.toml").read_text()
@@ -217,9 +276,3 @@ def test_busy_slots_are_the_first_ones():
     for step, active in enumerate(now):
         working = {turn.slot for turn in turns if turn.start <= step < turn.stop}
         assert working == set(range(active))
-
-
-def test_auto_is_a_function_of_the_device(toy):
-    bench = toy("fedavg", "mlp").bench
-    assert choice.decided("auto", bench) == "serial"
-    assert choice.decided("batched", bench) == "batched"

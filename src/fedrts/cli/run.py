@@ -13,6 +13,7 @@ from fedrts.cli.app import Assignments, DataDir, ExperimentFile, Quiet, RunDir, 
 
 if TYPE_CHECKING:
     from fedrts.api import Result
+    from fedrts.config import Experiment
     from fedrts.observe import Observer
 
 
@@ -38,6 +39,8 @@ def run(
     value_type: Annotated[str | None, typer.Option(help="How values travel: float32 (lossless), float16 or int8.")] = None,
     init: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from the weights of this safetensors file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<time>-<data>-<method>-<seed>.")] = None,
+    tune: Annotated[bool, typer.Option("--tune", help="Measure which engine and how many slots are fastest here; remembered.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Write a trace of some rounds, and tables, to RUN_DIR/profile.")] = False,
     data_dir: DataDir = None,
     assignments: Assignments = None,
     quiet: Quiet = False,
@@ -66,8 +69,41 @@ def run(
     flags = {name: value for name, value in locals().items() if name in names}
     layers = [config.from_file(experiment)] if experiment else []
     layers += [config.from_keywords({**flags, "out": str(out) if out else None}), config.from_assignments(assignments or [])]
-    resolved = api.with_folder(config.resolve(*layers))
-    interruptible(lambda observer: api.start(resolved, observer, data_dir), Path(str(resolved.out)), quiet)
+    resolved = config.resolve(*layers)
+    resolved = api.with_folder(measured(resolved, data_dir, quiet) if tune else resolved)
+    folder = Path(str(resolved.out))
+
+    def play(observer: Observer) -> Result:
+        return api.start(resolved, watched(observer, folder, profile), data_dir)
+
+    interruptible(play, folder, quiet)
+
+
+def measured(experiment: Experiment, data_dir: Path | None, quiet: bool) -> Experiment:
+    """An experiment with the fastest engine; what was measured is shown."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedrts import tuning
+
+    tuned = tuning.tune(experiment, data_dir)
+    table = Table(title="tuned: remembered from an earlier run" if tuned.remembered else "tuned", title_justify="left")
+    for heading in ("engine", "kernel", "slots", "threads", "samples/s"):
+        table.add_column(heading, justify="left" if heading in ("engine", "kernel") else "right")
+    for found, speed in tuned.samples_per_second.items():
+        side_by_side = (found.kernel, str(found.slots), str(found.workers)) if found.name == "batched" else ("", "", "")
+        table.add_row(found.name, *side_by_side, f"{speed:,.0f}" if speed else "the only choice")
+    if not quiet:
+        Console().print(table)
+    return tuned.experiment
+
+
+def watched(observer: Observer, folder: Path, profile: bool) -> Observer:
+    """An observer, with one that profiles at its side."""
+    from fedrts.observe import Several
+    from fedrts.observe.profile import ProfileObserver
+
+    return Several(observer, ProfileObserver(folder / "profile")) if profile else observer
 
 
 @app.command()

@@ -7,6 +7,7 @@ once, are carried out one client after the other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from typing import NamedTuple
@@ -51,6 +52,7 @@ class Cohort:
     steps: list[int]
     own: list[Mask] | None = None
     """Masks of their own, where they have rewired."""
+    worker: int = 0
 
     @property
     def masks(self) -> list[Mask]:
@@ -71,11 +73,19 @@ class BatchedEngine:
     """How many clients' weights are held at once; the others wait."""
     serial: SerialEngine
     """For the steps of set-ups, which happen once."""
+    workers: int = 1
+    """Threads that share the clients, each on a core of its own."""
     _known: dict[tuple[object, ...], Slots] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        return f"batched engine ({self.slots} {self.kernel.label} slots)"
+        threads = f" on {self.workers} threads" if self.workers > 1 else ""
+        return f"batched engine ({self.slots} {self.kernel.label} slots{threads})"
+
+    @property
+    def width(self) -> int:
+        """Slots of a worker."""
+        return -(-self.slots // self.workers)
 
     def evaluate(self, state: State) -> Metrics:
         with self.kernel.objective.reading():
@@ -88,8 +98,7 @@ class BatchedEngine:
         waiting = list(clients)
         while waiting:
             try:
-                with threads_for(self.bench.batch_macs * self.slots):
-                    replies = self._work(order, waiting[: self.together])
+                replies = self._share(order, waiting[: self.together])
             except (torch.OutOfMemoryError, MemoryError) as error:
                 if self.together == 1:
                     raise
@@ -106,11 +115,25 @@ class BatchedEngine:
             torch.cuda.empty_cache()
         if self.slots > 1:
             self.slots = min(self.slots, tried) // 2 or 1
+            self.workers = min(self.workers, self.slots)
         else:
             self.together = tried // 2 or 1
         note(f"out of memory: going on with {self.slots} clients side by side")
 
-    def _work(self, order: Order, clients: list[int]) -> list[Reply]:
+    def _share(self, order: Order, clients: list[int]) -> list[Reply]:
+        """Divide clients among the workers: each has its own slots, and waits for nobody before its last client is done."""
+        steps = [self.bench.training.samples(len(self.rows[client])) or 1 for client in clients]
+        turns = schedule(steps, min(self.workers, len(clients)))
+        shares = [[clients[turn.client] for turn in turns if turn.slot == worker] for worker in range(len({turn.slot for turn in turns}))]
+        if len(shares) == 1:
+            with threads_for(self.bench.batch_macs * self.slots):
+                return self._work(order, clients)
+        with threads_for(0), ThreadPoolExecutor(len(shares)) as pool:
+            done = list(pool.map(self._work, [order] * len(shares), shares, range(len(shares))))
+        replies = {reply.client: reply for share in done for reply in share}
+        return [replies[client] for client in clients]
+
+    def _work(self, order: Order, clients: list[int], worker: int = 0) -> list[Reply]:
         index, exchange, bench = order.round.index, order.exchange, self.bench
         received = {name: entry.put(order.sent[name], order.frame) for name, entry in exchange.down.items()}
         tensors = {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in received.items()}
@@ -118,7 +141,7 @@ class BatchedEngine:
         keys = [random.key(bench.seed, "client", index, client) for client in clients]
         rows = [self.rows[client] for client in clients]
         nothing = tensors["weights"].new_zeros(len(clients))
-        cohort = Cohort(index, clients, rows, keys, order.frame.mask, tensors, nothing, [0] * len(clients))
+        cohort = Cohort(index, clients, rows, keys, order.frame.mask, tensors, nothing, [0] * len(clients), worker=worker)
         bench.module.train()
         for step in exchange.steps:
             self.perform(step, cohort)
@@ -163,7 +186,7 @@ class BatchedEngine:
 
     def _train(self, step: Train, cohort: Cohort, members: list[int], batches: list[Batches], size: int) -> None:
         """Train `members` of the cohort, whose batches all have one `size`."""
-        width = self.slots if 2 * len(members) > self.slots else len(members)  # one width for most, because a graph has one
+        width = self.width if 2 * len(members) > self.width else len(members)  # one width for most, because a graph has one
         turns = schedule([len(batches[member].rows) for member in members], width)
         slots = self._slots(step, cohort, turns, width, size)
         rows = torch.zeros(length(turns), *slots.rows.shape[1:], dtype=torch.int64)
@@ -202,7 +225,7 @@ class BatchedEngine:
     def _slots(self, step: Train, cohort: Cohort, turns: Sequence[Turn], width: int, size: int) -> Slots:
         """Static tensors for these turns, kept for the next round."""
         masks = width if cohort.own else 0 if cohort.mask.is_full else 1
-        key = (width, size, masks, bool(step.record))
+        key = (cohort.worker, width, size, masks, bool(step.record))
         found = self._known.get(key)
         if found is None or len(found.rows) < length(turns):
             bench = self.bench
@@ -219,8 +242,8 @@ class BatchedEngine:
         weights, links = cohort.tensors["weights"], bench.layout.links
         gradient = cohort.tensors[step.into] = torch.zeros_like(weights[:, :links])
         for members in _by_size(batches).values():
-            for start in range(0, len(members), self.slots):
-                some = members[start : start + self.slots]
+            for start in range(0, len(members), self.width):
+                some = members[start : start + self.width]
                 rows, keys = (torch.stack([part[0] for part in parts]) for parts in zip(*(batches[member] for member in some), strict=True))
                 found = self.kernel(weights[some], *bench.data.training_batches(rows.to(weights.device), keys.to(weights.device)))
                 if bench.frozen is not None:

@@ -123,6 +123,25 @@ class Vectorised:
         return Gradients(gradient, loss, statistics)
 
 
+class OneByOne:
+    """One program a client, one after the other: what suits a core that larger models keep busy."""
+
+    label = "streamed"
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+        self.parameters = objective.layout.parameters
+        self._gradient = grad_and_value(objective.loss, has_aux=True)
+
+    def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
+        parts = [self._one(*client) for client in zip(weights, x, y, strict=True)]
+        return parts[0] if len(parts) == 1 else Gradients(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+    def _one(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
+        gradient, (loss, statistics) = self._gradient(weights[: self.parameters], weights[self.parameters :], x, y)
+        return Gradients(gradient[None], loss[None], statistics[None])
+
+
 class Streamed:
     """One program a client, on parallel streams; inside a captured graph they become parallel branches."""
 
@@ -161,18 +180,7 @@ class Streamed:
             )
 
 
-def has_dropout(module: nn.Module) -> bool:
-    """Does the model draw random numbers in training? Clients side by side would draw other ones than one after the other."""
-    return any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in module.modules())
-
-
 def counters(module: nn.Module) -> set[str]:
     """The counts of batches that BatchNorm keeps and does not look at, by name."""
     norms = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)]
     return {f"{name}.num_batches_tracked".lstrip(".") for name, part in norms if part.momentum is not None}
-
-
-def has_counters(module: nn.Module, layout: Layout) -> bool:
-    """May buffers outside the vector matter to training? They are the same in every step here."""
-    integers = {name for name, value in layout.constants.items() if not value.is_floating_point() and value.dtype != torch.bool}
-    return bool(integers - counters(module))

@@ -20,8 +20,8 @@ _ALIGNED = 64
 """Rows of stacked weights start at multiples of this: kernels on tensor cores want round addresses."""
 _EAGER_STEPS = 3
 """Steps before a graph is captured: they warm up what a capture cannot."""
-_WIDTHS = 10
-"""At most so many graphs, for different numbers of slots that take part."""
+_WIDTHS = {"cpu": 2, "cuda": 10}
+"""At most so many graphs (on a CPU: recordings), for different numbers of slots that take part."""
 
 
 def stacked(rows: int, length: int, like: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Slots:
     def _rounded(self, active: int) -> int:
         """Not every number of slots is worth a graph of its own: idle ones take part."""
         width = len(self.weights)
-        unit = -(-width // _WIDTHS)
+        unit = -(-width // _WIDTHS[self.weights.device.type])
         return min(-(-active // unit) * unit, width)
 
     def _step(self, active: int) -> None:

@@ -39,3 +39,26 @@ class Silent:
     def finished(self, summary: dict[str, Any]) -> None: ...
 
     def stopped(self) -> None: ...
+
+
+class Several:
+    """Tells several observers, one after the other."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self.observers = observers
+
+    def started(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None:
+        for observer in self.observers:
+            observer.started(experiment, facts, first_round)
+
+    def played(self, record: Record) -> None:
+        for observer in self.observers:
+            observer.played(record)
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        for observer in self.observers:
+            observer.finished(summary)
+
+    def stopped(self) -> None:
+        for observer in self.observers:
+            observer.stopped()

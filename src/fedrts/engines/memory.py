@@ -1,0 +1,78 @@
+"""How many clients fit: the free memory of a device, and what a client takes of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedrts.client import LocalTraining
+from fedrts.engines.kernels import Objective
+
+USABLE = 0.5
+"""Share of the free memory that clients may take; the rest is for evaluation, the server's own work and what others need."""
+_SLOT_VECTORS = 5
+"""A slot's vectors apart from the optimiser's: weights, mask, gradient, the copy that becomes it, and one of the kernel's own."""
+_HELD_VECTORS = 4
+"""A waiting client's vectors: weights, gradient, mask, reply."""
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free on a device now; on a CPU what the system calls available."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo") as lines:
+            found = dict(line.split(":") for line in lines)
+        return int(found["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):  # other systems
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 4 * 2**30
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a client takes."""
+
+    slot: int
+    """While it trains, besides being held."""
+    held: int
+    """While others train."""
+
+    @staticmethod
+    def of(objective: Objective, training: LocalTraining, weights: Tensor, x: Tensor, y: Tensor) -> Need:
+        """Of a model at `weights [n]` with batches like `x, y` (of any number of samples)."""
+        vector = weights.numel() * weights.element_size()
+        states = 2 if training.optimizer == "adam" else 1 if training.momentum else 0
+        activations = saved_bytes(objective, weights, x, y) * training.batch_size // max(len(x), 1)
+        return Need((_SLOT_VECTORS + states) * vector + 2 * activations, _HELD_VECTORS * vector)
+
+    def slots(self, free: int) -> int:
+        """Clients that may train side by side."""
+        return max(1, int(USABLE * free) // (self.slot + self.held))
+
+    def together(self, free: int, slots: int) -> int:
+        """Clients that may be held at once, of which `slots` train."""
+        return max(slots, (int(USABLE * free) - slots * self.slot) // self.held)
+
+
+def saved_bytes(objective: Objective, weights: Tensor, x: Tensor, y: Tensor) -> int:
+    """Bytes that a forward pass keeps for the backward pass, parameters and inputs apart."""
+    parameters = weights[: objective.layout.parameters].clone().requires_grad_()
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = objective.loss(parameters, weights[objective.layout.parameters :].clone(), x, y)
+    apart = {tensor.untyped_storage().data_ptr() for tensor in (parameters, x, y)}
+    del result
+    return sum(size for place, size in kept.items() if place not in apart)

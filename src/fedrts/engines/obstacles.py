@@ -1,0 +1,99 @@
+"""Why a model's clients cannot train side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedrts.client import Workbench
+from fedrts.engines.kernels import Kernel, Objective, counters
+from fedrts.sparse.layout import Layout
+
+FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError)
+_NOT_VECTORISED = {"_scaled_dot_product_flash_attention_for_cpu"}
+
+
+def obstacle(bench: Workbench, objective: Objective, kernel: Kernel) -> str | None:
+    """What stands in the way of clients side by side; None if nothing does."""
+    if has_counters(bench.module, bench.layout):
+        return "the model counts in buffers that are no floating-point numbers"
+    try:
+        if (name := watched(bench, objective).draws) is not None:
+            return f"the model draws random numbers while it trains, as dropout does ({name})"
+        with training(bench.module):
+            kernel(*(tensor.expand(2, *tensor.shape).clone() for tensor in sample(bench)))
+    except FAILURES as error:
+        return (str(error).strip() or type(error).__name__).partition("\n")[0]
+    return None
+
+
+def vectorises(bench: Workbench, objective: Objective) -> bool:
+    """Has every operation of the model a vectorised form? One without is carried out client by client, in a slow way."""
+    try:
+        return not watched(bench, objective).names & _NOT_VECTORISED
+    except FAILURES:  # an obstacle, which is found elsewhere
+        return True
+
+
+def sample(bench: Workbench) -> tuple[Tensor, Tensor, Tensor]:
+    """The model's weights `[n]` and a small batch."""
+    rows = torch.arange(min(2, bench.training.batch_size, len(bench.data.y)), device=bench.gradient.device)
+    return bench.layout.flatten(bench.module.state_dict()), *bench.data.training_batch(rows, 0)
+
+
+class Watch(TorchDispatchMode):
+    """Remembers the operations that it sees, and the first that draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+        self.draws: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        self.names.add(name)
+        if self.draws is None and draws(func, args, kwargs or {}):
+            self.draws = name
+        return func(*args, **(kwargs or {}))
+
+
+def draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Does this call of an operation draw random numbers? Those that can drop (attention) do so at a rate above 0."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    names = [argument.name for argument in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    rates = [given.get(name, 0.0) for name in ("dropout_p", "dropout") if name in names]
+    return not rates or any(rates)
+
+
+def watched(bench: Workbench, objective: Objective) -> Watch:
+    """The operations of a forward pass."""
+    weights, x, y = sample(bench)
+    parameters = bench.layout.parameters
+    watch = Watch()
+    with torch.random.fork_rng([weights.device] if weights.device.type == "cuda" else []), training(bench.module), watch:
+        objective.loss(weights[:parameters].clone(), weights[parameters:].clone(), x, y)
+    return watch
+
+
+@contextmanager
+def training(module: nn.Module) -> Iterator[None]:
+    """A module in training mode for a while."""
+    before = module.training
+    module.train()
+    try:
+        yield
+    finally:
+        module.train(before)
+
+
+def has_counters(module: nn.Module, layout: Layout) -> bool:
+    """May buffers outside the vector matter to training? They are the same in every step here."""
+    integers = {name for name, value in layout.constants.items() if not value.is_floating_point() and value.dtype != torch.bool}
+    return bool(integers - counters(module))

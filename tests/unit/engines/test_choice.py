@@ -1,0 +1,91 @@
+"""Which engine, how many slots: by model, device and memory; whatever is set stays."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import fedrts
+from fedrts.client import LocalTraining
+from fedrts.engines import choice, memory
+from fedrts.engines.choice import Settings
+from fedrts.engines.kernels import Objective
+from fedrts.engines.memory import Need
+from fedrts.sparse.layout import Layout
+from fedrts.tasks import Classification
+
+
+@pytest.fixture(autouse=True)
+def two_cores():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_small_models_train_side_by_side_on_a_cpu(toy):
+    bench = toy("fedavg", "mlp").bench
+    assert choice.decided(Settings(), bench, 3) == Settings("batched", "vectorised", slots=3, workers=2)
+    assert choice.decided(Settings("serial"), bench, 3) == Settings("serial")
+
+
+def test_large_models_train_one_after_the_other_on_a_cpu(toy):
+    bench = toy("fedavg", "mlp").bench
+    bench.training = replace(bench.training, batch_size=10**6)
+    assert choice.decided(Settings(), bench, 3).name == "serial"
+    assert choice.decided(Settings("batched"), bench, 3) == Settings("batched", "streamed", slots=2, workers=2)
+
+
+def test_attention_has_no_vectorised_form_on_a_cpu(toy):
+    assert choice.decided(Settings(), toy("fedavg", "tiny_gpt").bench, 3) == Settings("batched", "streamed", slots=2, workers=2)
+
+
+def test_what_is_set_stays(toy):
+    bench = toy("fedavg", "mlp").bench
+    asked = Settings("batched", "streamed", slots=7, workers=3)
+    assert choice.decided(asked, bench, 10) == asked
+    assert choice.decided(replace(asked, slots=2), bench, 10).workers == 2, "no thread without a slot"
+
+
+def test_deciding_twice_decides_nothing_new(toy):
+    bench = toy("fedavg", "cnn").bench
+    once = choice.decided(Settings(), bench, 4)
+    assert choice.decided(once, bench, 4) == once
+
+
+def test_slots_follow_the_free_memory(toy, monkeypatch):
+    run = toy("fedavg", "mlp")
+    need = choice._need(run.bench, Objective(run.module, run.data.task, run.layout))
+    for clients in (1, 2, 5):
+        free = (clients + 0.5) * (need.slot + need.held) / memory.USABLE
+        monkeypatch.setattr(choice, "free_bytes", lambda device, free=free: int(free))
+        assert choice.decided(Settings(), run.bench, 10).slots == clients
+    monkeypatch.setattr(choice, "free_bytes", lambda device: 0)
+    engine = choice.make(choice.decided(Settings(), run.bench, 10), run.bench, run.rows, 64)
+    assert engine.slots == engine.together == 1, "one client always runs"
+
+
+def test_a_run_says_how_many_slots_it_took(tmp_path):
+    fedrts.run(data="digits", rounds=1, out=tmp_path / "a", device="cpu")
+    assert "slots = 10\nworkers = 2\n" in (tmp_path / "a" / "experiment.toml").read_text()
+    fedrts.run(data="digits", rounds=1, out=tmp_path / "b", device="cpu", engine={"slots": 4, "workers": 1})
+    assert "slots = 4\nworkers = 1\n" in (tmp_path / "b" / "experiment.toml").read_text()
+
+
+def test_activations_are_counted_by_what_the_backward_pass_needs():
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    layout = Layout.of(module)
+    objective = Objective(module, Classification(), layout)
+    weights, x, y = layout.flatten(module.state_dict()), torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
+    relu, log_softmax, mean = 4 * 5 * 4, 4 * 3 * 4, 4
+    assert memory.saved_bytes(objective, weights, x, y) == relu + log_softmax + mean
+    plain = Need.of(objective, LocalTraining(1, 4, 0.1), weights, x, y)
+    adam = Need.of(objective, LocalTraining(1, 4, 0.1, optimizer="adam"), weights, x, y)
+    wide = Need.of(objective, LocalTraining(1, 8, 0.1), weights, x, y)
+    assert adam.slot - plain.slot == 2 * 4 * layout.length
+    assert wide.slot - plain.slot == 2 * (relu + log_softmax + mean)
+
+
+def test_free_memory_is_some():
+    assert 2**20 < memory.free_bytes(torch.device("cpu")) < 2**50

@@ -1,0 +1,52 @@
+"""Recordings are the kernel itself, bit for bit; what cannot be recorded still runs."""
+
+import pytest
+import torch
+
+from fedrts.engines import recorded
+from fedrts.engines.kernels import Objective, OneByOne, Vectorised
+from fedrts.engines.recorded import Recorded
+
+
+def called(run, clients, size):
+    """Arguments of a kernel: weights, inputs, targets."""
+    weights = run.setup.weights.expand(clients, -1) + 0.01 * torch.arange(clients)[:, None]
+    rows = torch.arange(clients * size).view(clients, size)
+    return weights, *run.data.training_batches(rows, torch.zeros(clients, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(("model", "kind"), [("cnn", Vectorised), ("cnn", OneByOne), ("tiny_gpt", OneByOne)])
+def test_a_recording_has_the_same_bits(toy, model, kind):
+    run = toy("fedavg", model)
+    kernel = kind(Objective(run.module.train(), run.data.task, run.layout))
+    program = recorded.recorded(kernel, *called(run, 3, 4))
+    weights, x, y = called(run, 3, 4)
+    weights, x = weights * 1.5, x.flip(0)
+    for found, expected in zip(program(weights, x, y), kernel(weights, x, y), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_forms_are_recorded_when_they_come_often(toy, monkeypatch):
+    monkeypatch.setattr(recorded, "WORTH_RECORDING", 3)
+    run = toy("fedavg", "mlp")
+    plain = Vectorised(Objective(run.module.train(), run.data.task, run.layout))
+    kernel = Recorded(plain)
+    for call in range(5):
+        assert len(kernel._programs) == (call >= 3)
+        assert torch.equal(kernel(*called(run, 2, 4)).gradient, plain(*called(run, 2, 4)).gradient)
+    kernel(*called(run, 2, 5))
+    assert len(kernel._programs) == 1, "a form that came once"
+
+
+def test_what_cannot_be_recorded_runs_as_it_is(toy, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(recorded, "WORTH_RECORDING", 1)
+    monkeypatch.setattr(recorded, "recorded", refuse)
+    run = toy("fedavg", "mlp")
+    plain = Vectorised(Objective(run.module.train(), run.data.task, run.layout))
+    kernel = Recorded(plain)
+    for _ in range(3):
+        assert torch.equal(kernel(*called(run, 2, 4)).gradient, plain(*called(run, 2, 4)).gradient)
+    assert not kernel._programs
