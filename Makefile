@@ -33,7 +33,7 @@ bench: $(READY)          ## measurements, printed as tables; benchmarks/results 
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,images,plot,text]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,flower,images,plot,text]"
 	touch $@
 
 clean:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -18,6 +19,7 @@ from fedrts.assemble import Assembled, assemble, layout_of, put_together
 from fedrts.checkpoint import Pace, Saved
 from fedrts.config import Experiment
 from fedrts.data.own import federate
+from fedrts.data.partition import SITES
 from fedrts.errors import InputError
 from fedrts.folder import RunFolder, check_versions
 from fedrts.ledger import Ledger
@@ -27,8 +29,12 @@ from fedrts.observe import Observer, Silent
 from fedrts.phases import phase
 from fedrts.rounds import Played
 from fedrts.sparse.layout import Prunable
-from fedrts.summary import describe_clients, summarise
+from fedrts.summary import describe_clients, describe_privacy, summarise
 from fedrts.tasks import Classification, Loss, Task
+from fedrts.wire.fields import Frame
+
+if TYPE_CHECKING:
+    from fedrts.flower.deployment import Door
 
 ANYWHERE = {"device": "cpu", "init": None}
 """A model can be looked at on a machine that lacks the device it was trained on and the file it started from."""
@@ -59,22 +65,22 @@ def run(
     return start(config.resolve(*layers), observer or Silent(), data_dir)
 
 
-def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None = None) -> Result:
-    """Run a resolved experiment in a new folder."""
+def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None = None, door: Door | None = None) -> Result:
+    """Run a resolved experiment in a new folder; over Flower with nodes that come to `door` (None: on this machine)."""
     resolved = with_folder(resolved)
     folder = RunFolder(str(resolved.out))
     folder.create(resolved)
     try:
         assembled = assemble(resolved, data_dir)
-        assembled.method.begin(assembled.setup)
+        check_protection(assembled, assembled.method.begin(assembled.setup))
     except Exception:  # what shows only now leaves no folder behind that would be in the way of the next try
         folder.discard()
         raise
     folder.write_experiment(assembled.experiment)  # with what was left to `auto`
-    return _play(assembled, folder, observer)
+    return _play(assembled, folder, observer, data_dir, door)
 
 
-def resume(path: str | Path, *, data_dir: str | Path | None = None, observer: Observer | None = None) -> Result:
+def resume(path: str | Path, *, data_dir: str | Path | None = None, observer: Observer | None = None, door: Door | None = None) -> Result:
     """Continue an interrupted run to exactly the result it would have had. A finished one is only loaded."""
     folder = RunFolder(path)
     file = folder.experiment_file()
@@ -82,7 +88,7 @@ def resume(path: str | Path, *, data_dir: str | Path | None = None, observer: Ob
     check_versions(tomllib.loads(file.read_text("utf-8")).get("versions", {}))
     if resolved.model == config.CUSTOM:
         raise InputError(f"the run in {folder.path} trains a model given in Python: call fedrts.train(…, out=…, resume=True) again")
-    return _play(assemble(resolved, data_dir), folder, observer or Silent())
+    return _play(assemble(resolved, data_dir), folder, observer or Silent(), data_dir, door)
 
 
 def train(
@@ -117,7 +123,7 @@ def train(
     resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
     held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
     assembled = put_together(resolved, model, held, rows, prunable)
-    assembled.method.begin(assembled.setup)  # an infeasible density shows here, before there is a folder
+    check_protection(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
     folder = RunFolder(out) if out else None
     if folder is not None and not (resume and (folder.path / "experiment.toml").exists()):
         folder.create(assembled.experiment)
@@ -157,13 +163,38 @@ def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None =
     return layout.state_dict(saved.state.weights)
 
 
-def _play(run: Assembled, folder: RunFolder | None, observer: Observer) -> Result:
+def check_protection(run: Assembled, state: State) -> None:
+    """Is there protection, where it is asked for, for everything that the method uploads in any kind of round?"""
+    for index in range(-1, min(run.plan.rounds, run.plan.schedule.interval + 2)):
+        for exchange in run.plan.exchanges(run.plan.round(index, state.mask)):
+            run.bench.protection.check(exchange.up, Frame(run.layout, state.mask))
+
+
+def _play(
+    run: Assembled, folder: RunFolder | None, observer: Observer, data_dir: str | Path | None = None, door: Door | None = None
+) -> Result:
     if folder is None:
-        return _play_rounds(run, None, None, observer)
-    with folder.writing():
+        with _engaged(run, None, data_dir, door) as run:
+            return _play_rounds(run, None, None, observer)
+    with folder.writing(), _engaged(run, folder.path, data_dir, door) as run:
         saved = folder.load(run.experiment, run.identity, run.experiment.device)
         folder.rewind(saved)
         return _play_rounds(run, folder, saved, observer)
+
+
+@contextlib.contextmanager
+def _engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, door: Door | None) -> Iterator[Assembled]:
+    """The run with its engine ready: over Flower there are processes to start, and to end."""
+    if run.experiment.engine.name != "flower":
+        yield run
+        return
+    from fedrts.flower import prepare
+
+    prepare()
+    from fedrts.flower.deployment import engaged
+
+    with engaged(run, folder, data_dir, door) as ready:
+        yield ready
 
 
 def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer) -> Result:
@@ -176,7 +207,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         ledger = Ledger.restored(saved.ledger, state.mask.sizes, plan.guard, experiment.device)
     pace = Pace(experiment.checkpoint.every)
     if folder is not None:
-        folder.write_json("clients.json", describe_clients(run.data, run.rows))
+        folder.write_json("clients.json", describe_clients(run.data, run.rows, experiment.clients.partition != SITES))
     chosen = first >= 0 or not plan.method.exchanges(plan.round(first, state.mask))  # a set-up chooses the mask
     density = loop.density(run.layout, state.mask) if chosen else experiment.density
     facts = {
@@ -202,6 +233,8 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         if folder is not None:
             folder.write_tensors("model.safetensors", run.layout.state_dict(state.weights))
             folder.write_tensors("masks.safetensors", masks)
+            if run.bench.protection.on:
+                folder.write_json("privacy.json", describe_privacy(run, state, history))
             folder.write_json("summary.json", summary)
         observer.finished(summary)
     finally:

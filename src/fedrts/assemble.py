@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from fedrts import config, data, models
 from fedrts.client import LocalTraining, Workbench
 from fedrts.config import Experiment
 from fedrts.data.contract import Data
-from fedrts.data.partition import divide
+from fedrts.data.partition import SITES, divide
 from fedrts.engines import choice
 from fedrts.errors import InputError, note
 from fedrts.guard import Guard
 from fedrts.initial import load_weights
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Setup
+from fedrts.privacy import Protection
 from fedrts.registry import import_path
 from fedrts.rounds import Plan
 from fedrts.server_optimizer import ServerOptimizer
@@ -58,6 +59,8 @@ def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tu
     """The data of a resolved experiment, and the row numbers of every client."""
     held = data.load(experiment.data, experiment.data_options, data_dir)
     c, key = experiment.clients, random.key(experiment.seed, "partition")
+    if c.partition == SITES and experiment.engine.name != "flower":
+        raise InputError("clients.partition = 'sites' means data on other machines: run it with `fedrts server`")
     return held, divide(c.partition, held.y, c.total, c.alpha, experiment.min_size, key, c.classes_per_client)
 
 
@@ -115,9 +118,9 @@ def put_together(
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {held.input_shape}: {reason}") from error
-    bench = Workbench(module, layout, held, training, e.seed, macs)
-    asked = choice.Settings(**e.engine.model_dump())
-    if asked.name != "serial" and e.guard.deadline:
+    bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()))
+    asked = choice.Settings(**e.engine.model_dump(include={entry.name for entry in fields(choice.Settings)}))
+    if asked.name in ("auto", "batched") and e.guard.deadline:
         if asked.name == "batched":
             note("clients run one after the other, not side by side: guard.deadline tells early replies from late ones")
         asked = replace(asked, name="serial")
@@ -142,6 +145,12 @@ def put_together(
         optimizer=ServerOptimizer(t.server_optimizer, t.server_lr or 1.0, t.server_momentum, t.server_beta2, t.server_tau),
     )
     return Assembled(experiment, method, module, layout, setup, plan, held, rows, training, bench)
+
+
+def with_samples(run: Assembled, samples: Sequence[int]) -> Assembled:
+    """A run whose sites have said how many samples they hold."""
+    rows = [torch.zeros(count, dtype=torch.int64) for count in samples]
+    return replace(run, rows=rows, setup=replace(run.setup, samples=sum(samples)), plan=replace(run.plan, samples=list(samples)))
 
 
 def _started(experiment: Experiment, method: Method, module: nn.Module) -> nn.Module:

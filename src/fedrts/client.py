@@ -6,7 +6,7 @@ exchange's steps in order, and takes the upload's fields from its tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, singledispatch
@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedrts import rates
 from fedrts.data.contract import Data
 from fedrts.methods.contract import Calibrate, Evaluate, Exchange, ProbeCurvature, ProbeGradient, Rewire, Round, State, Train
+from fedrts.privacy import Protection
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
@@ -71,6 +72,8 @@ class Order:
     sent: Message
     values: Tensor | None = None
     """The server's own weights on the mask, which may be more precise than what it sends."""
+    held: Mapping[int, Mask | None] = field(default_factory=dict)
+    """The mask that each client holds before its download, as far as the server knows."""
 
     @staticmethod
     def of(exchange: Exchange, round: Round, layout: Layout, state: State, key: int) -> Order:
@@ -117,6 +120,10 @@ class Reply:
     """Mean training loss over the client's steps (NaN if it made none)."""
     size: int | None = None
     """Bytes that really came, where they did."""
+    resent: int = 0
+    """Bytes of a second download, to a client that turned out to lack the mask."""
+    at: float | None = None
+    """When it came (`time.monotonic`), where that is not now."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,8 @@ class Failure:
 
     client: int
     reason: str
+    resent: int = 0
+    at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +158,9 @@ class Workbench:
     training: LocalTraining
     seed: int
     macs: Macs
+    protection: Protection = field(default_factory=Protection)
+    simulated: bool = True
+    """All clients are here, and noise can be drawn again; on a node it cannot."""
     gradient: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -192,6 +204,11 @@ class Workbench:
         tensors["received"] = tensors["weights"].clone()
         return Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", order.round.index, client), order.round.index)
 
+    def upload(self, order: Order, tensors: Mapping[str, Tensor], frame: Frame, key: int) -> Message:
+        """What leaves a client of its `tensors`; in a simulation noise is a function of the client's `key`, on a node of nothing."""
+        noise = random.key(key, "noise", order.round.exchange) if self.simulated else None
+        return self.protection.message(order.exchange.up, tensors, frame, noise)
+
     def flops(self, order: Order, job: Job) -> float:
         """What an order costs the client; nothing of it need be carried out."""
         return sum(flops(step, job) for step in order.exchange.steps)
@@ -204,7 +221,7 @@ class Workbench:
             for step in exchange.steps:
                 perform(step, job)
         frame = order.upload_frame(random.key(job.key, "rounding", order.round.exchange))
-        message: Message = {name: entry.take(job.tensors, frame) for name, entry in exchange.up.items()}
+        message = self.upload(order, job.tensors, frame, job.key)
         loss = float(job.loss / job.steps) if job.steps else float("nan")
         return Reply(client, order.round.index, order.round.exchange, len(job.rows), message, arithmetic, loss)
 

@@ -43,7 +43,9 @@ class Clients(Table):
 
     total: int = Field(100, ge=1, description="clients in the federation")
     per_round: int = Field(10, ge=1, description="clients that take part in each round")
-    partition: Partition = Field("dirichlet", description="dirichlet (skewed labels), quantity (skewed sizes), iid, shards (few labels)")
+    partition: Partition = Field(
+        "dirichlet", description="dirichlet (skewed labels), quantity (skewed sizes), iid, shards (few labels), sites (own data)"
+    )
     alpha: Number = Field(0.5, gt=0, description="Dirichlet concentration: lower is more heterogeneous")
     classes_per_client: int = Field(2, ge=1, description="labels that a client holds, of shards")
     dropout: Number = Field(0.0, ge=0, lt=1, description="simulated: chance that a client vanishes after its download")
@@ -104,11 +106,16 @@ class Eval(Table):
 class Engine(Table):
     """Who runs the clients; `engine = "serial"` is short for `engine.name`."""
 
-    name: EngineName = Field("auto", description="serial: one client after the other; batched: side by side; auto: what is faster")
+    name: EngineName = Field(
+        "auto", description="serial: one client after the other; batched: side by side; flower: on nodes; auto: what is faster"
+    )
     kernel: KernelName = Field("auto", description="side by side as one vectorised program, or streamed: one program a client")
     slots: int = Field(0, ge=0, description="clients that train side by side; 0: all of a round, if there is memory")
     workers: int = Field(0, ge=0, description="threads that share the slots on a CPU; 0: one a core")
     precision: Precision = Field("float32", description="float32, tf32 or bf16 (both on GPUs; weights stay float32)")
+    nodes: int = Field(2, ge=1, description="flower: nodes on this machine, among which `fedrts run` divides the clients")
+    timeout: Number = Field(3600.0, gt=0, description="flower: seconds that nodes have for an order")
+    wait: Number = Field(600.0, ge=0, description="flower: seconds to wait for nodes before going on without them")
 
 
 class Wire(Table):
@@ -130,6 +137,21 @@ class GuardTable(Table):
     statistic_bound: Number = Field(1e9, gt=0, description="largest BatchNorm statistic; inputs that are not normalised may need more")
     max_share: Number = Field(1.0, gt=0, le=1, description="largest share of one client in votes and indicators")
     strikes: int = Field(3, ge=1, description="rejected replies after which a client is asked no more")
+
+
+class Privacy(Table):
+    """What clients do to their uploads before these leave, see docs/security.md; all off by default."""
+
+    clip: Number = Field(0.0, ge=0, description="largest norm of a client's update, scaled down where it is larger; 0: off")
+    noise: Number = Field(0.0, ge=0, description="standard deviation of Gaussian noise on every value, in units of clip; 0: off")
+    index_epsilon: Number = Field(0.0, ge=0, description="ε of randomised response on the index sets of a message; 0: off")
+    delta: Number = Field(1e-5, gt=0, lt=1, description="δ for which the ε of the noise is stated")
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Privacy:
+        if self.noise and not self.clip:
+            raise ValueError("privacy.noise needs privacy.clip: noise hides only what is bounded")
+        return self
 
 
 class Checkpoint(Table):
@@ -168,6 +190,7 @@ class Experiment(Table):
     eval: Eval = Eval()
     wire: Wire = Wire()
     guard: GuardTable = GuardTable()
+    privacy: Privacy = Privacy()
     checkpoint: Checkpoint = Checkpoint()
 
     @field_validator("device")

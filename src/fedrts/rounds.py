@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedrts.aggregate import Sums, reduction
-from fedrts.client import Order, Reply
+from fedrts.client import Failure, Order, Reply
 from fedrts.engines import Engine
 from fedrts.errors import InputError
 from fedrts.guard import Guard, judge
@@ -32,8 +32,8 @@ from fedrts.wire.quantise import ValueType
 ALWAYS_EVALUATED = 10
 """The last rounds of a run, each of which is evaluated."""
 
-DROPPED, LATE = "dropped out", "late"
-EXCUSED = (DROPPED, LATE)
+DROPPED, LATE, UNREACHABLE = "dropped out", "late", "not reachable"
+EXCUSED = (DROPPED, LATE, UNREACHABLE)
 """Reasons why a reply is missing that are no rejection."""
 
 _BINS = 20
@@ -192,9 +192,12 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     gone = [client for client in clients if plan.drops_out(order.round.index, attempt, client)]
     missing = dict.fromkeys(gone, DROPPED)
     lengths = Lengths(order.exchange.down, order.sent, order.frame, ledger.traffic.lengths)
+    held = {}
     for client in clients:
-        record.download_bytes += lengths.download(ledger.traffic.held_by(client))
+        held[client] = ledger.traffic.held_by(client)
+        record.download_bytes += lengths.download(held[client])
         ledger.traffic.send(client, order.frame.mask)
+    order = replace(order, held=held)
     comparable = order.round.index >= 0 and order.round.exchange == 0  # what dense averaging would have sent too
     ledger.messages += len(clients) * comparable
     sums = Sums(reduction(plan.guard, order))
@@ -203,7 +206,11 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     answered: set[int] = set()
     due = time.monotonic() + plan.guard.deadline if plan.guard.deadline else float("inf")
     for reply in each("clients", plan.engine.run(order, [client for client in clients if client not in missing])):
-        if time.monotonic() > due:
+        record.download_bytes += reply.resent
+        if isinstance(reply, Failure) and reply.reason in EXCUSED:
+            missing[reply.client] = reply.reason
+            continue
+        if (reply.at or time.monotonic()) > due:
             missing |= {client: LATE for client in clients if client not in answered and client not in missing}
             break
         answered.add(reply.client)

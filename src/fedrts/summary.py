@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,13 +15,15 @@ from fedrts.assemble import Assembled
 from fedrts.data.contract import Data
 from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
+from fedrts.privacy import spent
 from fedrts.sparse.cost import Book
+from fedrts.wire.fields import Indices
 
 
-def describe_clients(held: Data, parts: Sequence[Tensor]) -> list[dict[str, Any]]:
-    """clients.json: what every client holds."""
+def describe_clients(held: Data, parts: Sequence[Tensor], ours: bool = True) -> list[dict[str, Any]]:
+    """clients.json: what every client holds; of data that is not ours, no labels."""
     labels = held.y.cpu()
-    countable = labels.dim() == 1 and not labels.is_floating_point()
+    countable = ours and labels.dim() == 1 and not labels.is_floating_point()
     return [
         {
             "client": client,
@@ -29,6 +32,26 @@ def describe_clients(held: Data, parts: Sequence[Tensor]) -> list[dict[str, Any]
         }
         for client, rows in enumerate(parts)
     ]
+
+
+def describe_privacy(run: Assembled, state: State, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """privacy.json: the protection of uploads, what one message is worth, and what the client that sent most has given away."""
+    protection = run.bench.protection
+    sent: dict[int, tuple[int, int]] = {}
+    for line in history:
+        exchanges = run.plan.exchanges(run.plan.round(line["round"], state.mask))
+        values = sum("weights" in exchange.up for exchange in exchanges)
+        indices = sum(any(isinstance(entry, Indices) for entry in exchange.up.values()) for exchange in exchanges)
+        for client in [*line["clients"], *(entry["client"] for entry in line["rejected"])]:
+            before = sent.get(client, (0, 0))
+            sent[client] = (before[0] + values, before[1] + indices)
+    client, most = max(sent.items(), key=lambda item: item[1], default=(None, (0, 0)))
+    return {
+        **asdict(protection),
+        "neighbours": "any two data sets of one client",
+        "epsilon_of_a_message": spent(protection, 1, 1),
+        "most": {"client": client, "messages": most[0], "index_sets": most[1], "epsilon": spent(protection, *most)},
+    }
 
 
 def summarise(run: Assembled, state: State, ledger: Ledger, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fedrts.cli import run  # noqa: F401
 from fedrts.cli import folder  # noqa: F401
 from fedrts.cli import cost  # noqa: F401
 from fedrts.cli import catalogue  # noqa: F401
+from fedrts.cli import deployment  # noqa: F401
 # isort: on
 
 from fedrts.cli.app import app

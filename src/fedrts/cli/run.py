@@ -33,7 +33,7 @@ def run(
     batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, serial or batched.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, serial, batched or flower.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     precision: Annotated[str | None, typer.Option(help="Of training on a GPU: float32, tf32 or bf16.")] = None,
     value_type: Annotated[str | None, typer.Option(help="How values travel: float32 (lossless), float16 or int8.")] = None,
@@ -118,7 +118,7 @@ def resume(run_dir: RunDir, data_dir: DataDir = None, quiet: Quiet = False) -> N
     interruptible(lambda observer: api.resume(run_dir, data_dir=data_dir, observer=observer), run_dir, quiet)
 
 
-def interruptible(play: Callable[[Observer], Result], folder: Path, quiet: bool) -> None:
+def interruptible(play: Callable[[Observer], Result], folder: Path, quiet: bool, again: str | None = None) -> None:
     """Play a run for a person: progress, and a word on how to go on after Ctrl-C or SIGTERM."""
     import signal
 
@@ -132,5 +132,5 @@ def interruptible(play: Callable[[Observer], Result], folder: Path, quiet: bool)
     try:
         play(Silent() if quiet else ConsoleObserver())
     except KeyboardInterrupt:
-        print(f"interrupted; continue with: fedrts resume {folder}", file=sys.stderr)
+        print(f"interrupted; continue with: {again or f'fedrts resume {folder}'}", file=sys.stderr)
         sys.exit(130)

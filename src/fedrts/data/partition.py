@@ -11,7 +11,9 @@ from torch import Tensor
 from fedrts.errors import InputError, note
 from fedrts.sparse import random
 
-Partition = Literal["dirichlet", "quantity", "iid", "shards"]
+Partition = Literal["dirichlet", "quantity", "iid", "shards", "sites"]
+SITES: Partition = "sites"
+"""Nothing is divided: clients are sites with data of their own, which the server never sees."""
 
 _REDRAWS = 100
 
@@ -22,6 +24,8 @@ def divide(kind: str, labels: Tensor, clients: int, alpha: float, min_size: int,
     `dirichlet` skews labels and `quantity` sizes, the more the lower `alpha`; `shards` gives a client `classes_per_client` labels.
     """
     assert kind in get_args(Partition), kind
+    if kind == SITES:
+        return [torch.zeros(0, dtype=torch.int64)] * clients  # how many samples each has they say themselves
     rows = len(labels)
     if kind in ("dirichlet", "shards") and (labels.dim() != 1 or labels.is_floating_point()):
         raise InputError(

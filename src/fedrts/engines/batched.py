@@ -152,7 +152,7 @@ class BatchedEngine:
         for place, client in enumerate(clients):
             own = {name: tensor[place] for name, tensor in cohort.tensors.items()}
             frame = order.upload_frame(random.key(keys[place], "rounding", order.round.exchange))
-            message = {name: entry.take(own, frame) for name, entry in exchange.up.items()}
+            message = bench.upload(order, own, frame, keys[place])
             loss = losses[place] / cohort.steps[place] if cohort.steps[place] else float("nan")
             replies.append(Reply(client, index, order.round.exchange, len(rows[place]), message, flops[place], loss))
         return replies

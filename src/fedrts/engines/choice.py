@@ -19,7 +19,7 @@ from fedrts.engines.recorded import Recorded
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, note
 
-Name = Literal["auto", "serial", "batched"]
+Name = Literal["auto", "serial", "batched", "flower"]
 KernelName = Literal["auto", "vectorised", "streamed"]
 
 WORTH_VECTORISING = {"cpu": 2e7, "cuda": 1e8}
@@ -45,9 +45,11 @@ def decided(asked: Settings, bench: Workbench, per_round: int) -> Settings:
     device = bench.gradient.device
     if asked.precision != "float32" and device.type != "cuda":
         raise InputError(f"engine.precision = '{asked.precision}' needs a GPU: this run is on {device}; use float32")
-    if asked.precision == "bf16" and asked.name == "serial":
+    if asked.precision == "bf16" and asked.name in ("serial", "flower"):
         raise InputError("engine.precision = 'bf16' needs the batched engine: set engine.name = 'batched', or use tf32")
     small = bench.batch_macs <= WORTH_VECTORISING[device.type]
+    if asked.name == "flower":
+        return asked
     if asked.name == "serial" or (asked.name == "auto" and device.type == "cpu" and not small):
         return replace(asked, name="serial")
     objective = Objective(bench.module, bench.data.task, bench.layout, asked.precision)
@@ -76,7 +78,7 @@ def make(settings: Settings, bench: Workbench, rows: Sequence[Tensor], eval_batc
     device = bench.gradient.device
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.precision != "float32"
     serial = SerialEngine(bench, [part.to(device) for part in rows], eval_batch_size)
-    if settings.name == "serial":
+    if settings.name in ("serial", "flower"):  # over Flower, the server itself only evaluates
         return serial
     objective = Objective(bench.module, bench.data.task, bench.layout, settings.precision)
     kernel = _kernel(settings.kernel, objective, device)

@@ -85,6 +85,11 @@ def size(kind: Kind, fields: Mapping[str, Field], message: Message, frame: Frame
     return own + sum(field.size(message[name], frame) for name, field in fields.items())
 
 
+def most(fields: Mapping[str, Field], frame: Frame) -> int:
+    """No upload of these fields is longer."""
+    return _HEADER.size + _CHECKSUM.size + sum(field.most(frame) for field in fields.values())
+
+
 def peek(data: bytes | memoryview) -> Header:
     """The header of a message whose checksum is right."""
     view = memoryview(data)

@@ -21,7 +21,7 @@ from fedrts.sparse.layout import Entry, Layout, starts
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.topk import top_indices
 from fedrts.wire import positions
-from fedrts.wire.packing import Bits, Reader, varint, varint_size
+from fedrts.wire.packing import Bits, Reader, bytes_of, varint, varint_size
 from fedrts.wire.quantise import LEVELS, Norm, Quantised, ValueType, blocks_of
 
 
@@ -96,6 +96,10 @@ class Field(Protocol):
 
     def size(self, payload: Payload, frame: Frame) -> int:
         """Exactly the number of bytes that `write` gives."""
+        ...
+
+    def most(self, frame: Frame) -> int:
+        """No payload is longer: what need not be read at all."""
         ...
 
     def fault(self, payload: Payload, frame: Frame) -> str | None:
@@ -173,6 +177,9 @@ class Values:
         return Short(tensors[0] if self.type == "float16" else Quantised(tensors[0], tensors[1], self._groups(frame)), tensors[-1])
 
     def size(self, payload: Payload, frame: Frame) -> int:
+        return self.most(frame)
+
+    def most(self, frame: Frame) -> int:
         return sum(count * dtype.itemsize for count, dtype in self._shapes(frame))
 
     def fault(self, payload: Payload, frame: Frame) -> str | None:
@@ -301,6 +308,9 @@ class Indices:
         values = sum(self.k) * frame.dtype.itemsize if self.values else 0
         return values + sum(positions_size(bits, (len(bits),)) for bits in self._among_inactive(payload, frame))
 
+    def most(self, frame: Frame) -> int:
+        return (sum(self.k) * frame.dtype.itemsize if self.values else 0) + _bitmaps(frame.mask.sizes)
+
     def fault(self, payload: Payload, frame: Frame) -> str | None:
         mask = frame.mask
         if not isinstance(payload, Selection) or (payload.values is not None) != self.values or payload.size != len(mask.bits):
@@ -387,6 +397,9 @@ class OnOwnMask:
         positions = sum(positions_size(bits, shape) for bits, shape in self._changes(payload, frame))
         return positions + self._values.size(payload.values, frame)
 
+    def most(self, frame: Frame) -> int:
+        return _bitmaps(frame.mask.sizes) + self._values.most(frame)
+
     def fault(self, payload: Payload, frame: Frame) -> str | None:
         if not isinstance(payload, OwnValues) or payload.mask.sizes != frame.mask.sizes:
             return f"'{self.of}' is not a model on a mask of its own"
@@ -445,6 +458,9 @@ class Signs:
     def size(self, payload: Payload, frame: Frame) -> int:
         return sum(positions_size(bits, (len(bits),)) for bits in self._parts(payload, frame))
 
+    def most(self, frame: Frame) -> int:
+        return 2 * _bitmaps(frame.mask.sizes)
+
     def fault(self, payload: Payload, frame: Frame) -> str | None:
         right = isinstance(payload, Tensor) and payload.dtype == torch.int8 and payload.shape == frame.mask.bits.shape
         return None if right and bool((payload.abs() <= 1).all()) else f"'{self.of}' is no map of signs"
@@ -488,6 +504,9 @@ class Masks:
     def size(self, payload: Payload, frame: Frame) -> int:
         return sum(positions_size(bits, shape) for bits, shape in self._layers(payload, frame))
 
+    def most(self, frame: Frame) -> int:
+        return self.count * _bitmaps(frame.mask.sizes)
+
     def fault(self, payload: Payload, frame: Frame) -> str | None:
         right = isinstance(payload, Tensor) and payload.dtype == torch.bool and payload.shape == (self.count, len(frame.mask.bits))
         return None if right else f"'{self.of}' is not {self.count} masks of this model"
@@ -526,3 +545,8 @@ def positions_size(bits: Bits, shape: Sequence[int]) -> int:
     """Exactly `len(write_positions(bits, shape))`."""
     smallest = min(positions.sizes(bits, shape).values())
     return 1 + varint_size(smallest) + smallest
+
+
+def _bitmaps(sizes: Sequence[int]) -> int:
+    """Bytes of the positions of layers of these sizes at most: no chosen coding is longer than a bitmap."""
+    return sum(1 + varint_size(bytes_of(size)) + bytes_of(size) for size in sizes)

@@ -1,0 +1,183 @@
+"""`fedrts server`, `fedrts client` and `fedrts keys`: a federation across machines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedrts.cli.app import Assignments, DataDir, Quiet, app
+from fedrts.cli.run import interruptible
+from fedrts.errors import InputError
+
+if TYPE_CHECKING:
+    from fedrts.flower.host import Host
+
+keys = typer.Typer(help="Certificates and keys of a federation.", no_args_is_help=True)
+app.add_typer(keys, name="keys")
+
+KeyFolder = Annotated[Path, typer.Option("--dir", help="The coordinator's folder of certificates and keys.")]
+
+
+@app.command()
+def server(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment; nodes are told of it.")],
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where nodes reach this server.")] = "127.0.0.1:9092",
+    tls: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of `fedrts keys init`: encryption, registered keys only.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Neither encryption nor keys; for trials on one machine.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<name of the file>. An interrupted run in it goes on.")] = None,
+    data_dir: DataDir = None,
+    assignments: Assignments = None,
+    quiet: Quiet = False,
+) -> None:
+    """Coordinate a federation: wait for nodes and train. The same command goes on after a stop or a crash."""
+    from fedrts import api, config, flower
+    from fedrts.folder import RunFolder
+
+    if (tls is None) != insecure:
+        raise InputError("give either --tls DIR (see `fedrts keys init`) or --insecure")
+    folder = out or Path("runs", experiment.stem)
+    layers = [config.from_file(experiment), config.from_assignments(assignments or []), {"engine": "flower", "out": str(folder)}]
+    resolved = config.resolve(*layers)
+    flower.prepare()
+    from fedrts.flower.deployment import Door
+    from fedrts.flower.keys import Authority
+    from fedrts.flower.link import Address
+
+    again = "the same command"
+    door = Door(Address.of(address), Authority(tls).checked() if tls else None)
+    if RunFolder(folder).summary() is not None:
+        print(f"{folder} is finished; `fedrts inspect {folder}` shows it")
+    elif (folder / "experiment.toml").exists():
+        interruptible(lambda observer: api.resume(folder, data_dir=data_dir, observer=observer, door=door), folder, quiet, again)
+    else:
+        interruptible(lambda observer: api.start(resolved, observer, data_dir, door), folder, quiet, again)
+
+
+@app.command()
+def client(
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")],
+    data: Annotated[str | None, typer.Option(help="The data that is here, such as folder:/site/data; default: the experiment's.")] = None,
+    partition: Annotated[str | None, typer.Option(metavar="I[,J…]", help="Stand for these parts of the experiment's data.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="This node's private key, see `fedrts keys issue`.")] = None,
+    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate by which to know the server: its ca.pem.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Neither encryption nor keys; for trials on one machine.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    allow: Annotated[
+        list[str] | None, typer.Option(metavar="PKG.MODULE:NAME", help="Code that the experiment may name; repeatable.")
+    ] = None,
+    options: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the data; repeatable.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Stop answering when this much privacy (ε) is spent.")] = None,
+    patience: Annotated[float, typer.Option(help="Seconds to try again when the server cannot be reached; 0: for ever.")] = 0.0,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Take part in a federation: train on the data that is here, for a server that never sees it. Runs until stopped."""
+    from fedrts.flower.processes import end_with_parent
+
+    end_with_parent()
+    if insecure and (key or ca):
+        raise InputError("--insecure goes with neither --key nor --ca")
+    if not insecure and key is None:
+        raise InputError("give --key FILE (see `fedrts keys issue`) and --ca FILE, or --insecure")
+    from fedrts import config
+    from fedrts import data as sets
+    from fedrts.flower.host import Host
+
+    if data is not None:
+        sets.get(data)  # a name that does not exist shows here, before any server
+    own, folder = sets.absolute(data) if data else None, str(data_dir) if data_dir else None
+    host = Host(own, config.from_assignments(options or []), _numbers(partition), folder, device, allow or [], epsilon)
+    _serve(host, server, key, ca, insecure, patience or float("inf"), quiet)
+
+
+def _serve(host: Host, address: str, key: Path | None, ca: Path | None, insecure: bool, patience: float, quiet: bool) -> None:
+    import signal
+
+    from fedrts import flower
+
+    flower.prepare()
+    from fedrts.flower.link import Address
+    from fedrts.flower.node import Server, serve
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        serve(host, Server(Address.of(address).own, key, ca, insecure), say, patience)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _numbers(text: str | None) -> list[int]:
+    if not text:
+        return []
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"--partition takes numbers such as 0 or 0,3, not '{text}'") from error
+
+
+@keys.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where everything of the coordinator is kept.")],
+    host: Annotated[list[str] | None, typer.Option(help="Name or address under which nodes reach the server; repeatable.")] = None,
+    renew: Annotated[bool, typer.Option("--renew", help="Only a new certificate for the server, under the same authority.")] = False,
+) -> None:
+    """Make an authority and the server's certificate."""
+    _prepared()
+    from fedrts.flower.keys import Authority
+
+    authority = Authority(folder)
+    (authority.renew if renew else authority.init)(host or [])
+    print(f"give every node {authority.certificate}; keep {folder / 'ca.key'} secret, best not on the server")
+
+
+@keys.command()
+def issue(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The node's name.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Where to write NAME.key and NAME.pub.")] = Path("."),
+) -> None:
+    """Make a node's key, best on the node itself."""
+    _prepared()
+    from fedrts.flower import keys as making
+
+    private, public = making.issue(name, folder)
+    print(f"{private} stays on the node; give {public} to the coordinator for `fedrts keys register`")
+
+
+@keys.command()
+def register(
+    public: Annotated[Path, typer.Argument(metavar="NAME.pub", help="A node's public key.")],
+    folder: KeyFolder = Path("."),
+    name: Annotated[str | None, typer.Option(help="The node's name; default: that of the file.")] = None,
+) -> None:
+    """Let a node take part; a running server notices within seconds."""
+    _prepared()
+    from fedrts.flower.keys import Authority, fingerprint, read_public_key
+
+    registered = Authority(folder).register(public, name)
+    print(f"registered '{registered}' with key {fingerprint(read_public_key(public))}")
+
+
+@keys.command()
+def revoke(name: Annotated[str, typer.Argument(metavar="NAME", help="A registered node.")], folder: KeyFolder = Path(".")) -> None:
+    """Take a node's permission away; a running server notices within seconds."""
+    _prepared()
+    from fedrts.flower.keys import Authority
+
+    Authority(folder).revoke(name)
+    print(f"revoked '{name}'")
+
+
+def _prepared() -> None:
+    from fedrts.errors import optional
+
+    optional("cryptography", "flower")

@@ -1,0 +1,146 @@
+"""A run over Flower, from its first process to its last: the server's end, and nodes on this machine where nobody else brings any."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import tomli_w
+
+from fedrts.assemble import Assembled, with_samples
+from fedrts.config import CUSTOM
+from fedrts.data.partition import SITES
+from fedrts.errors import InputError
+from fedrts.flower import keys
+from fedrts.flower.engine import FlowerEngine
+from fedrts.flower.fleet import Fleet, Roster
+from fedrts.flower.keys import Authority
+from fedrts.flower.link import Address, open_gate, opened
+from fedrts.flower.processes import child
+
+_HERE = "node"
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where nodes come to, and who may."""
+
+    address: Address
+    authority: Authority | None
+    """None: anybody, without encryption."""
+
+
+def tell(text: str) -> None:
+    """To the person who runs the server."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, door: Door | None) -> Iterator[Assembled]:
+    """The run with an engine whose clients are nodes; everything is ended when the block is left."""
+    experiment = run.experiment
+    if CUSTOM in (experiment.model, experiment.data):
+        raise InputError("nodes cannot build a model or data set that was given in Python: name them, or use another engine")
+    if door is None and experiment.clients.partition == SITES:
+        raise InputError("clients.partition = 'sites' means data on other machines: use `fedrts server`")
+    with contextlib.ExitStack() as stack:
+        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedrts-")))
+        say: Callable[[str], None] = tell if door is not None else _only_refusals
+        door, issued = (door, []) if door is not None else _private_door(temporary, min(experiment.engine.nodes, experiment.clients.total))
+        link = stack.enter_context(opened(door.address, door.authority, folder / "superlink.log" if folder else None, say))
+        roster = Roster(experiment.clients.total, folder / "roster.json" if folder else None, keyed=bool(door.authority) and not issued)
+        sites = experiment.clients.partition == SITES
+        fleet = Fleet(link, introduction(run), roster, None if sites else run.plan.samples, run.data.fingerprint, door.authority, say)
+        fleet.follow_keys()
+        open_gate()
+        for number, key in enumerate(issued):
+            mine = range(number, experiment.clients.total, len(issued))
+            command = _node_command(door, key, mine, data_dir, experiment.device)
+            log = stack.enter_context(open(folder / f"{_HERE}-{number}.log" if folder else temporary / f"{number}.log", "ab"))
+            stack.enter_context(child(command, stdin=-3, stdout=log, stderr=log))
+        with _explained():
+            yield _with_fleet(run, fleet)
+
+
+def _with_fleet(run: Assembled, fleet: Fleet) -> Assembled:
+    """Wait for nodes, and for what sites have to say of themselves."""
+    experiment, guard = run.experiment, run.plan.guard
+    there = fleet.gather(experiment.clients.total, experiment.engine.wait)
+    if experiment.clients.partition == SITES:
+        if len(fleet.roster.entries) < experiment.clients.total:
+            raise InputError(
+                f"{len(fleet.roster.entries)} of {experiment.clients.total} sites came within {experiment.engine.wait:g} s: "
+                "start the others, or lower clients.total, then start the server again"
+            )
+        run = with_samples(run, [fleet.roster.entries[client].samples for client in range(experiment.clients.total)])
+    elif there < guard.needed(experiment.clients.per_round):
+        raise InputError(f"{there} clients came within {experiment.engine.wait:g} s: too few for a round; start more nodes, then resume")
+    timeout = min(experiment.engine.timeout, guard.deadline or float("inf"))
+    engine = FlowerEngine(
+        fleet,
+        run.bench,
+        run.plan.samples,
+        run.plan.engine,
+        guard.needed(experiment.clients.per_round),
+        timeout,
+        experiment.engine.wait,
+        ordered=guard.over_select == 0,
+    )
+    return replace(run, plan=replace(run.plan, engine=engine))
+
+
+def introduction(run: Assembled) -> dict[str, Any]:
+    """What every node is told: the experiment, without what is the server's own affair."""
+    settings = run.experiment.model_dump(exclude_none=True, exclude={"out", "init", "device", "engine", "guard", "checkpoint"})
+    shape, classes = list(run.data.input_shape), run.data.classes
+    return {"experiment": tomli_w.dumps(settings), "input_shape": shape, "classes": classes}
+
+
+def _private_door(folder: Path, nodes: int) -> tuple[Door, list[Path]]:
+    """A door on this machine for nodes that we start ourselves, with keys that nobody else has."""
+    authority = Authority(folder / "authority")
+    authority.init([])
+    issued = [keys.issue(f"{_HERE}-{number}", folder / "keys") for number in range(nodes)]
+    for _, public in issued:
+        authority.register(public)
+    return Door(Address.free(), authority), [private for private, _ in issued]
+
+
+def _node_command(door: Door, key: Path, clients: range, data_dir: str | Path | None, device: str) -> list[str]:
+    assert door.authority is not None
+    command = [
+        sys.executable,
+        "-m",
+        "fedrts",
+        "client",
+        "--server",
+        door.address.own,
+        "--key",
+        str(key),
+        "--ca",
+        str(door.authority.certificate),
+    ]
+    command += ["--partition", ",".join(map(str, clients)), "--device", device]
+    return command + (["--data-dir", str(data_dir)] if data_dir else [])
+
+
+def _only_refusals(text: str) -> None:
+    if text.startswith("refused"):
+        tell(text)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """A SuperLink that is gone, as one line."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise InputError(
+            f"the SuperLink does not answer any more ({error}): see superlink.log, then start the same command again"
+        ) from error

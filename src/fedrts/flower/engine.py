@@ -1,0 +1,273 @@
+"""The engine whose clients are elsewhere: one message a node and exchange, in it what the ledger charges for each client."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import IO, Any
+
+from flwr.app import Message
+from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import ObjectTree
+
+from fedrts import guard
+from fedrts.client import Failure, Order, Reply, Workbench
+from fedrts.engines import Engine
+from fedrts.flower import STRANGER, WORK
+from fedrts.flower.fleet import Fleet
+from fedrts.flower.messages import Incoming, content, opened
+from fedrts.methods.contract import State
+from fedrts.rounds import LATE, UNREACHABLE
+from fedrts.sparse.mask import Mask
+from fedrts.tasks import Metrics
+from fedrts.wire import codec
+from fedrts.wire.codec import Header, Kind
+from fedrts.wire.errors import WireError
+
+_POLL = 0.2
+_OVERHEAD = 2**16
+"""Bytes that a reply may have beside its encoded messages."""
+_IN_MEMORY = 2**22
+"""Bytes of a reply that wait for their turn in memory; more of them wait on disk."""
+_LOST = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+
+
+@dataclass
+class Parcel:
+    """A message on its way to a node, and back."""
+
+    node: int
+    activation: str | None
+    blobs: dict[int, bytes]
+    whole: bool = False
+    """It carries whole masks."""
+    incoming: Incoming | None = None
+    unheard: bool = False
+    """It came to a node that did not know the experiment; no other answer to it will come."""
+
+
+@dataclass
+class Arrived:
+    """An encoded reply that waits for its turn."""
+
+    file: IO[bytes]
+    at: float
+
+    @staticmethod
+    def of(data: bytes) -> Arrived:
+        file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
+        file.write(data)
+        return Arrived(file, time.monotonic())
+
+    def read(self) -> bytes:
+        with self.file:
+            self.file.seek(0)
+            return self.file.read()
+
+
+@dataclass
+class FlowerEngine:
+    """Runs exchanges with the clients of a fleet."""
+
+    fleet: Fleet
+    bench: Workbench
+    samples: Sequence[int]
+    server: Engine
+    """Evaluates the server's model."""
+    needed: int
+    """Replies without which a round is repeated."""
+    timeout: float
+    """Seconds that nodes have for an order."""
+    wait: float
+    """Seconds to wait for enough nodes."""
+    ordered: bool = True
+    """Replies in the order of clients, so that sums have the same bits every time; else as they come."""
+
+    @property
+    def label(self) -> str:
+        return "Flower deployment"
+
+    def evaluate(self, state: State) -> Metrics:
+        return self.server.evaluate(state)
+
+    def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply | Failure]:
+        exchange = _Exchange(self, order, list(clients))
+        try:
+            yield from exchange.replies()
+        finally:
+            self.fleet.forgotten |= {name for name, parcel in exchange.parcels.items() if not parcel.unheard}
+
+
+@dataclass
+class _Exchange:
+    """One order on its way to all of its clients."""
+
+    engine: FlowerEngine
+    order: Order
+    clients: list[int]
+    parcels: dict[str, Parcel] = field(default_factory=dict)
+    outcomes: dict[int, Arrived | Failure] = field(default_factory=dict)
+    resent: dict[int, int] = field(default_factory=dict)
+
+    def replies(self) -> Iterator[Reply | Failure]:
+        """The outcome of every client once."""
+        self._send_all()
+        due = time.monotonic() + self.engine.timeout
+        waiting = list(self.clients)
+        while waiting:
+            ready = [client for client in waiting if client in self.outcomes]
+            if self.engine.ordered:
+                ready = waiting[: next((place for place, client in enumerate(waiting) if client not in self.outcomes), len(waiting))]
+            for client in ready:
+                waiting.remove(client)
+                yield self._made_of(client, self.outcomes.pop(client))
+            if not waiting:
+                return
+            if time.monotonic() > due:
+                self.outcomes |= {client: self._failure(client, LATE) for client in waiting if client not in self.outcomes}
+            elif not self._receive():
+                time.sleep(_POLL)
+
+    def _send_all(self) -> None:
+        fleet = self.engine.fleet
+        fleet.look()
+        due = time.monotonic() + self.engine.wait
+        enough = min(self.engine.needed, len(self.clients))
+        while (here := sum(client in fleet.hosts for client in self.clients)) < len(self.clients) and time.monotonic() < due:
+            if here >= enough and not fleet.expects:
+                break
+            time.sleep(_POLL)
+            fleet.look()
+        by_node: dict[int, dict[int, Mask | None]] = {}
+        for client in self.clients:
+            if client in fleet.hosts:
+                by_node.setdefault(fleet.hosts[client], {})[client] = self.order.held.get(client)
+            else:
+                self.outcomes[client] = self._failure(client, UNREACHABLE)
+        for node, held in by_node.items():
+            self._send(node, {client: self._encoded(client, mask) for client, mask in held.items()})
+
+    def _encoded(self, client: int, held: Mask | None) -> bytes:
+        frame, current = self.order.frame, self.order.round
+        layout = bytes.fromhex(frame.layout.fingerprint)
+        header = Header(Kind.DOWNLOAD, layout, frame.mask.fingerprint, current.index, current.exchange, client)
+        return codec.encode(header, self.order.exchange.down, self.order.sent, frame, held)
+
+    def _send(self, node: int, blobs: dict[int, bytes], whole: bool = False) -> None:
+        fleet = self.engine.fleet
+        facts = {"round": self.order.round.index, "exchange": self.order.round.exchange}
+        message = Message(content(facts, blobs), node, WORK, ttl=self.engine.timeout + 60, group_id=str(self.order.round.index))
+        name = fleet.link.push(message)
+        if name is None:
+            self.outcomes |= {client: self._failure(client, UNREACHABLE) for client in blobs}
+        else:
+            self.parcels[name] = Parcel(node, fleet.activation(node), blobs, whole)
+
+    def _receive(self) -> bool:
+        """Take what has come; true if anything did."""
+        fleet = self.engine.fleet
+        fleet.look()
+        for name, parcel in list(self.parcels.items()):
+            if parcel.activation != fleet.activation(parcel.node):
+                self._lost(name, parcel)
+        awaited = [name for name, parcel in self.parcels.items() if parcel.incoming is None and not parcel.unheard]
+        heads = fleet.link.replies(awaited)
+        for head, tree in heads:
+            self._begin(head, tree)
+        begun = [(name, parcel, parcel.incoming) for name, parcel in self.parcels.items() if parcel.incoming is not None]
+        ended = [self._continue(*reply) for reply in begun]
+        return any(ended) or bool(heads)
+
+    def _begin(self, head: Any, tree: ObjectTree) -> None:
+        """The head of a reply: to what, and is it one?"""
+        name = head.metadata.reply_to_message_id
+        if (parcel := self.parcels.get(name)) is None:
+            return
+        try:
+            if head.HasField("error"):
+                code, reason = head.error.code, head.error.reason
+                raise WireError(UNREACHABLE if code in _LOST else reason[:300] or f"error {code}")
+            most = codec.most(self.order.exchange.up, self.order.frame)
+            parcel.incoming = Incoming(head.metadata.message_id, tree, len(parcel.blobs) * most + _OVERHEAD)
+        except WireError as error:
+            self._failed(name, parcel, str(error))
+            self.engine.fleet.link.done_with(head.metadata.message_id)
+
+    def _continue(self, name: str, parcel: Parcel, incoming: Incoming) -> bool:
+        """Take what has come of a reply; true when that is all of it."""
+        link = self.engine.fleet.link
+        try:
+            if not incoming.advance(link.piece):
+                return False
+            self._unpack(name, parcel, *opened(incoming.message()))
+        except WireError as error:
+            self._failed(name, parcel, str(error))
+        link.done_with(incoming.message_id)
+        return True
+
+    def _unpack(self, name: str, parcel: Parcel, facts: dict[str, object], blobs: dict[int, bytes]) -> None:
+        """What a node says to its parcel. A client that it does not mention has failed."""
+        if STRANGER in facts:
+            parcel.activation, parcel.incoming, parcel.unheard = None, None, True  # lost, see below
+            self.engine.fleet.meet_again(parcel.node)
+            return
+        missing = {client for client in _numbers(facts.get("missing")) if client in parcel.blobs and client not in blobs}
+        reasons = dict(zip(_numbers(facts.get("failed")), _words(facts.get("reasons")), strict=False))
+        for client in parcel.blobs:
+            if client in blobs:
+                self.outcomes[client] = Arrived.of(blobs[client])
+            elif client not in missing or parcel.whole:
+                self.outcomes[client] = self._failure(client, reasons.get(client, "its node does not answer for it"))
+        del self.parcels[name]
+        if missing and not parcel.whole:
+            whole = {client: self._encoded(client, None) for client in missing}
+            self.resent |= {client: len(data) for client, data in whole.items()}
+            self._send(parcel.node, whole, whole=True)
+
+    def _lost(self, name: str, parcel: Parcel) -> None:
+        """Its node is gone, or was started anew and knows nothing of it: then it is sent again once the node has introduced itself."""
+        fleet = self.engine.fleet
+        if fleet.activation(parcel.node) is None:
+            self._failed(name, parcel, UNREACHABLE)
+            fleet.forgotten.add(name)
+        elif fleet.nodes[parcel.node].clients:
+            del self.parcels[name]
+            if not parcel.unheard:
+                fleet.forgotten.add(name)
+            here = {client: self._encoded(client, None) for client in parcel.blobs if fleet.hosts.get(client) == parcel.node}
+            self.outcomes |= {client: self._failure(client, UNREACHABLE) for client in parcel.blobs if client not in here}
+            self.resent |= {client: self.resent.get(client, 0) + len(data) for client, data in here.items()}
+            if here:
+                self._send(parcel.node, here, whole=True)
+
+    def _failed(self, name: str, parcel: Parcel, reason: str) -> None:
+        del self.parcels[name]
+        self.outcomes |= {client: self._failure(client, reason) for client in parcel.blobs}
+
+    def _failure(self, client: int, reason: str) -> Failure:
+        return Failure(client, reason, self.resent.get(client, 0), time.monotonic())
+
+    def _made_of(self, client: int, outcome: Arrived | Failure) -> Reply | Failure:
+        """The reply that a client's bytes are; what it costs the client is reckoned here, not believed."""
+        if isinstance(outcome, Failure):
+            return outcome
+        resent = self.resent.get(client, 0)
+        try:
+            reply = guard.decode_reply(outcome.read(), self.order)
+        except WireError as error:
+            return Failure(client, str(error), resent, outcome.at)
+        if reply.client != client:
+            return Failure(client, f"its node answers as client {reply.client}", resent, outcome.at)
+        bench = self.engine.bench
+        job = bench.job(self.order, client, bench.gradient.new_zeros(self.engine.samples[client]))
+        return replace(reply, flops=bench.flops(self.order, job), resent=resent, at=outcome.at)
+
+
+def _numbers(value: object) -> list[int]:
+    return [number for number in value if isinstance(number, int)] if isinstance(value, list) else []
+
+
+def _words(value: object) -> list[str]:
+    return [str(word)[:300] for word in value] if isinstance(value, list) else []

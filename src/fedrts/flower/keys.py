@@ -1,0 +1,219 @@
+"""Certificates and keys of a federation: an authority, the server's certificate, and a key for every node.
+
+Elliptic curves P-384 throughout (what Flower's node authentication takes); private keys are readable by their owner alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedrts.checkpoint import write_atomically
+from fedrts.errors import InputError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_AUTHORITY_DAYS, _SERVER_DAYS = 3650, 825
+_ALWAYS = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Authority:
+    """The folder with everything that the coordinator keeps."""
+
+    folder: Path
+
+    @property
+    def certificate(self) -> Path:
+        """What nodes are given to know the server by."""
+        return self.folder / "ca.pem"
+
+    @property
+    def server_certificate(self) -> Path:
+        return self.folder / "server.pem"
+
+    @property
+    def server_key(self) -> Path:
+        return self.folder / "server.key"
+
+    @property
+    def nodes(self) -> Path:
+        """Public keys of the nodes that may take part, NAME.pub."""
+        return self.folder / "nodes"
+
+    def checked(self) -> Authority:
+        """Itself, if it is complete."""
+        for file in (self.certificate, self.server_certificate, self.server_key):
+            if not file.exists():
+                raise InputError(f"{self.folder} has no {file.name}: make one with `fedrts keys init {self.folder}`")
+        return self
+
+    def registered(self) -> dict[str, bytes]:
+        """Public keys (PEM) by the nodes' names."""
+        return {file.stem: file.read_bytes() for file in sorted(self.nodes.glob("*.pub"))}
+
+    def init(self, hosts: Sequence[str]) -> None:
+        """A new authority, and a certificate for the server under these names and addresses (and those of this machine)."""
+        if (self.folder / "ca.key").exists():
+            raise InputError(f"{self.folder} holds an authority already: choose another folder")
+        self.nodes.mkdir(parents=True, exist_ok=True)
+        key, certificate = _authority()
+        _write_secret(self.folder / "ca.key", _private(key))
+        write_atomically(self.certificate, certificate.public_bytes(serialization.Encoding.PEM))
+        self.renew(hosts)
+
+    def renew(self, hosts: Sequence[str]) -> None:
+        """A new certificate for the server, under the same authority."""
+        try:
+            key = _loaded((self.folder / "ca.key").read_bytes())
+            issuer = x509.load_pem_x509_certificate(self.certificate.read_bytes())
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read the authority in {self.folder}: {error}") from error
+        own = _new_key()
+        _write_secret(self.server_key, _private(own))
+        signed = _server_certificate(own, key, issuer, [*dict.fromkeys([*hosts, *_ALWAYS])])
+        write_atomically(self.server_certificate, signed.public_bytes(serialization.Encoding.PEM))
+
+    def register(self, public_key: Path, name: str | None = None) -> str:
+        """Let the node with this public key take part; its name."""
+        pem = read_public_key(public_key)
+        name = checked_name(name or public_key.stem)
+        for other, known in self.registered().items():
+            if known.strip() == pem.strip():
+                raise InputError(f"this key is registered already, as '{other}'")
+            if other == name:
+                raise InputError(f"'{name}' has another key: `fedrts keys revoke {name}` first, or choose another --name")
+        self.nodes.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.nodes / f"{name}.pub", pem)
+        return name
+
+    def revoke(self, name: str) -> None:
+        """Take a node's permission away; a running server notices within seconds."""
+        file = self.nodes / f"{checked_name(name)}.pub"
+        if not file.exists():
+            raise InputError(f"no node '{name}' is registered in {self.folder}; registered: {', '.join(self.registered()) or 'none'}")
+        revoked = self.folder / "revoked"
+        revoked.mkdir(exist_ok=True)
+        os.replace(file, revoked / file.name)
+
+
+def issue(name: str, folder: Path) -> tuple[Path, Path]:
+    """A new key for a node: NAME.key, which never leaves it, and NAME.pub for the coordinator."""
+    private, public = (folder / f"{checked_name(name)}.{kind}" for kind in ("key", "pub"))
+    if private.exists():
+        raise InputError(f"{private} is there already: choose another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    key = _new_key()
+    _write_secret(private, _private(key))
+    write_atomically(public, _public(key.public_key()))
+    return private, public
+
+
+def fingerprint(public_key: bytes) -> str:
+    """A short name of a public key (PEM)."""
+    return hashlib.sha256(public_key.strip()).hexdigest()[:16]
+
+
+def checked_name(name: str) -> str:
+    """A name that is fit for a file."""
+    if not _NAME.fullmatch(name):
+        raise InputError(f"'{name}' is no name for a node: use letters, digits, '.', '_' and '-'")
+    return name
+
+
+def read_public_key(file: Path) -> bytes:
+    """A node's public key (PEM), checked."""
+    try:
+        key = serialization.load_pem_public_key(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the public key {file}: {getattr(error, 'strerror', None) or error}") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1 | ec.SECP521R1):
+        raise InputError(f"{file} is no key of the curves P-256, P-384 or P-521: `fedrts keys issue` makes one")
+    return _public(key)
+
+
+Key = ec.EllipticCurvePrivateKey
+
+
+def _loaded(pem: bytes) -> Key:
+    key = serialization.load_pem_private_key(pem, None)
+    if not isinstance(key, Key):
+        raise ValueError("its key is of another kind")
+    return key
+
+
+def _new_key() -> Key:
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _private(key: Key) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def _public(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _authority() -> tuple[Key, x509.Certificate]:
+    """Key and certificate of a new authority."""
+    key, name = _new_key(), _called("fedrts federation")
+    builder = _builder(name, name, key.public_key(), key.public_key(), _AUTHORITY_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+    return key, builder.sign(key, hashes.SHA384())
+
+
+def _server_certificate(own: Key, key: Key, issuer: x509.Certificate, hosts: Sequence[str]) -> x509.Certificate:
+    builder = _builder(_called(hosts[0]), issuer.subject, own.public_key(), key.public_key(), _SERVER_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(digital_signature=True), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName([_named(host) for host in hosts]), critical=False)
+    return builder.sign(key, hashes.SHA384())
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, issuer_key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(public)
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(minutes=5))
+    builder = builder.not_valid_after(now + datetime.timedelta(days=days))
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    return builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False)
+
+
+def _called(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+def _usage(**flags: bool) -> x509.KeyUsage:
+    names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign")
+    return x509.KeyUsage(**{**dict.fromkeys((*names, "crl_sign", "encipher_only", "decipher_only"), False), **flags})
+
+
+def _named(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write_secret(path: Path, data: bytes) -> None:
+    """A file that only its owner reads, from its first byte on."""
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            os.chmod(path, 0o600)
+            file.write(data)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,220 @@
+"""The server's end: a SuperLink of its own, a run in it, and messages to nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import socket
+import ssl
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+from flwr.app import Message
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto import control_pb2, runtime_pb2
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+import fedrts
+from fedrts.errors import InputError
+from fedrts.flower import superlink
+from fedrts.flower.keys import Authority
+from fedrts.flower.processes import child
+
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+_STARTING = 60.0
+_LOST = 20.0
+"""Seconds after which a SuperLink that does not answer is given up."""
+
+_APP = f"""
+[project]
+name = "fedrts-federation"
+version = "{fedrts.__version__}"
+[tool.flwr.app]
+publisher = "fedrts"
+[tool.flwr.app.components]
+serverapp = "fedrts.flower.client_app:server"
+clientapp = "fedrts.flower.client_app:app"
+"""
+"""All that travels as a Flower app: names of what is installed on both sides."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where nodes reach the server."""
+
+    host: str
+    port: int
+
+    @staticmethod
+    def of(text: str) -> Address:
+        """`HOST:PORT`."""
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise InputError(f"an address is HOST:PORT, such as 0.0.0.0:9092, not '{text}'")
+        return Address(host.strip("[]"), int(port))
+
+    @staticmethod
+    def free() -> Address:
+        """A free port of this machine, for nobody outside it."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return Address("127.0.0.1", probe.getsockname()[1])
+
+    @property
+    def own(self) -> str:
+        """How we ourselves reach it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+class Link:
+    """Messages to and from nodes."""
+
+    def __init__(self, grid: HttpGrid, control: ControlHttpClient, run_id: int) -> None:
+        self._grid, self._client, self._control = grid, grid._runtime_client, control
+        self._pull = make_pull_object_fn_protobuf(self._client.PullObject, grid.node, run_id)
+
+    def nodes(self) -> dict[int, NodeInfo]:
+        """Those that are connected, by number."""
+        return {node.node_id: node for node in self._grid.get_nodes()}
+
+    def push(self, message: Message) -> str | None:
+        """Send a message; its name, or None if its node is not there any more."""
+        names = list(self._grid.push_messages([message]))
+        return names[0] or None if names else None
+
+    def replies(self, names: Sequence[str]) -> list[tuple[Any, ObjectTree]]:
+        """The heads of the replies to messages of these names, each given once."""
+        if not names:
+            return []
+        response = self._client.PullMessages(runtime_pb2.PullAppMessagesRequest(message_ids=list(names)))
+        return list(zip(response.messages_list, response.message_object_trees, strict=True))
+
+    def piece(self, name: str) -> bytes:
+        """A piece of a reply; `ObjectUnavailableError` if it has not come yet."""
+        return self._pull(name)
+
+    def done_with(self, name: str) -> None:
+        """A reply need no longer be kept."""
+        with contextlib.suppress(httpx.HTTPError):
+            self._client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=name)
+            )
+
+    def register(self, public_key: bytes, name: str) -> int:
+        """Let the node with this key in."""
+        return int(self._control.RegisterNode(control_pb2.RegisterNodeRequest(public_key=public_key, name=name)).node_id)
+
+    def unregister(self, node: int) -> None:
+        """Refuse a node from now on."""
+        with contextlib.suppress(httpx.HTTPError):
+            self._control.UnregisterNode(control_pb2.UnregisterNodeRequest(node_id=node))
+
+
+@contextlib.contextmanager
+def opened(address: Address, authority: Authority | None, log: Path | None, say: Say) -> Iterator[Link]:
+    """A SuperLink at `address` with a run of ours; with an authority behind TLS, for registered keys only."""
+    with contextlib.ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedrts-superlink-")))
+        os.environ["FLWR_HOME"] = str(home)
+        secret = secrets.token_bytes(32)
+        (home / "secret").touch(0o600)
+        (home / "secret").write_bytes(secret)
+        command = [sys.executable, "-m", superlink.__name__, "--host", address.host, "--port", str(address.port), "--isolation", "process"]
+        command += ["--superexec-auth-secret-file", str(home / "secret"), "--disable-runtime-dependency-installation"]
+        if authority is None:
+            command.append("--insecure")
+        else:
+            files = {"ca-certfile": authority.certificate, "certfile": authority.server_certificate, "keyfile": authority.server_key}
+            command += [part for name, file in files.items() for part in (f"--ssl-{name}", str(file))] + ["--enable-supernode-auth"]
+        environment = {superlink.CLOSED_UNTIL: str(home / "open")}
+        process = stack.enter_context(child(command, environment, stdin=-3, stdout=-1, stderr=-2))
+        assert process.stdout is not None
+        tail: list[str] = []
+        reader = threading.Thread(target=_relay, args=(process.stdout, log, tail, say), daemon=True)
+        reader.start()
+        certificate = None if authority is None else authority.certificate.read_bytes()
+        _await(process, address, certificate, tail)
+        yield _run(stack, address, certificate, secret)
+
+
+def open_gate() -> None:
+    """Let nodes in: their keys are registered now."""
+    (Path(os.environ["FLWR_HOME"]) / "open").touch()
+
+
+def _run(stack: contextlib.ExitStack, address: Address, certificate: bytes | None, secret: bytes) -> Link:
+    """Start a run and take the place of its server app."""
+    insecure, version = certificate is None, RuntimeVersionHttpInterceptor(component_name="fedrts")
+    control = ControlHttpClient.from_server_address(address.own, insecure, certificate, interceptors=[version])
+    stack.callback(control.close)
+    fab = build_fab_from_files({"pyproject.toml": _APP.encode(), "README.md": b"fedrts"})[0]
+    started = control.StartRun(control_pb2.StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))))
+    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
+    with contextlib.closing(
+        RuntimeHttpClient.from_server_address(address.own, insecure, certificate, interceptors=[version, signed])
+    ) as ask:
+        token = ask.AcquireTask(runtime_pb2.AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])).token
+    if not token:
+        raise InputError("the SuperLink gives this run to nobody: see superlink.log")
+    grid = HttpGrid(address.own, insecure, certificate, token=token)
+    grid._retry_invoker.max_time = _LOST
+    stack.callback(grid.close)
+    client = grid._runtime_client
+    heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heart.start()
+    stack.callback(lambda: heart.stop() if heart.is_running else None)
+    task = client.PullTaskInput(runtime_pb2.PullTaskInputRequest())
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, task.run.run_id, task.context.node_id
+    grid.set_run(run_from_proto(task.run))
+    return Link(grid, control, started.run_id)
+
+
+def _await(process: Any, address: Address, certificate: bytes | None, tail: list[str]) -> None:
+    """Until the SuperLink answers."""
+    due = time.monotonic() + _STARTING
+    trusted = ssl.create_default_context(cadata=certificate.decode()) if certificate else False
+    with httpx.Client(verify=trusted) as probe:
+        while time.monotonic() < due:
+            if process.poll() is not None:
+                time.sleep(0.2)  # its last words
+                raise InputError(f"the SuperLink at {address.own} did not start: {tail[-1] if tail else 'it says nothing'}")
+            with contextlib.suppress(httpx.TransportError):
+                probe.get(f"{'https' if certificate else 'http'}://{address.own}/health")
+                return
+            time.sleep(0.1)
+    raise InputError(f"the SuperLink at {address.own} did not start within {_STARTING:.0f} seconds")
+
+
+def _relay(stream: IO[bytes], log: Path | None, tail: list[str], say: Say) -> None:
+    """What the SuperLink says: all of it into the log, refusals also to the person who runs the server."""
+    with open(log or os.devnull, "ab", buffering=0) as file:
+        for raw in stream:
+            with contextlib.suppress(OSError):
+                file.write(raw)
+            line = raw.decode("utf-8", "replace").strip()
+            tail[:] = [*tail[-19:], line]
+            if line.startswith(superlink.REFUSED):
+                say(line)

@@ -1,0 +1,245 @@
+"""A node: a site that is connected to a server over Flower's Fleet API, and comes back whenever the connection is lost.
+
+It is one process that stays warm between messages. Flower's own SuperNode works too (`client_app.py`), with a new process
+for every message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Error, Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, ErrorCode
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto import fleet_pb2, heartbeat_pb2
+from flwr.proto.node_pb2 import Node as NodeProto
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, push_objects
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import bytes_to_private_key, generate_key_pairs, public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedrts.errors import InputError
+from fedrts.flower import HELLO, STRANGER
+from fedrts.flower.host import Host
+from fedrts.flower.messages import Incoming, content, opened
+from fedrts.wire.errors import WireError
+
+LONGEST_MESSAGE = 4 * 2**30
+"""Bytes that a node takes from its server at most."""
+_POLL = 0.5
+_PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
+"""Seconds between two tries to connect."""
+_STALLED = 60.0
+"""Seconds after which a message whose pieces do not come is given up."""
+
+if TYPE_CHECKING:
+    from fedrts.flower.site import Site
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where the server is, and with what we come."""
+
+    address: str
+    key: Path | None = None
+    ca: Path | None = None
+    insecure: bool = False
+
+    def private_key(self) -> ec.EllipticCurvePrivateKey | None:
+        """The node's key; None without one."""
+        if self.key is None:
+            return None
+        try:
+            key = bytes_to_private_key(self.key.read_bytes())
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise InputError(f"cannot read the key {self.key}: {getattr(error, 'strerror', None) or error}") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise InputError(f"{self.key} is no elliptic-curve private key: `fedrts keys issue` makes one")
+        return key
+
+    def authority(self) -> bytes | None:
+        """The certificate that the server's must be signed by; None: those that the system trusts."""
+        try:
+            return None if self.ca is None else self.ca.read_bytes()
+        except OSError as error:
+            raise InputError(f"cannot read the certificate {self.ca}: {error.strerror}") from error
+
+
+def serve(host: Host, server: Server, say: Say = print, patience: float = float("inf")) -> None:
+    """Stand by for a server until told to stop. A lost connection is tried again for `patience` seconds; a refusal is final."""
+    private = server.private_key()
+    keys = (private, private.public_key()) if private is not None else generate_key_pairs()
+    worker, tries, last = Worker(host, say), 0, time.monotonic()
+    while True:
+        try:
+            with Connection(server, keys, registered=private is not None) as connection:
+                say(f"connected to {server.address}")
+                while True:
+                    tries, last = 0, time.monotonic()
+                    if not connection.handle(worker.reply):
+                        time.sleep(_POLL)
+        except (httpx.HTTPError, ssl.SSLError, ObjectPullError, ObjectPushError, WireError, ConnectionError) as error:
+            if "certificate verify failed" in str(error).lower():
+                raise InputError(f"{server.address} is not who --ca vouches for: {error}") from error
+            if tries == 0:
+                say(f"no connection to {server.address} ({error or type(error).__name__}): trying again")
+        if time.monotonic() - last > patience:
+            raise InputError(f"{server.address} could not be reached for {patience:.0f} seconds")
+        time.sleep(_PAUSES[min(tries, len(_PAUSES) - 1)])
+        tries += 1
+
+
+def refusal(error: httpx.HTTPStatusError) -> str:
+    """Why a server refuses us, in words."""
+    text = " ".join(error.response.text.split())
+    if "activate" in text:
+        return "its key is not registered, or was revoked: ask the coordinator for `fedrts keys register`"
+    if "must be registered" in text:
+        return "it has no key, and the server wants one: use --key"
+    if error.response.status_code == 401:
+        return "its signature is not valid: is its clock right?"
+    return f"{error.response.status_code} {text[:200]}"
+
+
+class Worker:
+    """Answers messages, one after the other; the site is built when the first server introduces itself."""
+
+    def __init__(self, host: Host, say: Say) -> None:
+        self.host, self.say = host, say
+        self.site: Site | None = None
+        self.text = ""
+
+    def reply(self, message: Message) -> Message:
+        """The answer to any message; nothing that a server sends makes us fall over."""
+        try:
+            facts, blobs = opened(message)
+            if message.metadata.message_type == HELLO:
+                return Message(content(self.meet(facts)), reply_to=message)
+            if self.site is None:
+                return Message(content({STRANGER: True}), reply_to=message)
+            started = time.monotonic()
+            answer, replies = self.site.answer(blobs)
+            self.say(f"worked for client {', '.join(map(str, blobs))} in {time.monotonic() - started:.1f} s")
+            return Message(content(answer, replies), reply_to=message)
+        except (WireError, InputError) as error:
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
+        except (RuntimeError, ValueError, ArithmeticError, MemoryError) as error:
+            self.say(f"failed: {error}")
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"), reply_to=message)
+
+    def meet(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Learn the experiment, and introduce ourselves."""
+        from fedrts.flower.site import Site  # which takes seconds to import: the server need not wait for the connection
+
+        try:
+            if self.site is None or self.text != facts["experiment"]:
+                self.site, self.text = Site.of(self.host, facts["experiment"], facts), facts["experiment"]
+                self.say(f"taking part in {self.site.run.experiment.method} on {self.site.run.experiment.data}")
+            return self.site.introduction()
+        except (InputError, KeyError, TypeError) as error:
+            self.say(f"cannot take part: {error}")
+            return {"refused": str(error)}
+
+
+class Connection:
+    """An activated node: messages in, replies out, heartbeats beside."""
+
+    def __init__(self, server: Server, keys: tuple[Any, Any], registered: bool) -> None:
+        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+        interceptors: list[ProtobufClientInterceptor] = [version, NodeAuthHttpInterceptor(*keys)]
+        self.client = FleetHttpClient.from_server_address(server.address, server.insecure, server.authority(), interceptors=interceptors)
+        self.public, self.registered, self.address = public_key_to_bytes(keys[1]), registered, server.address
+        self.heart: HeartbeatSender | None = None
+
+    def __enter__(self) -> Connection:
+        try:
+            if not self.registered:
+                self._register()
+            request = fleet_pb2.ActivateNodeRequest(public_key=self.public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+            self.node = NodeProto(node_id=self.client.ActivateNode(request).node_id)
+        except httpx.HTTPStatusError as error:
+            self.client.close()
+            if error.response.status_code >= 500:
+                raise
+            raise InputError(f"{self.address} refuses this node: {refusal(error)}") from error
+        except BaseException:
+            self.client.close()
+            raise
+        self.heart = HeartbeatSender(self._beat)
+        self.heart.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.heart is not None and self.heart.is_running:
+            self.heart.stop()
+        with contextlib.suppress(httpx.HTTPError, RuntimeError):
+            self.client.DeactivateNode(fleet_pb2.DeactivateNodeRequest(node_id=self.node.node_id))
+        self.client.close()
+
+    def handle(self, answer: Callable[[Message], Message]) -> bool:
+        """Take one message, answer it; false if there is none."""
+        response = self.client.PullMessages(fleet_pb2.PullMessagesRequest(node=self.node))
+        if not response.messages_list:
+            return False
+        header = message_from_proto(response.messages_list[0])
+        run, name = header.metadata.run_id, header.metadata.message_id
+        incoming = Incoming(name, response.message_object_trees[0], LONGEST_MESSAGE)
+        pull = make_pull_object_fn_protobuf(self.client.PullObject, self.node, run)
+        due = time.monotonic() + _STALLED
+        while not incoming.advance(pull):
+            if time.monotonic() > due:
+                return True
+            time.sleep(_POLL)
+        make_confirm_message_received_fn_protobuf(self.client.ConfirmMessageReceived, self.node, run)(name)
+        message = incoming.message()
+        message.metadata.__dict__["_message_id"] = name
+        self._send(answer(message), run)
+        return True
+
+    def _send(self, reply: Message, run: int) -> None:
+        reply.metadata.__dict__["_src_node_id"] = self.node.node_id
+        with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            tree, pieces = get_object_tree(reply), get_all_nested_objects(reply)
+            proto = message_to_proto(remove_content_from_message(reply) if reply.has_content() else reply)
+            request = fleet_pb2.PushMessagesRequest(
+                node=self.node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[0.0]
+            )
+            response = self.client.PushMessages(request)
+            push = make_push_object_fn_protobuf(self.client.PushObject, self.node, run, response.session_id)
+            push_objects(pieces, push, object_ids_to_push=set(response.objects_to_push))
+
+    def _register(self) -> None:
+        try:
+            self.client.RegisterNode(fleet_pb2.RegisterNodeFleetRequest(public_key=self.public))
+        except httpx.HTTPStatusError as error:
+            if "already in use" not in error.response.text:
+                raise
+
+    def _beat(self) -> bool:
+        request = heartbeat_pb2.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+        try:
+            return bool(self.client.SendNodeHeartbeat(request).success)
+        except httpx.HTTPError:
+            return False

@@ -1,0 +1,188 @@
+"""What a client does to its upload before it leaves: clipping and noise on values, randomised response on index sets.
+
+Local protection: the guarantee is against the server itself, between any two data sets that the client might hold
+(docs/security.md has the proofs).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrts.errors import InputError
+from fedrts.wire.fields import Field, Frame, Indices, Message, Selection, Values
+
+
+@dataclass(frozen=True)
+class Protection:
+    """The options of the table [privacy]; all off by default."""
+
+    clip: float = 0.0
+    """C: the update's norm is scaled down to at most this; 0: it is not."""
+    noise: float = 0.0
+    """z: standard deviation of the Gaussian noise on every value, in units of C."""
+    index_epsilon: float = 0.0
+    """ε of all index sets of one message together; 0: they are sent as they are."""
+    delta: float = 1e-5
+    """δ for which ε of the noise is stated."""
+
+    @property
+    def on(self) -> bool:
+        """Is anything done at all?"""
+        return bool(self.clip or self.index_epsilon)
+
+    def check(self, fields: Mapping[str, Field], frame: Frame) -> None:
+        """May an upload of these fields leave a client? With noise, nothing may travel beside what is protected."""
+        if not (self.noise or self.index_epsilon):
+            return
+        for name, entry in fields.items():
+            weights = name == "weights" and isinstance(entry, Values) and entry.on == "mask"
+            names = isinstance(entry, Indices) and not entry.values
+            if not (weights or names):
+                raise InputError(f"[privacy]: this method uploads '{name}' too, for which there is no protection: choose another method")
+        if self.noise and frame.statistics:
+            raise InputError("[privacy]: the model's BatchNorm statistics would travel unprotected: use a model without (norm = 'group')")
+
+    def message(self, fields: Mapping[str, Field], tensors: Mapping[str, Tensor], frame: Frame, key: int | None) -> Message:
+        """The upload of a client's `tensors`, protected. `key` makes the noise repeatable; None: fresh numbers of the system."""
+        if not self.on:
+            return {name: entry.take(tensors, frame) for name, entry in fields.items()}
+        self.check(fields, frame)
+        rng = np.random.default_rng(key)
+        if self.clip and "weights" in fields:
+            tensors = {**tensors, "weights": self._blurred(tensors, frame, rng)}
+        message = {name: entry.take(tensors, frame) for name, entry in fields.items()}
+        chosen = [name for name, entry in fields.items() if isinstance(entry, Indices)] if self.index_epsilon else []
+        for name in chosen:
+            message[name] = self._responded(message[name], fields[name], frame, self.index_epsilon / len(chosen), rng)
+        return message
+
+    def _blurred(self, tensors: Mapping[str, Tensor], frame: Frame, rng: np.random.Generator) -> Tensor:
+        """W_received + clip(ΔW) + N(0, (zC)²) on the mask `[A + n − P]`; statistics stay as they are."""
+        weights, received = (frame.mask.compact(tensors[name]) for name in ("weights", "received"))
+        kept = len(weights) - frame.statistics
+        update = clipped(weights[:kept].double() - received[:kept].double(), self.clip)
+        if self.noise:
+            drawn = rng.standard_normal(kept) * (self.noise * self.clip)
+            update += torch.from_numpy(drawn).to(update.device)
+        return torch.cat([(received[:kept].double() + update).to(weights.dtype), weights[kept:]])
+
+    def _responded(self, selection: Selection, field: Field, frame: Frame, epsilon: float, rng: np.random.Generator) -> Selection:
+        """Every layer's set of indices by randomised response; the layers share ε equally."""
+        assert isinstance(field, Indices)
+        inactive = (~frame.mask.bits).cpu()
+        asked = sum(k > 0 for k in field.k)
+        start, place, found = 0, 0, []
+        for size, k in zip(frame.mask.sizes, field.k, strict=True):
+            candidates = inactive[start : start + size].nonzero().squeeze(-1).numpy() + start
+            true = selection.indices[place : place + k].cpu().numpy()
+            if k:
+                found.append(respond(true, candidates, epsilon / asked, rng))
+            start, place = start + size, place + k
+        indices = np.concatenate(found) if found else np.zeros(0, np.int64)
+        return replace(selection, indices=torch.from_numpy(indices).to(selection.indices.device))
+
+
+def clipped(update: Tensor, bound: float) -> Tensor:
+    """`update` scaled down to a norm of at most `bound`."""
+    return update * min(1.0, bound / max(float(torch.linalg.vector_norm(update)), 1e-300))
+
+
+# -- randomised response on sets ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Response:
+    """How many of the k true indices are among the k of m that are sent: P(overlap = o).
+
+    A set Y is sent with probability ∝ e^ε if it has at least τ of the true indices, else ∝ 1. By symmetry the normaliser is the
+    same for every true set, so that no Y is more than e^ε times likelier under one true set than under another.
+    """
+
+    first: int
+    """Least possible overlap: max(0, 2k − m)."""
+    probabilities: np.ndarray
+    threshold: int
+    """τ: chosen so that the expected overlap is largest."""
+
+    @staticmethod
+    def of(k: int, m: int, epsilon: float) -> Response:
+        """The mechanism for sets of `k` out of `m`."""
+        from scipy.special import gammaln
+
+        first = max(0, 2 * k - m)
+        overlap = np.arange(first, k + 1)
+        log_choose = (
+            gammaln(k + 1) - gammaln(overlap + 1) - gammaln(k - overlap + 1) + gammaln(m - k + 1) - gammaln(k - overlap + 1)
+        ) - gammaln(m - 2 * k + overlap + 1)
+        uniform = np.exp(log_choose - log_choose.max())
+        uniform /= uniform.sum()
+        above = np.cumsum(uniform[::-1])[::-1]  # P(overlap ≥ τ) without any preference
+        gained = np.cumsum((uniform * overlap)[::-1])[::-1]
+        boost = math.expm1(min(epsilon, 700.0))
+        expected = ((uniform * overlap).sum() + boost * gained) / (1 + boost * above)
+        best = int(expected.argmax())
+        weights = uniform * np.where(np.arange(len(overlap)) >= best, 1 + boost, 1.0)
+        return Response(first, weights / weights.sum(), first + best)
+
+    @property
+    def expected(self) -> float:
+        """The mean number of true indices that are sent."""
+        return float((self.probabilities * np.arange(self.first, self.first + len(self.probabilities))).sum())
+
+
+def respond(true: np.ndarray, candidates: np.ndarray, epsilon: float, rng: np.random.Generator) -> np.ndarray:
+    """As many of the `candidates` as there are `true` ones, in ascending order, ε-indistinguishable whichever are true."""
+    k, m = len(true), len(candidates)
+    response = Response.of(k, m, epsilon)
+    overlap = response.first + int(rng.choice(len(response.probabilities), p=response.probabilities))
+    others = np.setdiff1d(candidates, true, assume_unique=True)
+    chosen = [rng.choice(true, overlap, replace=False), rng.choice(others, k - overlap, replace=False)]
+    return np.sort(np.concatenate(chosen))
+
+
+# -- what it is worth -----------------------------------------------------------------------------------------------
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """The least δ for which N(0, 1) and N(μ, 1) are (ε, δ)-indistinguishable (Balle and Wang 2018, Theorem 5)."""
+    from scipy.special import log_ndtr
+
+    first, second = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+    return float(-math.exp(first) * math.expm1(min(second - first, 0.0)))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The least ε for a δ: the analytic Gaussian mechanism, by bisection."""
+    if mu <= 0:
+        return 0.0
+    low, high = 0.0, 1.0
+    if gaussian_delta(low, mu) <= delta:
+        return 0.0
+    while gaussian_delta(high, mu) > delta:
+        low, high = high, 2 * high
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (low, middle) if gaussian_delta(middle, mu) <= delta else (middle, high)
+    return high
+
+
+def spent(protection: Protection, values: int, indices: int) -> dict[str, float | None]:
+    """ε that a client has given away with so many messages of values, and so many of index sets; None: without bound.
+
+    Two data sets move a clipped update by at most 2C, so that one message is a Gaussian mechanism with μ = 2/z, and T of them
+    together are one with μ√T, exactly. Index sets add up.
+    """
+    of_values: float | None = None if values else 0.0
+    if values and protection.noise:
+        of_values = gaussian_epsilon(2 / protection.noise * math.sqrt(values), protection.delta)
+    of_indices: float | None = None if indices else 0.0
+    if indices and protection.index_epsilon:
+        of_indices = protection.index_epsilon * indices
+    total = None if of_values is None or of_indices is None else of_values + of_indices
+    return {"values": of_values, "indices": of_indices, "total": total, "delta": protection.delta}

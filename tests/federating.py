@@ -1,0 +1,204 @@
+"""Real processes on loopback: a server, nodes, a proxy that counts. Whatever still runs at the end is killed by its number."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
+
+from fedrts.flower import keys, prepare
+
+prepare()
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+EXPERIMENT = """
+data = "digits"
+method = "fedrts"
+rounds = 3
+density = 0.3
+clients = {total = 6, per_round = 4, partition = "iid"}
+train = {epochs = 1}
+topology = {interval = 2, end = 2}
+engine = {wait = 90, timeout = 90}
+"""
+PATIENCE = 100.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Running:
+    """A process with what it has said so far."""
+
+    def __init__(self, *arguments: object, **environment: str) -> None:
+        command = [sys.executable, "-m", "fedrts", *map(str, arguments)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**ENVIRONMENT, **environment}, start_new_session=True
+        )
+        self.lines: list[str] = []
+        self.peak: list[str] = []
+        """`VmHWM` of the process, the most memory that it held, as last looked at."""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def until(self, words: str, seconds: float = PATIENCE) -> str:
+        """The first line with these words."""
+        due = time.monotonic() + seconds
+        while time.monotonic() < due:
+            for line in list(self.lines):
+                if words in line:
+                    return line
+            assert self.process.poll() is None, f"ended with {self.process.returncode} before '{words}':\n{self.text}"
+            time.sleep(0.05)
+        raise AssertionError(f"'{words}' did not come within {seconds:.0f} s:\n{self.text}")
+
+    def ended(self, seconds: float = PATIENCE) -> int:
+        due = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < due:
+            with contextlib.suppress(OSError):
+                self.peak += [line for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines() if "VmHWM" in line]
+            time.sleep(0.1)
+        code = self.process.wait(1)
+        self._reader.join(5)
+        return code
+
+    def kill(self, how: int = signal.SIGKILL) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(how)
+
+    def descendants(self) -> set[int]:
+        """Numbers of all processes below this one."""
+        parents: dict[int, int] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError, IndexError):
+                    parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        found = {self.process.pid}
+        while more := {pid for pid, parent in parents.items() if parent in found} - found:
+            found |= more
+        return found - {self.process.pid}
+
+
+@contextlib.contextmanager
+def processes() -> Iterator[Callable[..., Running]]:
+    """`start("server", …)` starts a command of ours."""
+    started: list[Running] = []
+
+    def start(*arguments: object, **environment: str) -> Running:
+        started.append(Running(*arguments, **environment))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for running in started:
+            running.kill(signal.SIGCONT)
+            running.kill(signal.SIGTERM)
+        for running in started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.process.wait(10)
+            running.kill()
+            running.process.wait(10)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Running]]:
+    with processes() as begin:
+        yield begin
+
+
+class Folder:
+    """Keys of a federation and its experiment."""
+
+    def __init__(self, path: Path, nodes: int = 3, experiment: str = EXPERIMENT) -> None:
+        self.path = path
+        self.authority = keys.Authority(path / "authority")
+        self.authority.init([])
+        self.keys = []
+        for number in range(nodes):
+            private, public = keys.issue(f"site-{number}", path / "keys")
+            self.authority.register(public)
+            self.keys.append(private)
+        self.experiment = path / "experiment.toml"
+        self.experiment.write_text(experiment)
+        self.port = free_port()
+
+    def server(self, out: object = "run", port: int | None = None) -> list[object]:
+        address = f"127.0.0.1:{port or self.port}"
+        return ["server", self.experiment, "--address", address, "--tls", self.authority.folder, "--out", self.path / str(out)]
+
+    def client(self, number: int, clients: str, port: int | None = None) -> list[object]:
+        ca = self.authority.certificate
+        return ["client", "--server", f"127.0.0.1:{port or self.port}", "--key", self.keys[number], "--ca", ca, "--partition", clients]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+class CountingProxy:
+    """Passes connections on to a port, and counts the bytes both ways."""
+
+    def __init__(self, target: int) -> None:
+        self.target, self.up, self.down = target, 0, 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._stopped = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while not self._stopped:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._pass_on, args=(near,), daemon=True).start()
+
+    def _pass_on(self, near: socket.socket) -> None:
+        try:
+            far = socket.create_connection(("127.0.0.1", self.target), 10)
+        except OSError:
+            near.close()
+            return
+        with near, far, selectors.DefaultSelector() as selector, contextlib.suppress(OSError):
+            selector.register(near, selectors.EVENT_READ, far)
+            selector.register(far, selectors.EVENT_READ, near)
+            while not self._stopped:
+                for key, _ in selector.select(0.5):
+                    data = key.fileobj.recv(2**16)  # type: ignore[union-attr]
+                    if not data:
+                        return
+                    if key.fileobj is near:
+                        self.up += len(data)
+                    else:
+                        self.down += len(data)
+                    key.data.sendall(data)
+
+    def close(self) -> None:
+        self._stopped = True
+        self._listener.close()

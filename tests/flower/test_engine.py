@@ -1,0 +1,396 @@
+"""The engine and the fleet against nodes in this process: the same messages, without a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedrts import config
+from fedrts.assemble import Assembled, assemble
+from fedrts.errors import InputError
+from fedrts.flower import HELLO, engine, fleet, messages
+from fedrts.flower.deployment import introduction
+from fedrts.flower.engine import FlowerEngine
+from fedrts.flower.fleet import Entry, Fleet, Roster
+from fedrts.flower.host import Host
+from fedrts.flower.messages import Incoming
+from fedrts.flower.node import Worker
+from fedrts.flower.site import Site, accepted
+from fedrts.ledger import Ledger
+from fedrts.rounds import play
+from fedrts.wire.errors import WireError
+
+Manners = Callable[[Message, Worker], Message | None]
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits, and messages can be made."""
+    monkeypatch.setattr(fleet, "_LOOK", 0.0)
+    monkeypatch.setattr(engine, "_POLL", 0.0)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+
+@dataclass
+class LinkHere:
+    """A link to workers in this process."""
+
+    workers: dict[int, Worker] = field(default_factory=dict)
+    manners: dict[int, Manners] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)
+    waiting: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    pieces: dict[str, bytes] = field(default_factory=dict)
+    down: int = 0
+    said: list[str] = field(default_factory=list)
+    answered: set[str] = field(default_factory=set)
+    unknown: set[int] = field(default_factory=set)
+    """Nodes that a message cannot be sent to."""
+
+    def start(self, node: int, clients: list[int], manners: Manners | None = None) -> None:
+        """A node begins, or begins anew."""
+        self.workers[node] = Worker(Host(clients=clients), self.said.append)
+        self.starts[node] = self.starts.get(node, 0) + 1
+        if manners:
+            self.manners[node] = manners
+
+    def nodes(self) -> dict[int, NodeInfo]:
+        return {n: NodeInfo(node_id=n, public_key=b"key %d" % n, last_activated_at=str(self.starts[n])) for n in self.workers}
+
+    def push(self, message: Message) -> str | None:
+        name, node = message.object_id, message.metadata.dst_node_id
+        if node in self.unknown:
+            return None
+        message.metadata.__dict__["_message_id"] = name
+        if message.metadata.message_type != HELLO:
+            self.down += sum(map(len, messages.opened(message)[1].values()))
+        answer = self.manners.get(node, lambda message, worker: worker.reply(message))(message, self.workers[node])
+        if answer is not None:
+            answer.metadata.__dict__["_message_id"] = answer.object_id
+            self.pieces |= {key: part.deflate() for key, part in get_all_nested_objects(answer).items()}
+            head = remove_content_from_message(answer) if answer.has_content() else answer
+            self.waiting[name] = (message_to_proto(head), get_object_tree(answer))
+        return name
+
+    def replies(self, names: list[str]) -> list[tuple[Any, Any]]:
+        assert not self.answered & set(names), "a message that was answered is known no more"
+        self.answered |= (here := {name for name in names if name in self.waiting})
+        return [self.waiting.pop(name) for name in here]
+
+    def piece(self, name: str) -> bytes:
+        return self.pieces[name]
+
+    def done_with(self, name: str) -> None: ...
+
+
+def experiment(method: str = "fedrts", **keywords: Any) -> Assembled:
+    base = {
+        "method": method,
+        "model": "mlp",
+        "data": "toy_images",
+        "model_options": {"hidden": [12, 10]},
+        "rounds": 4,
+        "clients": {"total": 5, "per_round": 3, "partition": "iid", "min_size": 1},
+        "train": {"epochs": 1, "batch_size": 8, "lr": 0.1},
+        "topology": {"interval": 2, "end": 4},
+        "engine": {"name": "flower", "timeout": 5, "wait": 0.2},
+    }
+    if method not in ("fedpaq", "fedavg"):
+        base["density"] = 0.5
+    return assemble(config.resolve(base, config.from_keywords(keywords)))
+
+
+def connected(run: Assembled, link: LinkHere, **changes: Any) -> Assembled:
+    people = Fleet(link, introduction(run), Roster(5), run.plan.samples, run.data.fingerprint, None, link.said.append)  # type: ignore[arg-type]
+    people.look()
+    people.look()
+    flower = FlowerEngine(people, run.bench, run.plan.samples, run.plan.engine, 1, **{"timeout": 5.0, "wait": 0.2, **changes})
+    return replace(run, plan=replace(run.plan, engine=flower))
+
+
+def two_nodes() -> LinkHere:
+    link = LinkHere()
+    link.start(7, [0, 2, 4])
+    link.start(8, [1, 3])
+    return link
+
+
+def played(run: Assembled) -> tuple[list[dict[str, Any]], Any]:
+    state, lines = run.method.begin(run.setup), []
+    for step in play(run.plan, state, -1, Ledger.of(run.plan.guard)):
+        state = step.state
+        lines.append({**step.record.as_dict(), "seconds": 0})
+    return lines, state
+
+
+@pytest.mark.parametrize(
+    ("method", "keywords"),
+    [
+        ("fedrts", {}),
+        ("fedrts", {"wire": {"value_type": "int8"}, "clients": {"dropout": 0.3}}),
+        ("feddst", {"wire": {"value_type": "float16"}}),
+        ("fedtiny", {}),
+        ("grasp", {}),
+        ("prunefl", {"train": {"optimizer": "adam", "server_optimizer": "adam"}}),
+        ("fedsgc", {}),
+        ("fedpaq", {}),
+    ],
+)
+def test_every_kind_of_exchange_gives_the_bits_and_bytes_of_the_serial_engine(method: str, keywords: dict[str, Any]):
+    run, link = experiment(method, **keywords), two_nodes()
+    lines, state = played(connected(run, link))
+    expected, reference = played(run)
+    assert lines == expected
+    assert torch.equal(state.values, reference.values)
+    assert state.mask == reference.mask
+    dropped = any(entry["reason"] == "dropped out" for line in lines for entry in line["rejected"])
+    assert dropped or link.down == sum(line["download_bytes"] for line in lines)
+
+
+def test_a_mask_that_was_lost_is_sent_again_and_counted():
+    run, link = experiment(), two_nodes()
+
+    def forgetful(message: Message, worker: Worker) -> Message:
+        if worker.site is not None:
+            worker.site.masks.clear()
+        return worker.reply(message)
+
+    link.manners[7] = forgetful
+    lines, state = played(connected(run, link))
+    expected, reference = played(run)
+    assert torch.equal(state.values, reference.values)
+    assert [line["rejected"] for line in lines] == [[]] * 4
+    assert link.down == sum(line["download_bytes"] for line in lines) > sum(line["download_bytes"] for line in expected)
+
+
+def test_a_node_that_starts_anew_is_introduced_again_and_misses_nothing():
+    run, link = experiment(), two_nodes()
+    died = []
+
+    def dies(message: Message, worker: Worker) -> Message | None:
+        if message.metadata.message_type != HELLO and len(died) < 2:
+            died.append(1)
+            if len(died) == 1:
+                link.start(8, [1, 3])  # it comes back before anybody noticed, and finds the order
+                return link.workers[8].reply(message)
+            link.start(8, [1, 3])  # it dies with the order
+            return None
+        return worker.reply(message)
+
+    link.manners[8] = dies
+    lines, state = played(connected(run, link))
+    expected, reference = played(run)
+    assert len(died) == 2
+    assert torch.equal(state.values, reference.values)
+    assert [line["clients"] for line in lines] == [line["clients"] for line in expected]
+
+
+def answering(blobs: dict[str, bytes], facts: dict[str, Any] | None = None) -> Manners:
+    def answer(message: Message, worker: Worker) -> Message:
+        if message.metadata.message_type == HELLO:
+            return worker.reply(message)
+        arrays = ArrayRecord({name: Array("uint8", (len(data),), "x", data) for name, data in blobs.items()})
+        return Message(RecordDict({"facts": ConfigRecord(facts or {}), "blobs": arrays}), reply_to=message)
+
+    return answer
+
+
+def swapped(message: Message, worker: Worker) -> Message:
+    """Answers for one client with the reply of another."""
+    if message.metadata.message_type == HELLO:
+        return worker.reply(message)
+    _, orders = messages.opened(message)
+    assert worker.site is not None
+    facts, replies = worker.site.answer(orders)
+    return Message(messages.content(facts, dict(zip(replies, reversed(replies.values()), strict=True))), reply_to=message)
+
+
+def raising(message: Message, worker: Worker) -> Message:
+    if message.metadata.message_type != HELLO:
+        worker.host = Host(clients=[9])
+        worker.site = replace(worker.site, host=worker.host) if worker.site else None
+    return worker.reply(message)
+
+
+@pytest.mark.parametrize(
+    ("manners", "reason"),
+    [
+        (answering({}), "its node does not answer for it"),
+        (answering({"1": b"nonsense", "3": b"more"}), "too short to be one"),
+        (answering({"1": bytes(10**6)}), "bytes, which is the most that was asked for"),
+        (answering({}, {"failed": [1, 3], "reasons": ["out of memory", "out of memory"]}), "out of memory"),
+        (answering({}, {"missing": [1, 3]}), "its node does not answer for it"),
+        (swapped, "its node answers as client"),
+        (raising, "is not here"),
+        (lambda message, worker: worker.reply(message) if message.metadata.message_type == HELLO else None, "late"),
+    ],
+)
+def test_a_node_with_bad_manners_is_named_with_the_reason_and_the_round_goes_on(manners: Manners, reason: str):
+    run, link = experiment(clients={"per_round": 5}, rounds=1, topology={"end": 1}), two_nodes()
+    link.manners[8] = manners
+    lines, _ = played(connected(run, link, timeout=0.5))
+    assert lines[0]["clients"] == [0, 2, 4]
+    assert {entry["client"] for entry in lines[0]["rejected"]} == {1, 3}
+    assert reason in lines[0]["rejected"][0]["reason"]
+
+
+def test_who_is_not_there_is_not_reachable_and_not_blamed():
+    run, link = experiment(clients={"per_round": 5}), LinkHere()
+    link.start(7, [0, 2, 4])
+    ledger = Ledger.of(run.plan.guard)
+    ready = connected(run, link)
+    steps = list(play(ready.plan, ready.method.begin(ready.setup), 0, ledger))
+    assert all(step.record.rejected == [{"client": client, "reason": "not reachable"} for client in (1, 3)] for step in steps)
+    assert not ledger.strikes.counts
+
+
+def test_a_node_that_goes_at_the_very_moment_is_not_reachable():
+    run, link = experiment(clients={"per_round": 5}, rounds=1, topology={"end": 1}), two_nodes()
+    ready = connected(run, link)
+    link.unknown.add(8)
+    lines, _ = played(ready)
+    assert lines[0]["rejected"] == [{"client": client, "reason": "not reachable"} for client in (1, 3)]
+
+
+def test_replies_count_as_they_come_where_more_are_asked_than_needed():
+    run, link = experiment(guard={"over_select": 0.5}), two_nodes()
+    assert [line["clients"] for line in played(connected(run, link, ordered=False))[0]]
+
+
+# -- who may stand for whom -------------------------------------------------------------------------------------------
+
+
+def test_a_client_belongs_to_the_key_that_first_stood_for_it(tmp_path):
+    file = tmp_path / "roster.json"
+    roster = Roster(2, file)
+    assert roster.admit(None, Entry(10, "a", "key 1")) == 0
+    assert roster.admit(None, Entry(20, "b", "key 2")) == 1
+    again = Roster(2, file)
+    assert again.admit(None, Entry(20, "b", "key 2")) == 1
+    for client, entry, words in (
+        (0, Entry(10, "a", "key 2"), "belongs to the node with key"),
+        (0, Entry(11, "a", "key 1"), "other data than before"),
+        (None, Entry(5, "c", "key 3"), "none of them"),
+    ):
+        with pytest.raises(InputError, match=words):
+            again.admit(client, entry)
+    file.write_text(json.dumps({"0": {"nonsense": 1}}))
+    with pytest.raises(InputError, match="is damaged"):
+        Roster(2, file)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"clients": [0, 9], "samples": [24, 1], "data": "x"}, "no client 9"),
+        ({"clients": [0], "samples": [23], "data": "x"}, "not the experiment's"),
+        ({"clients": [0, 0], "samples": [24, 24], "data": "x"}, "which clients"),
+        ({"clients": [0]}, "its introduction lacks"),
+        ({"refused": "no data here"}, "no data here"),
+    ],
+)
+def test_what_a_node_says_of_itself_is_checked(facts: dict[str, Any], words: str):
+    run, link = experiment(), LinkHere()
+    facts = {**facts, **({"data": run.data.fingerprint} if facts.get("data") else {})}
+    link.start(7, [0], lambda message, worker: Message(messages.content(facts), reply_to=message))
+    ready = connected(run, link)
+    assert not ready.plan.engine.fleet.hosts
+    assert any(line.startswith("refused: ") and words in line for line in link.said), link.said
+
+
+def test_a_client_that_is_here_already_is_refused_a_second_time():
+    run, link = experiment(), two_nodes()
+    link.start(9, [3])
+    ready = connected(run, link)
+    assert ready.plan.engine.fleet.hosts == {0: 7, 2: 7, 4: 7, 1: 8, 3: 8}
+    assert any("client 3 is already here" in line for line in link.said)
+
+
+# -- what a site accepts ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["model", "method", "data"])
+def test_a_site_runs_no_code_that_the_server_names(key: str):
+    text = "\n".join(line for line in introduction(experiment())["experiment"].splitlines() if not line.startswith(f"{key} ="))
+    with pytest.raises(InputError, match=r"names code|names data"):
+        accepted(f'{key} = "os:system"\n{text}', Host(clients=[0]))
+
+
+def test_a_site_that_does_not_fit_says_so():
+    said = introduction(experiment())
+    for changed, host, words in (
+        ({"input_shape": [3, 4, 4]}, Host(clients=[0]), "inputs of shape"),
+        ({"classes": 2}, Host(clients=[0]), "3 classes"),
+        ({}, Host(clients=[17]), "--partition 17"),
+        ({}, Host(), "say with --partition"),
+        ({"experiment": "what?"}, Host(clients=[0]), "no valid TOML"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Site.of(host, {**said, **changed}["experiment"], {**said, **changed})
+
+
+def test_a_site_stops_when_its_privacy_is_spent():
+    run, link = experiment(privacy={"clip": 1.0, "noise": 5.0, "index_epsilon": 1.0}, clients={"per_round": 5}), two_nodes()
+    link.workers[8] = Worker(Host(clients=[1, 3], epsilon=3.5), link.said.append)
+    lines, _ = played(connected(run, link))
+    assert lines[0]["clients"] == [0, 1, 2, 3, 4]
+    assert lines[-1]["clients"] == [0, 2, 4]
+    assert "of this site is spent" in lines[-1]["rejected"][0]["reason"]
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
+def arriving(message: Message, limit: int) -> Incoming:
+    return Incoming(message.object_id, get_object_tree(message), limit)
+
+
+def test_an_array_that_names_one_piece_many_times_is_not_unpacked():
+    message = Message(messages.content({}, {1: bytes(2**25)}), 7, HELLO)
+    pieces = {key: part.deflate() for key, part in get_all_nested_objects(message).items()}
+    assert sum(map(len, pieces.values())) < 2**23, "zeros travel as one piece of 5 MiB"
+    incoming = arriving(message, 2**23)
+    assert incoming.advance(pieces.__getitem__)
+    with pytest.raises(WireError, match="more than 8,388,608 bytes"):
+        incoming.message()
+
+
+def test_no_more_is_taken_than_the_limit():
+    message = Message(messages.content({}, {1: torch.arange(2**21).numpy().tobytes()}), 7, HELLO)
+    pieces = {key: part.deflate() for key, part in get_all_nested_objects(message).items()}
+    incoming = arriving(message, 2**23)
+    with pytest.raises(WireError, match="more than 8,388,608 bytes"):
+        incoming.advance(pieces.__getitem__)
+    assert sum(map(len, incoming.contents.values())) <= 2**23
+
+
+def test_a_message_whose_pieces_do_not_come_is_waited_for():
+    message = Message(messages.content({"a": 1}, {1: b"xyz"}), 7, HELLO)
+    pieces = {key: part.deflate() for key, part in get_all_nested_objects(message).items()}
+
+    def absent(name: str) -> bytes:
+        raise ObjectUnavailableError(name)
+
+    incoming = arriving(message, 10_000)
+    assert not incoming.advance(absent)
+    assert incoming.advance(pieces.__getitem__)
+    assert messages.opened(incoming.message()) == ({"a": 1}, {1: b"xyz"})
+
+
+def test_garbage_in_the_place_of_pieces_is_an_error_of_ours():
+    message = Message(messages.content({}, {1: b"xyz"}), 7, HELLO)
+    incoming = arriving(message, 10_000)
+    assert incoming.advance(lambda name: b"garbage")
+    with pytest.raises(WireError, match="cannot be read"):
+        incoming.message()

@@ -1,0 +1,303 @@
+"""What goes wrong in a federation, with real processes: the outcome is as the documents promise."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+import fedrts
+from federating import ENVIRONMENT, EXPERIMENT, Folder, Running, free_port
+from fedrts.flower import HELLO
+from fedrts.flower.host import Host
+from fedrts.flower.node import Connection, Server, Worker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+Start = Callable[..., Running]
+
+
+def history(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "history.jsonl").open()]
+
+
+def timeless(run: Path) -> list[dict[str, Any]]:
+    return [{**line, "seconds": 0} for line in history(run)]
+
+
+def same(here: Path, there: Path) -> bool:
+    return all((here / name).read_bytes() == (there / name).read_bytes() for name in ("model.safetensors", "masks.safetensors"))
+
+
+@contextlib.contextmanager
+def rogue(folder: Folder, number: int, answer: Callable[[Message, Worker], Message], clients: list[int]) -> Iterator[None]:
+    """A node in this process, with a registered key and bad manners."""
+    server = Server(f"127.0.0.1:{folder.port}", folder.keys[number], folder.authority.certificate)
+    key = server.private_key()
+    assert key is not None
+    worker, stopped = Worker(Host(clients=clients), lambda text: None), threading.Event()
+
+    def serve() -> None:
+        while not stopped.is_set():
+            with contextlib.suppress(Exception), Connection(server, (key, key.public_key()), registered=True) as connection:
+                while not stopped.is_set():
+                    connection.handle(lambda message: answer(message, worker))
+                    time.sleep(0.2)
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join(20)
+
+
+def test_a_killed_node_that_comes_back_misses_nothing(start: Start, folder: Folder, tmp_path: Path):
+    server = start(*folder.server())
+    start(*folder.client(0, "0,1,2"))
+    victim = start(*folder.client(1, "3,4,5"))
+    victim.until("worked for client")
+    server.until("round    1 of 3")
+    victim.kill()
+    start(*folder.client(1, "3,4,5"))
+    assert server.ended(240) == 0, server.text
+    fedrts.run(folder.experiment, engine="serial", out=tmp_path / "serial")
+    assert same(folder.path / "run", tmp_path / "serial")
+
+
+def test_without_a_dead_node_the_round_goes_on(start: Start, folder: Folder):
+    folder.experiment.write_text(EXPERIMENT.replace("per_round = 4", "per_round = 6").replace("timeout = 90", "timeout = 240"))
+    server = start(*folder.server())
+    start(*folder.client(0, "0,1,2,3"))
+    victim = start(*folder.client(1, "4,5"))
+    server.until("round    1 of 3")
+    victim.kill()
+    assert server.ended(300) == 0, server.text
+    line = history(folder.path / "run")[-1]
+    assert line["clients"] == [0, 1, 2, 3]
+    assert {entry["reason"] for entry in line["rejected"]} == {"not reachable"}
+
+
+def test_a_node_that_hangs_is_late_and_one_that_joins_late_takes_part(start: Start, folder: Folder):
+    text = EXPERIMENT.replace("rounds = 3", "rounds = 30").replace("per_round = 4", "per_round = 6").replace("timeout = 90", "timeout = 8")
+    folder.experiment.write_text(text.replace("wait = 90", "wait = 45"))
+    server = start(*folder.server())
+    start(*folder.client(0, "0,1"))
+    hanging = start(*folder.client(1, "2,3"))
+    server.until("round    3 of 30")  # without clients 4 and 5
+    hanging.kill(signal.SIGSTOP)
+    late = start(*folder.client(2, "4,5"))
+    late.until("worked for client")
+    hanging.kill(signal.SIGCONT)
+    assert server.ended(300) == 0, server.text
+    lines = history(folder.path / "run")
+    assert lines[0]["clients"] == [0, 1, 2, 3]
+    reasons = {entry["reason"] for line in lines for entry in line["rejected"]}
+    assert reasons == {"not reachable", "late"}
+    assert any({4, 5} <= set(line["clients"]) for line in lines)
+
+
+def zeros(message: Message, worker: Worker) -> Message:
+    """1 GB of zeros, as small on the wire as Flower makes it: one piece, named two hundred times."""
+    if message.metadata.message_type == HELLO:
+        return worker.reply(message)
+    data = bytes(2**30)
+    blobs = ArrayRecord({"4": Array("uint8", (len(data),), "fedrts", data)})
+    return Message(RecordDict({"facts": ConfigRecord({}), "blobs": blobs}), reply_to=message)
+
+
+def garbage(message: Message, worker: Worker) -> Message:
+    if message.metadata.message_type == HELLO:
+        return worker.reply(message)
+    blobs = ArrayRecord({"4": Array("uint8", (99,), "fedrts", b"FRTS" + os.urandom(95))})
+    return Message(RecordDict({"facts": ConfigRecord({"missing": ["x"]}), "blobs": blobs}), reply_to=message)
+
+
+@pytest.mark.parametrize(("answer", "reason"), [(zeros, "bytes, which is the most"), (garbage, "format version")])
+def test_a_node_that_sends_nonsense_is_rejected_by_name_and_reason(start: Start, folder: Folder, answer: Any, reason: str):
+    folder.experiment.write_text(EXPERIMENT.replace("per_round = 4", "per_round = 6").replace("rounds = 3", "rounds = 2"))
+    server = start(*folder.server())
+    start(*folder.client(0, "0,1,2"))
+    with rogue(folder, 1, answer, [3, 4]):
+        start(*folder.client(2, "5"))
+        assert server.ended(240) == 0, server.text
+    lines = history(folder.path / "run")
+    assert [line["clients"] for line in lines] == [[0, 1, 2, 5]] * 2
+    assert any(entry["client"] == 4 and reason in entry["reason"] for entry in lines[0]["rejected"]), lines[0]["rejected"]
+    peak = max(int(line.split()[1]) for line in server.peak)
+    assert peak < 1_000_000, f"{peak} kB"
+
+
+def test_a_server_killed_at_any_moment_goes_on_to_the_same_result(start: Start, folder: Folder, tmp_path: Path):
+    folder.experiment.write_text(EXPERIMENT.replace("rounds = 3", "rounds = 6"))
+    nodes = [start(*folder.client(number, clients)) for number, clients in enumerate(("0,1", "2,3", "4,5"))]
+    for round_number in (1, 3, 4):
+        server = start(*folder.server())
+        server.until(f"round    {round_number} of 6")
+        time.sleep(0.13 * round_number)
+        server.kill()
+        server.ended()
+    server = start(*folder.server())
+    assert server.ended(240) == 0, server.text
+    assert all(node.process.poll() is None for node in nodes), "nodes come back by themselves"
+    fedrts.run(folder.experiment, engine="serial", out=tmp_path / "serial")
+    assert same(folder.path / "run", tmp_path / "serial")
+    assert timeless(folder.path / "run") == timeless(tmp_path / "serial")
+
+
+def test_a_full_disk_stops_the_server_resumably(start: Start, folder: Folder, tmp_path: Path):
+    command = [sys.executable, "-m", "fedrts", *map(str, folder.server())]
+    start(*folder.client(0, "0,1,2"))
+    start(*folder.client(1, "3,4,5"))
+    limited = subprocess.run(
+        ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", *command], capture_output=True, text=True, env=ENVIRONMENT, timeout=240
+    )
+    assert limited.returncode == 2
+    assert "cannot write" in limited.stderr
+    assert "Traceback" not in limited.stderr
+    server = start(*folder.server())
+    assert server.ended(240) == 0, server.text
+    fedrts.run(folder.experiment, engine="serial", out=tmp_path / "serial")
+    assert same(folder.path / "run", tmp_path / "serial")
+
+
+def test_a_revoked_key_is_refused_while_the_server_runs(start: Start, folder: Folder):
+    folder.experiment.write_text(EXPERIMENT.replace("rounds = 3", "rounds = 12"))
+    server = start(*folder.server())
+    start(*folder.client(0, "0,1,2,3"))
+    revoked = start(*folder.client(1, "4,5"))
+    server.until("round    1 of 12")
+    folder.authority.revoke("site-1")
+    assert revoked.ended(60) == 2
+    assert "was revoked" in revoked.text
+    assert "refused from now on: site-1" in server.until("refused from now on")
+    assert server.ended(300) == 0, server.text
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_local_deployment_leaves_no_process(start: Start, tmp_path: Path, how: int):
+    run = start("run", "--engine", "flower", "--clients", 2, "--rounds", 200, "--set", "engine.nodes=2", "--out", tmp_path / "run")
+    run.until("writing to")
+    below = run.descendants()
+    assert len(below) == 3
+    run.kill(how)
+    assert run.ended(30) == (-9 if how == signal.SIGKILL else 130)
+    due = time.monotonic() + 15
+    while (alive := [pid for pid in below if Path(f"/proc/{pid}").exists()]) and time.monotonic() < due:
+        time.sleep(0.2)
+    assert not alive
+    if how != signal.SIGKILL:
+        assert f"fedrts resume {tmp_path / 'run'}" in run.text
+
+
+def test_sites_with_data_of_their_own(start: Start, folder: Folder):
+    rng = np.random.default_rng(0)
+    for name, count in (("coordinator", 60), ("a", 80), ("b", 50)):
+        y = np.arange(count) % 3
+        x = (rng.standard_normal((count, 12)) + y[:, None]).astype(np.float32)
+        np.savez(folder.path / f"{name}.npz", x=x, y=y, x_test=x, y_test=y)
+    folder.experiment.write_text(
+        f"""
+        data = "npz:{folder.path}/coordinator.npz"
+        rounds = 4
+        clients = {{total = 2, per_round = 2, partition = "sites"}}
+        train = {{epochs = 1, batch_size = 10, lr = 0.1}}
+        engine = {{wait = 90}}
+        """
+    )
+    server = start(*folder.server())
+    for number, name in enumerate(("a", "b")):
+        *command, _, _ = folder.client(number, "0")
+        start(*command, "--data", f"npz:{folder.path}/{name}.npz")
+    assert server.ended(240) == 0, server.text
+    samples = [entry["samples"] for entry in json.loads((folder.path / "run" / "clients.json").read_text())]
+    assert sorted(samples) == [50, 80]
+    assert history(folder.path / "run")[-1]["clients"] == [0, 1]
+
+
+def test_flowers_own_supernode_can_stand_for_clients(start: Start, folder: Folder, tmp_path: Path):
+    folder.experiment.write_text(EXPERIMENT.replace("rounds = 3", "rounds = 2"))
+    server = start(*folder.server())
+    server.until("waiting for nodes")
+    start(*folder.client(0, "0,1,2"))
+    home = tmp_path / "home"
+    home.mkdir()
+    binaries = Path(sys.executable).parent
+    environment = {**ENVIRONMENT, "FLWR_HOME": str(home), "PATH": f"{binaries}:{os.environ['PATH']}", "PYTHONPATH": "src"}
+    command = [binaries / "flower-supernode", "--superlink", f"127.0.0.1:{folder.port}", "--port", free_port()]
+    command += ["--root-certificates", folder.authority.certificate, "--auth-supernode-private-key", folder.keys[1]]
+    command += ["--node-config", 'partition="3,4,5"']
+    with open(tmp_path / "supernode.log", "wb") as log:
+        node = subprocess.Popen(list(map(str, command)), env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            assert server.ended(300) == 0, server.text + (tmp_path / "supernode.log").read_text()
+        finally:
+            node.terminate()
+            node.wait(30)
+    fedrts.run(folder.experiment, engine="serial", out=tmp_path / "serial")
+    assert same(folder.path / "run", tmp_path / "serial")
+
+
+NGINX = Path(__file__).parents[2] / "deploy" / "nginx.conf"
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_the_proxy_passes_nodes_and_nothing_else(start: Start, folder: Folder):
+    front = free_port()
+    text = NGINX.read_text()
+    for word, value in {
+        "/etc/fedrts": str(folder.authority.folder),
+        "127.0.0.1:9092": f"127.0.0.1:{folder.port}",
+        "8443": str(front),
+    }.items():
+        assert word in text
+        text = text.replace(word, value)
+    prefix = folder.path / "nginx"
+    prefix.mkdir()
+    (prefix / "nginx.conf").write_text(f"daemon off;\npid {prefix}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{\n{text}\n}}\n")
+    proxy = subprocess.Popen(["nginx", "-p", str(prefix), "-c", str(prefix / "nginx.conf")], stderr=subprocess.PIPE, text=True)
+    try:
+        server = start(*folder.server())
+        server.until("waiting for nodes")
+        for path, code in (
+            ("/v1/control/list-runs", 403),
+            ("/v1/runtime/acquire-task", 403),
+            ("/docs", 403),
+            ("/v1/fleet/pull-messages", 0),
+        ):
+            assert status(folder, front, path) == code or (code == 0 and status(folder, front, path) not in (403, 502)), path
+        assert status(folder, folder.port, "/docs") == 200, "from this machine the server is open"
+        start(*folder.client(0, "0,1,2", front))
+        start(*folder.client(1, "3,4,5", front))
+        assert server.ended(240) == 0, server.text
+    finally:
+        proxy.terminate()
+        proxy.wait(20)
+
+
+def status(folder: Folder, port: int, path: str) -> int:
+    context = ssl.create_default_context(cafile=str(folder.authority.certificate))
+    request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", method="GET" if path == "/docs" else "POST", data=None)
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=context) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
