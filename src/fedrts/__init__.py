@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from fedrts.api import resume as resume
     from fedrts.api import run as run
     from fedrts.api import train as train
+    from fedrts.comparison import compare as compare
 
 __version__ = "0.1.0"
 
-__all__ = ["InputError", "Result", "cost", "data", "load", "methods", "models", "resume", "run", "train"]
+__all__ = ["InputError", "Result", "compare", "cost", "data", "load", "methods", "models", "resume", "run", "train"]
 
 _HOMES = dict.fromkeys(("Result", "load", "resume", "run", "train"), "fedrts.api")
-_HOMES |= {"cost": "fedrts.accounting", "InputError": "fedrts.errors"}
+_HOMES |= {"compare": "fedrts.comparison", "cost": "fedrts.accounting", "InputError": "fedrts.errors"}
 
 
 def __getattr__(name: str) -> Any:

@@ -280,12 +280,17 @@ def from_file(path: str | Path) -> dict[str, Any]:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the experiment file '{path}': {getattr(error, 'strerror', None) or error}") from error
-    try:
-        settings = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"'{path}' is no valid TOML: {error}") from error
+    settings = parsed_toml(text, path)
     settings.pop("versions", None)  # a resolved file says what made it
     return settings
+
+
+def parsed_toml(text: str, origin: str | Path) -> dict[str, Any]:
+    """The tables of a TOML text."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"'{origin}' is no valid TOML: {error}") from error
 
 
 def resolve(*layers: Settings) -> Experiment:
@@ -413,8 +418,11 @@ def _device(name: str) -> str:
 
 def _explained(error: ValidationError, kind: type[BaseModel], prefix: str) -> str:
     """One line for the first mistake of a validation."""
-    first = error.errors()[0]
+    errors = error.errors()
+    first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])  # a typo hides what it meant
     path = [str(part) for part in first["loc"]]
+    if first["type"] == "missing":
+        return f"the key '{prefix}{'.'.join(path)}' is missing"
     if first["type"] == "extra_forbidden":
         return (
             f"unknown key '{prefix}{'.'.join(path)}'{nearest(path[-1], table.model_fields if (table := _table(kind, path[:-1])) else ())}"

@@ -80,7 +80,7 @@ class RunFolder:
         with contextlib.ExitStack() as stack:
             for name in _LOGS:
                 self._logs[name] = stack.enter_context(open(self.path / name, "ab"))
-            _lock(self._logs[_LOGS[0]], self.path)
+            lock(self._logs[_LOGS[0]], self.path)
             stack.callback(self._logs.clear)
             yield
 
@@ -201,7 +201,8 @@ def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _without_none(v) if isinstance(v, Mapping) else v for k, v in settings.items() if v is not None}
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
+def lock(file: IO[bytes], path: Path) -> None:
+    """Keep other processes out of `path` while `file`, which lies in it, is open."""
     try:
         import fcntl
     except ImportError:  # not on Windows: two processes in one folder are then the user's care

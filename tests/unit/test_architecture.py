@@ -49,6 +49,8 @@ LAYERS += [
     "flower",
     "api",
     "inspection",
+    "comparison",
+    "reproduction",
     "cli",
     "__main__",
 ]

@@ -131,7 +131,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
 
 def by_command(monkeypatch: pytest.MonkeyPatch, started: list[Experiment], *arguments: str) -> Experiment:
     monkeypatch.setattr(sys, "argv", ["fedrts", "run", *arguments])
-    monkeypatch.setattr(cli, "_interruptible", lambda play, folder, quiet: play(None))
+    monkeypatch.setattr("fedrts.cli.run.interruptible", lambda play, folder, quiet: play(None))
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 0

@@ -13,6 +13,8 @@ import fedrts
 # Importing a file registers its commands; `--help` lists them in this order.
 # isort: off
 from fedrts.cli import run  # noqa: F401
+from fedrts.cli import compare  # noqa: F401
+from fedrts.cli import reproduce  # noqa: F401
 from fedrts.cli import folder  # noqa: F401
 from fedrts.cli import cost  # noqa: F401
 from fedrts.cli import catalogue  # noqa: F401
@@ -26,7 +28,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # what typer raise
 
 
 def main() -> None:
-    """The entry point: exit code 0 done, 2 bad input, 130 interrupted."""
+    """The entry point: exit code 0 done, 1 some of several runs failed, 2 bad input, 130 interrupted."""
     warnings.showwarning = _show_warning
     try:
         sys.exit(app(standalone_mode=False) or 0)

@@ -22,5 +22,6 @@ DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the data sets' files; default $FEDRTS_DATA, or ~/.cache/fedrts.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Jobs = Annotated[int | None, typer.Option(help="Runs at once, in processes; default one a core, on a GPU two.", show_default=False)]
 Assignments = Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other key; repeatable.")]
 ExperimentFile = Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="An experiment file; flags override it.")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedrts.cli.app import Assignments, DataDir, ExperimentFile, Quiet, RunDir, app
+from fedrts.cli.interrupt import as_interruption
 
 if TYPE_CHECKING:
     from fedrts.api import Result
@@ -120,17 +120,8 @@ def resume(run_dir: RunDir, data_dir: DataDir = None, quiet: Quiet = False) -> N
 
 def interruptible(play: Callable[[Observer], Result], folder: Path, quiet: bool, again: str | None = None) -> None:
     """Play a run for a person: progress, and a word on how to go on after Ctrl-C or SIGTERM."""
-    import signal
-
     from fedrts.observe import Silent
     from fedrts.observe.console import ConsoleObserver
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
+    with as_interruption(f"interrupted; continue with: {again or f'fedrts resume {folder}'}"):
         play(Silent() if quiet else ConsoleObserver())
-    except KeyboardInterrupt:
-        print(f"interrupted; continue with: {again or f'fedrts resume {folder}'}", file=sys.stderr)
-        sys.exit(130)

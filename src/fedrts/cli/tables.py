@@ -15,7 +15,9 @@ def print_table(rows: list[dict[str, Any]], as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*rows[0])
+    table = Table()
+    for number, heading in enumerate(rows[0]):
+        table.add_column(heading, no_wrap=number == 0)  # a name that is cut off cannot be typed
     for row in rows:
         table.add_row(*map(_cell, row.values()))
     Console().print(table)

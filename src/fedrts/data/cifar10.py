@@ -9,7 +9,7 @@ import numpy as np
 from fedrts.data import register
 from fedrts.data.cache import Make, cached
 from fedrts.data.contract import Data, Recipe
-from fedrts.data.official import File, Source
+from fedrts.data.official import File, Official, Source
 from fedrts.data.pixels import Augment, Pixels
 from fedrts.errors import InputError
 
@@ -21,6 +21,7 @@ ROW = 1 + 3 * 32 * 32
 SOURCE = Source(
     (File("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", FOLDER, "md5:c32a1d4ab5d03f1284b67883e8d87530", archive=True),),
     needed=tuple(f"{FOLDER}/{name}" for name in TRAIN + TEST),
+    official=Official(50_000, 10_000, 10, {"y": (6, 9, 9, 4, 1, 1, 2, 7, 8, 3), "x": (59, 43, 50, 68, 98, 119)}),
 )
 
 

@@ -10,7 +10,7 @@ from fedrts.data import register
 from fedrts.data.cache import Make, cached
 from fedrts.data.contract import Data, Recipe
 from fedrts.data.images import decode, listed
-from fedrts.data.official import File, Source
+from fedrts.data.official import File, Official, Source
 from fedrts.data.pixels import Augment, Pixels
 from fedrts.errors import InputError
 
@@ -22,6 +22,7 @@ SPLITS = ("train", "valid", "test")
 SOURCE = Source(
     (File(ADDRESS, FOLDER, "md5:6ee4d0c996905fe93221de577967a372", archive=True),),
     needed=tuple(f"{FOLDER}/{split}" for split in SPLITS),
+    official=Official(90_000, 90_000, 10),
 )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedrts.data import register
 from fedrts.data.cache import Make, cached
 from fedrts.data.contract import Data, Recipe
-from fedrts.data.official import File, Source
+from fedrts.data.official import File, Official, Source
 from fedrts.data.pixels import Augment, Pixels
 from fedrts.errors import InputError
 
@@ -28,6 +28,7 @@ CHECKSUMS = {
 SOURCE = Source(
     tuple(File(f"{ADDRESS}/{name}", f"{FOLDER}/{name}", checksum) for name, checksum in CHECKSUMS.items()),
     needed=tuple(f"{FOLDER}/{name}" for name in CHECKSUMS),
+    official=Official(60_000, 10_000, 10, {"y": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5)}),
 )
 RECIPE = Recipe(model="cnn", settings={"rounds": 100, "train": {"lr": 0.1}})
 

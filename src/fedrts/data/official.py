@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from fedrts.data.download import verify
 from fedrts.errors import InputError
+
+if TYPE_CHECKING:
+    from fedrts.data.contract import Data
 
 
 @dataclass(frozen=True)
@@ -25,12 +31,36 @@ class File:
 
 
 @dataclass(frozen=True)
+class Official:
+    """What the released data set is known by: its sizes, and how its arrays begin where that is known."""
+
+    train: int
+    test: int
+    """Samples at least."""
+    classes: int
+    begins: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The first values of `x` (of its first row) or of `y`, as stored."""
+
+    def differs(self, held: Data) -> str | None:
+        """How `held`, read without options, differs from the release; None if nothing shows."""
+        sizes = (("classes", held.classes, self.classes), ("training samples", len(held.y), self.train))
+        for what, found, wanted in (*sizes, ("test samples", len(held.test_y), self.test)):
+            if found < wanted:
+                return f"{found:,} of {wanted:,} {what}"
+        for name, values in self.begins.items():
+            if tuple(getattr(held, name).flatten()[: len(values)].tolist()) != values:
+                return f"other {'labels' if name == 'y' else 'values'} than in the release, or in another order"
+        return None
+
+
+@dataclass(frozen=True)
 class Source:
     """All files of a data set."""
 
     files: tuple[File, ...]
     needed: tuple[str, ...]
     """Paths under the folder of data sets without which the data set is not there."""
+    official: Official | None = None
 
     def missing(self, home: Path) -> list[str]:
         return [path for path in self.needed if not (home / path).exists()]
@@ -50,3 +80,15 @@ class Source:
             f"the data set '{name}' is not in {home} (no {missing[0]}): run `fedrts data prepare {name}`, or get {what}; "
             "--data-dir or FEDRTS_DATA name another folder"
         )
+
+    def differs(self, held: Data, home: Path) -> str | None:
+        """How the data in `home`, of which `held` was read without options, differ from the release; None if nothing shows."""
+        if self.official is not None and (found := self.official.differs(held)) is not None:
+            return found
+        for file in self.files:
+            if file.checksum is not None and not file.archive and (home / file.to).is_file():
+                try:
+                    verify(home / file.to, file.checksum, file.to)
+                except InputError:
+                    return f"{file.to} is not the published file (its checksum differs)"
+        return None

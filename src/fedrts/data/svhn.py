@@ -10,7 +10,7 @@ import numpy as np
 from fedrts.data import register
 from fedrts.data.cache import Make, cached
 from fedrts.data.contract import Data, Recipe
-from fedrts.data.official import File, Source
+from fedrts.data.official import File, Official, Source
 from fedrts.data.pixels import Augment, Pixels
 from fedrts.errors import InputError, optional
 
@@ -23,6 +23,7 @@ SOURCE = Source(
         File(f"{ADDRESS}/test_32x32.mat", TEST, "md5:eb5a983be6a315427106f1b164d9cef3"),
     ),
     needed=(TRAIN, TEST),
+    official=Official(73_257, 26_032, 10),
 )
 
 

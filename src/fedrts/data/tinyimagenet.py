@@ -10,7 +10,7 @@ from fedrts.data import register
 from fedrts.data.cache import Make, cached
 from fedrts.data.contract import Data, Recipe
 from fedrts.data.images import decode, listed
-from fedrts.data.official import File, Source
+from fedrts.data.official import File, Official, Source
 from fedrts.data.pixels import Augment, Pixels
 from fedrts.errors import InputError
 
@@ -19,6 +19,7 @@ FOLDER = "tiny-imagenet-200"
 SOURCE = Source(
     (File("http://cs231n.stanford.edu/tiny-imagenet-200.zip", FOLDER, "md5:90528d7ca1a48142e341f4ef8d21d0de", archive=True),),
     needed=tuple(f"{FOLDER}/{path}" for path in ("wnids.txt", "train", "val/val_annotations.txt", "val/images")),
+    official=Official(100_000, 10_000, 200),
 )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedrts.data import register
 from fedrts.data.cache import Make, cached
 from fedrts.data.contract import Data, Recipe
-from fedrts.data.official import File, Source
+from fedrts.data.official import File, Official, Source
 from fedrts.errors import InputError, optional
 from fedrts.tasks import Language
 
@@ -31,6 +31,7 @@ SOURCE = Source(
         File(f"{GPT2}/merges.txt", VOCABULARY[1], "sha256:1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
     ),
     needed=(TRAIN, TEST, *VOCABULARY),
+    official=Official(2_100_000, 21_900, 50_257),
 )
 RECIPE = Recipe(
     model="gpt2_32m",
@@ -58,32 +59,49 @@ class Tokens:
 
 
 @register("tinystories", RECIPE, SOURCE)
-def tinystories(folder: Path, length: int = 256, share: float = 1.0) -> Data:
+def tinystories(folder: Path, length: int = 256, share: float = 1.0, stories: int = 0, words: int = 0) -> Data:
     """2.1 million short stories for children as GPT-2 tokens, cut to `length`; `share` of the training stories, the first ones.
 
     Inputs and targets are one array, shifted by one token. What follows a story's end is its end token, which no target counts.
+    `stories`: read no more than the first so many of each file (0: all). `words`: a vocabulary of the most frequent tokens, all others
+    being one token of it (0: GPT-2's).
     """
     SOURCE.require("tinystories", folder)
     if not isinstance(length, int) or length < 2:
         raise InputError(f"data_options.length must be a number of tokens ≥ 2 (got {length!r})")
     if not isinstance(share, int | float) or not 0 < share <= 1:
         raise InputError(f"data_options.share must be > 0 and ≤ 1 (got {share!r})")
+    for name, count, least in (("stories", stories, 1), ("words", words, 3)):
+        if isinstance(count, bool) or not isinstance(count, int) or (count != 0 and count < least):
+            raise InputError(f"data_options.{name} must be 0 or a number ≥ {least} (got {count!r})")
     tokenizer = _tokenizer(folder)
     end = tokenizer.token_to_id(END)
 
     def fill(make: Make) -> None:
         tokenizer.enable_truncation(length)
         for name, file in (("train", TRAIN), ("test", TEST)):
-            stories = make(name, (sum(1 for _ in _stories(folder / file)), length), np.uint16)
-            stories[:] = end
-            _encode(tokenizer, _stories(folder / file), stories)
+            rows = make(name, (sum(1 for _ in islice(_stories(folder / file), stories or None)), length), np.uint16)
+            rows[:] = end
+            _encode(tokenizer, islice(_stories(folder / file), stories or None), rows)
 
-    found = cached(folder, f"tinystories{length}", [folder / path for path in SOURCE.needed], fill)
+    found = cached(folder, f"tinystories{length}" + f"first{stories}" * bool(stories), [folder / path for path in SOURCE.needed], fill)
     train, test = (found[name].view(torch.int16) for name in ("train", "test"))
     train = train[: max(1, int(share * len(train)))]
-    return Data(
-        train[:, :-1], train[:, 1:], test[:, :-1], test[:, 1:], tokenizer.get_vocab_size(), task=Language(padding=end), view=Tokens()
-    )
+    classes = tokenizer.get_vocab_size()
+    if words:
+        numbers = _frequent(train, classes, words, end)
+        train, test, classes, end = numbers[train.long() & 0xFFFF], numbers[test.long() & 0xFFFF], words, 0
+    return Data(train[:, :-1], train[:, 1:], test[:, :-1], test[:, 1:], classes, task=Language(padding=end), view=Tokens())
+
+
+def _frequent(train: Tensor, classes: int, words: int, end: int) -> Tensor:
+    """New token numbers `[classes]`, int16: 0 for the end, then the most frequent tokens of `train`, the last for all others."""
+    counts = torch.bincount(train.flatten().long() & 0xFFFF, minlength=classes)
+    counts[end] = counts.max() + 1
+    kept = counts.sort(descending=True, stable=True).indices[: words - 1]
+    numbers = torch.full((classes,), words - 1, dtype=torch.int16)
+    numbers[kept] = torch.arange(len(kept), dtype=torch.int16)
+    return numbers
 
 
 def _stories(file: Path) -> Iterator[str]:

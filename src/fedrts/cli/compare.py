@@ -1,0 +1,117 @@
+"""`fedrts compare`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from fedrts.cli.app import Assignments, DataDir, ExperimentFile, Jobs, Quiet, app
+from fedrts.cli.interrupt import as_interruption
+from fedrts.errors import InputError
+
+if TYPE_CHECKING:
+    from fedrts.comparison.results import Compared
+
+Number = TypeVar("Number", int, float)
+
+
+@app.command()
+def compare(
+    experiment: ExperimentFile = None,
+    methods: Annotated[str, typer.Option(metavar="A,B,…", help="Names from `fedrts methods`.")] = "",
+    densities: Annotated[str, typer.Option(metavar="X,Y,…", help="Shares of parameters that stay active; default the run's.")] = "",
+    seeds: Annotated[str, typer.Option(metavar="N,N,…", help="Every cell is run with each; five or more make a test worth while.")] = "0",
+    grid: Annotated[list[str] | None, typer.Option("--grid", metavar="TABLE.KEY=A,B", help="Any other key to vary; repeatable.")] = None,
+    metric: Annotated[str, typer.Option(help="What the table shows: a key of summary.json.")] = "accuracy_last10",
+    reference: Annotated[str | None, typer.Option(help="Test the other methods against this one, paired over seeds.")] = None,
+    tune_lr: Annotated[
+        str | None, typer.Option(metavar="X,Y,…", help="Choose each method's learning rate among these on the validation split.")
+    ] = None,
+    tune_seed: Annotated[int, typer.Option(help="Of the trials of learning rates; none of --seeds.")] = 1000,
+    tune_rounds: Annotated[int | None, typer.Option(help="Of a trial; default as many as a run.")] = None,
+    jobs: Jobs = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the comparison; the same command goes on where it stopped.")] = None,
+    data: Annotated[str | None, typer.Option(help="As in `fedrts run`, like the options below.")] = None,
+    model: Annotated[str | None, typer.Option()] = None,
+    rounds: Annotated[int | None, typer.Option()] = None,
+    clients: Annotated[int | None, typer.Option()] = None,
+    per_round: Annotated[int | None, typer.Option()] = None,
+    epochs: Annotated[int | None, typer.Option()] = None,
+    batch_size: Annotated[int | None, typer.Option()] = None,
+    lr: Annotated[float | None, typer.Option()] = None,
+    engine: Annotated[str | None, typer.Option()] = None,
+    device: Annotated[str | None, typer.Option()] = None,
+    precision: Annotated[str | None, typer.Option()] = None,
+    value_type: Annotated[str | None, typer.Option()] = None,
+    init: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    data_dir: DataDir = None,
+    assignments: Assignments = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run methods × densities × seeds × any other keys and write a table with statistics.
+
+    Cells are ordinary run folders under OUT/runs; finished ones are never run again. Exit code 1: some cells failed, the others are in
+    the table; 130: interrupted, the same command goes on.
+    """
+    if not methods:
+        raise InputError("name what to compare: --methods fedrts,random (see `fedrts methods`)")
+    if out is None:
+        raise InputError("name a folder for the comparison: --out DIR")
+    names = ["data", "model", "rounds", "clients", "per_round", "epochs", "batch_size", "lr"]
+    names += ["engine", "precision", "value_type", "device", "init"]
+    flags = {name: value for name, value in locals().items() if name in names}
+    from fedrts import comparison, config
+    from fedrts.comparison.grid import Grid, Tuning, parsed_axis
+
+    base = config.from_file(experiment) if experiment else {}
+    for layer in (config.from_keywords(flags), config.from_assignments(assignments or [])):
+        base = config.merged(base, layer)
+    axes = [parsed_axis(text) for text in grid or []]
+    for key in {key for key, _ in axes if [other for other, _ in axes].count(key) > 1}:
+        raise InputError(f"--grid names {key} twice: give all its values at once")
+    made = Grid(
+        base,
+        [name.strip() for name in methods.split(",") if name.strip()],
+        numbers("--densities", densities, float),
+        numbers("--seeds", seeds, int),
+        dict(axes),
+        None if tune_lr is None else Tuning(tuple(numbers("--tune-lr", tune_lr, float)), tune_seed, tune_rounds),
+    )
+    options = {"metric": metric, "reference": reference, "jobs": jobs, "data_dir": data_dir}
+    with as_interruption(f"interrupted; the same command goes on in {out}"):
+        if quiet:
+            compared = comparison.run_grid(made, out, **options)  # type: ignore[arg-type]
+        else:
+            from fedrts.comparison.watch import LiveWatcher
+
+            with LiveWatcher() as watcher:
+                compared = comparison.run_grid(made, out, **options, watcher=watcher)  # type: ignore[arg-type]
+    if not quiet:
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        Console().print(Markdown(compared.markdown(metric, reference)))
+        print(f"written to {out}: results.md, results.csv")
+    end_with(compared)
+
+
+def end_with(*all_compared: Compared) -> None:
+    """Exit code 1, with a line for every cell that failed, where there are such."""
+    failures = [(compared.out, name, news) for compared in all_compared for name, news in compared.failures.items()]
+    for _, name, news in failures:
+        print(f"failed: {name}: {news.text}", file=sys.stderr)
+    if failures:
+        print(f"{len(failures)} cells failed, see {failures[0][0] / 'failures.json'}; the same command tries them again", file=sys.stderr)
+        sys.exit(1)
+
+
+def numbers(flag: str, text: str, kind: type[Number]) -> list[Number]:
+    """`0,1,2` as numbers."""
+    try:
+        return [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise InputError(f"{flag} takes {what} with commas between them (got '{text}')") from None

@@ -1,0 +1,187 @@
+"""Comparing methods: a grid of runs, resumed cell by cell, and a table with statistics."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedrts import config
+from fedrts.comparison import pool as pools
+from fedrts.comparison import record, tuning
+from fedrts.comparison.grid import TUNE_SEED, Cell, Grid, Tuning, check_method
+from fedrts.comparison.play import News, Task
+from fedrts.comparison.pool import Pool
+from fedrts.comparison.results import DEFAULT_METRIC, Compared
+from fedrts.comparison.table import check_metric
+from fedrts.errors import InputError
+from fedrts.folder import RunFolder
+
+
+class Watcher(Protocol):
+    """Told how a comparison gets on."""
+
+    def expect(self, tasks: Sequence[Task], what: str) -> None:
+        """These tasks come next; some may be finished already."""
+        ...
+
+    def tell(self, news: News) -> None: ...
+
+
+class Unwatched:
+    """Says nothing."""
+
+    def expect(self, tasks: Sequence[Task], what: str) -> None: ...
+
+    def tell(self, news: News) -> None: ...
+
+
+@dataclass
+class Comparison:
+    """A grid and the folder that it is played in."""
+
+    grid: Grid
+    out: Path
+    data_dir: Path | None
+    threads: int
+    label: str = ""
+    """Goes before the names of its cells."""
+    cells: list[Cell] = field(init=False)
+    chosen: dict[tuning.Group, tuning.Chosen] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.cells = self.grid.cells()
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """With the folder held, and what is compared written down; refused where it holds another comparison."""
+        with record.held(self.out):
+            self.threads = record.record(self.out, self.grid, self.cells, self.threads)
+            yield
+
+    def trial_tasks(self) -> list[Task]:
+        return [self._task(cell, "tuning") for cell, _ in self.grid.trials()]
+
+    def choose_rates(self) -> None:
+        self.chosen = tuning.choose(self.grid.trials(), self.out / "tuning")
+
+    def tasks(self) -> list[Task]:
+        """The cells that can be played: all, but those of a group for which no learning rate was found."""
+        rated = [self._rated(cell) for cell in self.cells]
+        return [self._task(cell, "runs") for cell in rated if cell is not None]
+
+    def _rated(self, cell: Cell) -> Cell | None:
+        if self.grid.tuning is None:
+            return cell
+        rate = self.chosen[cell.group].rate
+        if rate is None:
+            return None
+        train = cell.experiment.train.model_copy(update={"lr": rate})
+        return Cell(cell.name, cell.place, cell.experiment.model_copy(update={"train": train}))
+
+    def _task(self, cell: Cell, kind: str) -> Task:
+        return Task(self.label + cell.name, self.out / kind / cell.name, cell.experiment, self.data_dir, self.threads)
+
+    def compared(self, failed: Mapping[str, News]) -> Compared:
+        """What there is now, of finished cells; `failed` says why others are not."""
+        rows: list[dict[str, Any]] = []
+        failures: dict[str, News] = {}
+        for cell in self.cells:
+            summary = RunFolder(self.out / "runs" / cell.name).summary()
+            if summary is not None:
+                rate = {} if self.grid.tuning is None else {"train.lr": self.chosen[cell.group].rate}
+                rows.append({"cell": cell.name, **cell.place, **rate, **summary})
+            else:
+                unknown = News(cell.name, "failed", text="no learning rate among those tried could be trained with")
+                failures[cell.name] = failed.get(self.label + cell.name, unknown)
+        return Compared(self.out, self.grid, self.cells, rows, failures, list(self.chosen.values()))
+
+
+def play_all(comparisons: Sequence[Comparison], pool: Pool, watcher: Watcher) -> dict[str, News]:
+    """Play what is not finished of all comparisons, trials of learning rates first; what failed, by name."""
+    failed: dict[str, News] = {}
+
+    def tell(news: News) -> None:
+        if news.kind == "failed":
+            failed[news.cell] = news
+        watcher.tell(news)
+
+    def play(tasks: Sequence[Task], what: str) -> None:
+        watcher.expect(tasks, what)
+        pool.play([task for task in tasks if not task.is_finished], tell)
+
+    trials = [task for comparison in comparisons for task in comparison.trial_tasks()]
+    if trials:
+        play(trials, "tuning")
+        failed.clear()  # a rate that cannot be trained with is an answer, not a failure
+        for comparison in comparisons:
+            comparison.choose_rates()
+    play([task for comparison in comparisons for task in comparison.tasks()], "cells")
+    return failed
+
+
+def make_pool(cells: Sequence[Cell], jobs: int | None) -> tuple[Pool, int]:
+    """Who plays the cells, and the threads of each."""
+    if jobs is not None and jobs < 1:
+        raise InputError(f"--jobs must be at least 1 (got {jobs})")
+    jobs = jobs or pools.default_jobs(cells[0].experiment.device, len(cells))
+    return pools.make(jobs), pools.default_threads(jobs)
+
+
+def run_grid(
+    grid: Grid,
+    out: Path,
+    *,
+    metric: str = DEFAULT_METRIC,
+    reference: str | None = None,
+    jobs: int | None = None,
+    data_dir: Path | None = None,
+    watcher: Watcher | None = None,
+) -> Compared:
+    """Play a grid in its folder, as far as it is not finished, and write its results."""
+    check_metric(metric)
+    if reference is not None:
+        check_method(reference, grid.methods, "--reference")
+    pool, threads = make_pool(grid.cells(), jobs)
+    comparison = Comparison(grid, out, data_dir, threads)
+    with comparison.opened():
+        failed = play_all([comparison], pool, watcher or Unwatched())
+        compared = comparison.compared(failed)
+        compared.write(metric, reference)
+    return compared
+
+
+def compare(
+    experiment: str | Path | None = None,
+    *,
+    methods: Sequence[str],
+    out: str | Path,
+    densities: Sequence[float] = (),
+    seeds: Sequence[int] = (0,),
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    metric: str = DEFAULT_METRIC,
+    reference: str | None = None,
+    tune_lr: Sequence[float] | None = None,
+    tune_seed: int = TUNE_SEED,
+    tune_rounds: int | None = None,
+    jobs: int = 1,
+    data_dir: str | Path | None = None,
+    watcher: Watcher | None = None,
+    **keywords: Any,
+) -> Compared:
+    """Compare methods × densities × seeds × `grid`, resuming what `out` holds of it; other keywords are those of `run`.
+
+    `fedrts.compare(methods=["fedrts", "random"], densities=[0.1, 0.2], seeds=range(5), reference="random", data="digits", out="compared")`
+    `grid={"topology.interval": [5, 10]}` varies any other key. A cell that fails is in `failures`, the others are in `rows`. With
+    `jobs` above 1 cells run in processes of their own: the calling script then needs `if __name__ == "__main__":`.
+    """
+    layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
+    base: dict[str, Any] = {}
+    for layer in layers:
+        base = config.merged(base, layer)
+    tuned = None if tune_lr is None else Tuning(tuple(tune_lr), tune_seed, tune_rounds)
+    made = Grid(base, tuple(methods), tuple(densities), tuple(seeds), {key: tuple(v) for key, v in (grid or {}).items()}, tuned)
+    folder = Path(data_dir) if data_dir is not None else None
+    return run_grid(made, Path(out), metric=metric, reference=reference, jobs=jobs, data_dir=folder, watcher=watcher)

@@ -1,0 +1,140 @@
+"""Playing cells: each is an ordinary run in a folder of its own, started, continued, or found finished."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import torch
+
+from fedrts import api, config
+from fedrts.config import Experiment
+from fedrts.errors import InputError, Note
+from fedrts.folder import RunFolder
+from fedrts.rounds import Record
+
+_MAY_DIFFER = ("out", "engine.name", "device")
+"""Keys of a run that were decided, or chosen elsewhere, when it began."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell to be played; all that a process, here or elsewhere, needs to know."""
+
+    name: str
+    folder: Path
+    experiment: Experiment
+    data_dir: Path | None = None
+    threads: int = 0
+    """Of torch, while it is played; 0: as they are."""
+
+    @property
+    def is_finished(self) -> bool:
+        return RunFolder(self.folder).summary() is not None
+
+
+@dataclass(frozen=True)
+class News:
+    """What became of a cell: it `started`, `played` a round, `finished` or `failed`, or has a `note` for the user."""
+
+    cell: str
+    kind: Literal["started", "played", "finished", "failed", "note"]
+    done: int = 0
+    """Rounds played."""
+    rounds: int = 0
+    accuracy: float | None = None
+    text: str = ""
+    """Why it failed, or what is noted, in one line."""
+    traceback: str = ""
+    """Of a failure that is nobody's mistake on the command line."""
+
+
+Tell = Callable[[News], None]
+
+
+class Reporter:
+    """An observer that tells what a comparison wants to know."""
+
+    def __init__(self, cell: str, tell: Tell) -> None:
+        self.cell, self.tell = cell, tell
+        self.rounds = 0
+        self.accuracy: float | None = None
+
+    def started(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None:
+        self.rounds = experiment.rounds
+        self.tell(News(self.cell, "started", first_round, self.rounds))
+
+    def played(self, record: Record) -> None:
+        self.accuracy = self.accuracy if record.accuracy is None else record.accuracy
+        self.tell(News(self.cell, "played", record.round + 1, self.rounds, self.accuracy))
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        self.accuracy = summary["accuracy"]
+
+    def stopped(self) -> None: ...
+
+
+def play(task: Task, tell: Tell) -> bool:
+    """Play a cell to its end and tell how it went. False: after what happened the process should not play another."""
+    reporter = Reporter(task.name, tell)
+    try:
+        with _threads(task.threads), _notes(task.name, tell):
+            _play(task, reporter)
+    except InputError as error:
+        tell(News(task.name, "failed", text=str(error)))
+        return True
+    except Exception as error:
+        line = str(error).strip().partition("\n")[0]
+        tell(News(task.name, "failed", text=f"{type(error).__name__}: {line}", traceback=traceback.format_exc()))
+        return False
+    tell(News(task.name, "finished", task.experiment.rounds, task.experiment.rounds, reporter.accuracy))
+    return True
+
+
+def _play(task: Task, reporter: Reporter) -> None:
+    if task.is_finished:
+        return
+    if not (task.folder / "experiment.toml").exists():
+        api.start(task.experiment.model_copy(update={"out": str(task.folder)}), reporter, task.data_dir)
+        return
+    there = config.flat(config.from_file(task.folder / "experiment.toml"))
+    wanted = {key: value for key, value in config.flat(task.experiment.model_dump(mode="json")).items() if value is not None}
+    for key in sorted(there.keys() | wanted.keys()):
+        if key not in _MAY_DIFFER and there.get(key) != wanted.get(key):
+            what = f"{key} is {there.get(key)!r}, not {wanted.get(key)!r}"
+            raise InputError(f"{task.folder} holds another run ({what}): remove it, or choose another --out")
+    api.resume(task.folder, data_dir=task.data_dir, observer=reporter)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _notes(cell: str, tell: Tell) -> Iterator[None]:
+    """Tell notes as news; other warnings go where they go."""
+    with warnings.catch_warnings():
+        otherwise = warnings.showwarning
+
+        def show(
+            message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+        ) -> None:
+            if issubclass(category, Note):
+                tell(News(cell, "note", text=str(message)))
+            else:
+                otherwise(message, category, filename, lineno, file, line)
+
+        warnings.simplefilter("always", Note)
+        warnings.showwarning = show
+        yield

@@ -1,0 +1,150 @@
+"""Who plays the cells: this process, or several beside it.
+
+A pool knows nothing of grids: it takes tasks and tells news. Cells played elsewhere (on other machines, say) are another class with
+the same method.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Protocol
+
+import torch
+
+from fedrts.comparison.play import News, Task, Tell, play
+
+JOBS_ON_GPU = 2
+"""Cells that share a GPU: one computes while the other's server is at work."""
+
+
+class Pool(Protocol):
+    """Plays tasks."""
+
+    def play(self, tasks: Sequence[Task], tell: Tell) -> None:
+        """Play all of them, each to its end or failure; an interruption leaves nothing running."""
+        ...
+
+
+class Here:
+    """One task after the other, in this process."""
+
+    def play(self, tasks: Sequence[Task], tell: Tell) -> None:
+        for task in tasks:
+            play(task, tell)
+
+
+class Processes:
+    """Several tasks at once, each worker a fresh process that plays one task after the other and ends when this process does."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+
+    def play(self, tasks: Sequence[Task], tell: Tell) -> None:
+        waiting = deque(tasks)
+        workers: list[_Worker] = []
+        try:
+            while waiting or workers:
+                while waiting and len(workers) < self.jobs:
+                    workers.append(_Worker.start(waiting.popleft()))
+                for pipe in wait([worker.pipe for worker in workers]):
+                    worker = next(worker for worker in workers if worker.pipe is pipe)
+                    if not worker.listen(waiting, tell):
+                        workers.remove(worker)
+                        worker.end()
+        finally:
+            for worker in workers:
+                worker.end()
+
+
+@dataclass
+class _Worker:
+    process: SpawnProcess
+    pipe: Connection
+    task: Task
+
+    @classmethod
+    def start(cls, task: Task) -> _Worker:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        ours.send(task)
+        return cls(process, ours, task)
+
+    def listen(self, waiting: deque[Task], tell: Tell) -> bool:
+        """Take one message: news, or that the task is over. False: this worker is done."""
+        try:
+            message: News | bool = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            tell(News(self.task.name, "failed", text=f"its process {_ending(self.process.exitcode)}"))
+            return False
+        if isinstance(message, News):
+            tell(message)
+            return True
+        if not message or not waiting:
+            return False
+        self.task = waiting.popleft()
+        self.pipe.send(self.task)
+        return True
+
+    def end(self) -> None:
+        self.pipe.close()
+        self.process.kill()
+        self.process.join()
+
+
+def _work(pipe: Connection) -> None:
+    """What a worker does: play what it is sent, until it is told to end or its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(play(task, pipe.send))
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed leaves nobody who goes on writing."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+        return f"was ended by {signal.Signals(-code).name}{hint}"
+    return f"ended with code {code}"
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_jobs(device: str, cells: int) -> int:
+    """Cells at once: on CPUs one a core, on a GPU two."""
+    return max(1, min(cells, cores() if device == "cpu" else JOBS_ON_GPU))
+
+
+def default_threads(jobs: int) -> int:
+    """The share of torch's threads that each of so many cells gets."""
+    return max(1, torch.get_num_threads() // jobs)
+
+
+def make(jobs: int) -> Pool:
+    """The pool for so many cells at once."""
+    return Here() if jobs == 1 else Processes(jobs)

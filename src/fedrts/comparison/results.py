@@ -1,0 +1,128 @@
+"""The files that a comparison leaves: results.csv, results.md and failures.json."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrts.checkpoint import write_atomically
+from fedrts.comparison import table
+from fedrts.comparison.grid import Cell, Grid
+from fedrts.comparison.play import News
+from fedrts.comparison.table import METRICS, Results, markdown
+from fedrts.comparison.tuning import Chosen
+from fedrts.errors import InputError
+
+DEFAULT_METRIC = "accuracy_last10"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a comparison came to."""
+
+    out: Path
+    grid: Grid
+    cells: Sequence[Cell]
+    rows: list[dict[str, Any]]
+    """Of every finished cell its name, its values of the grid's keys, and its summary: the lines of results.csv."""
+    failures: Mapping[str, News]
+    """Cells that did not finish."""
+    chosen: Sequence[Chosen] = ()
+    """Learning rates, where they were tuned."""
+
+    def results(self, metric: str = DEFAULT_METRIC) -> Results:
+        found = Results.of(self.rows, list(self.grid.axes), metric)
+        if self.rows and not found.values:
+            raise InputError(f"the metric '{metric}' has no value in these runs: choose another --metric")
+        return found
+
+    def markdown(self, metric: str = DEFAULT_METRIC, reference: str | None = None) -> str:
+        """results.md."""
+        parts = [f"# {METRICS[metric].capitalize()}", self._caption(), *self.tables(metric, reference)]
+        if self.failures:
+            lines = [f"- {name}: {news.text}" for name, news in self.failures.items()]
+            parts += ["## Not finished", "\n".join(lines)]
+        return "\n\n".join(parts) + "\n"
+
+    def tables(self, metric: str, reference: str | None) -> list[str]:
+        """The tables of results.md with their headings."""
+        if not self.rows:
+            return ["No cell is finished."]
+        results = self.results(metric)
+        parts = [table.means_table(results, len(self.grid.seeds))]
+        if reference is not None:
+            parts += [f"## Against {reference}", table.words_on_test(results, reference), table.differences_table(results, reference)]
+        parts += ["## What it costs", "All rounds and clients of a run together.", table.costs_table(self.rows, list(self.grid.axes))]
+        if self.chosen:
+            parts += ["## Learning rates", self._tuning_words(), self._rates()]
+        return parts
+
+    def _caption(self) -> str:
+        seeds = self.grid.seeds
+        words = [setting_of(self.cells), f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"]
+        marks = "Mean ± standard error over seeds." if len(seeds) > 1 else "One seed: no standard error."
+        rates = " Learning rates were chosen on the validation split, see below." if self.chosen else ""
+        return f"{' · '.join(words)}. {marks} **Best** and *second best* of each column.{rates}"
+
+    def _tuning_words(self) -> str:
+        tuning = self.grid.tuning
+        assert tuning is not None
+        rounds = "" if tuning.rounds is None else f" of {tuning.rounds} rounds"
+        return (
+            f"Every method had the same rates to choose from, one run{rounds} each with seed {tuning.seed}, judged by the mean accuracy of "
+            "the last ten rounds on the validation split. The runs above leave that split out of their training data too."
+        )
+
+    def _rates(self) -> str:
+        assert self.grid.tuning is not None
+        rates = self.grid.tuning.rates
+        body = [
+            [entry.name, "none" if entry.rate is None else f"{entry.rate:g}", *(_score(entry.scores[rate]) for rate in rates)]
+            for entry in self.chosen
+        ]
+        return markdown(["cell", "chosen", *(f"valid. accuracy at {rate:g}" for rate in rates)], body)
+
+    def write(self, metric: str = DEFAULT_METRIC, reference: str | None = None) -> None:
+        """All files, each whole or not at all."""
+        write_atomically(self.out / "results.csv", csv_of(self.rows).encode())
+        write_atomically(self.out / "results.md", self.markdown(metric, reference).encode())
+        write_failures(self.out, self.failures)
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV, with the keys of all of them."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def write_failures(out: Path, failures: Mapping[str, News]) -> None:
+    """failures.json: why each unfinished cell is; no file where all are finished."""
+    file = out / "failures.json"
+    if not failures:
+        file.unlink(missing_ok=True)
+        return
+    content = {name: {"reason": news.text, **({"traceback": news.traceback} if news.traceback else {})} for name, news in failures.items()}
+    write_atomically(file, json.dumps(content, indent=2).encode() + b"\n")
+
+
+def setting_of(cells: Sequence[Cell]) -> str:
+    """What all cells have in common, in a few words."""
+
+    def common(name: str, words: str) -> list[str]:
+        values = {cell.settings().get(name) for cell in cells}
+        return [words.format(values.pop())] if len(values) == 1 else []
+
+    words = common("data", "{}") + common("model", "{}") + common("rounds", "{} rounds")
+    return " · ".join(words + common("clients.total", "{} clients") + common("clients.per_round", "{} a round"))
+
+
+def _score(value: float | None) -> str:
+    return "failed" if value is None else f"{value:.4f}"

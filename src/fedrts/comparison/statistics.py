@@ -1,0 +1,57 @@
+"""Means over seeds and how sure they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+FEW_PAIRS = 5
+"""Pairs below which a test can hardly find anything."""
+_NOISE = 1e-12
+"""Relative spread that is rounding and no spread."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds; `error` is its standard error, None of a single value."""
+
+    value: float
+    error: float | None
+    count: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of paired differences; `p` is None where there is no test: one pair, or differences without spread."""
+
+    mean: Mean
+    p: float | None
+
+
+def mean_of(values: Sequence[float]) -> Mean:
+    """Mean and standard error, s / √n with s² over n − 1."""
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count < 2:
+        return Mean(mean, None, count)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    return Mean(mean, math.sqrt(variance / count), count)
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+    """Paired t-test, two-sided, of `ours − theirs` over the seeds that both have; None without any."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    if not seeds:
+        return None
+    mean = mean_of([ours[seed] - theirs[seed] for seed in seeds])
+    if mean.error is None or mean.error <= _NOISE * abs(mean.value):
+        return Difference(mean, None)
+    return Difference(mean, student_p(mean.value / mean.error, mean.count - 1))
+
+
+def student_p(t: float, freedom: int) -> float:
+    """P(|T| ≥ |t|) of Student's t with so many degrees of freedom."""
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(freedom, -abs(t)))

@@ -1,0 +1,200 @@
+"""What a comparison came to, as Markdown: means over seeds, what is best, and how sure a difference is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedrts.comparison.statistics import FEW_PAIRS, Difference, Mean, mean_of, paired
+from fedrts.errors import InputError, nearest
+
+METRICS = {
+    "accuracy_last10": "test accuracy, mean of the last ten rounds",
+    "accuracy": "test accuracy after the last round",
+    "best_accuracy": "test accuracy of the best round (chosen on the validation split where there is one, else on test data)",
+    "perplexity": "perplexity, mean over stories",
+    "perplexity_corpus": "perplexity over all tokens",
+    "loss": "test loss",
+    "comm_ratio": "bytes sent, relative to dense averaging",
+    "paper_comm_mb": "MB of one client in an outer round, in the paper's accounting",
+    "upload_bytes": "bytes sent to the server",
+    "download_bytes": "bytes sent by the server",
+    "flops": "FLOPs of all clients",
+    "seconds": "seconds",
+    "samples_per_second": "training samples a second",
+}
+"""Keys of a summary that can be compared, and what they are."""
+HIGHER_IS_BETTER = ("accuracy_last10", "accuracy", "best_accuracy", "samples_per_second")
+ABSENT = "–"
+
+Row = Mapping[str, Any]
+"""A line of results.csv."""
+Column = tuple[Any, ...]
+"""The values of the grid's other keys, and last the density."""
+
+
+def check_metric(name: str) -> None:
+    """Is it something that can be compared?"""
+    if name not in METRICS:
+        raise InputError(f"there is no metric '{name}'{nearest(name, METRICS)}")
+
+
+@dataclass(frozen=True)
+class Results:
+    """One metric of finished cells by method, column and seed."""
+
+    metric: str
+    axes: tuple[str, ...]
+    values: Mapping[tuple[str, Column], Mapping[int, float]]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], axes: Sequence[str], metric: str) -> Results:
+        check_metric(metric)
+        values: dict[tuple[str, Column], dict[int, float]] = {}
+        for row in rows:
+            if row[metric] is not None:
+                values.setdefault((row["method"], _column(row, axes)), {})[row["seed"]] = row[metric]
+        return cls(metric, tuple(axes), values)
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(method for method, _ in self.values))
+
+    @property
+    def columns(self) -> list[Column]:
+        """Densities of one place side by side, highest first."""
+        columns = dict.fromkeys(column for _, column in self.values)
+        places = list(dict.fromkeys(column[:-1] for column in columns))
+        return sorted(columns, key=lambda column: (places.index(column[:-1]), -column[-1]))
+
+    def mean(self, method: str, column: Column) -> Mean | None:
+        values = self.values.get((method, column))
+        return mean_of([values[seed] for seed in sorted(values)]) if values else None
+
+    def best(self, column: Column) -> list[float]:
+        """The best and the second best mean of a column; of several methods only."""
+        means = [mean.value for method in self.methods if (mean := self.mean(method, column)) is not None]
+        return sorted(set(means), reverse=self.metric in HIGHER_IS_BETTER)[:2] if len(means) > 1 else []
+
+    def against(self, method: str, reference: str, column: Column) -> Difference | None:
+        """How `method` differs from `reference` in a column; one that has no density stands beside every density."""
+        ours, theirs = (self.values.get((name, column)) or self._dense(name, column) for name in (method, reference))
+        return paired(ours, theirs) if ours and theirs else None
+
+    def _dense(self, method: str, column: Column) -> Mapping[int, float] | None:
+        """The values of a method that stands in no column but that of density 1."""
+        own = {other[-1] for name, other in self.values if name == method}
+        return self.values.get((method, (*column[:-1], 1.0))) if own == {1.0} else None
+
+    def heading(self, column: Column) -> str:
+        named = [f"{key.rpartition('.')[2]} {text_of(value)}" for key, value in zip(self.axes, column, strict=False)]
+        return ", ".join([*named, f"density {column[-1]:g}"])
+
+    def text(self, value: float, signed: bool = False) -> str:
+        """A value with digits that suit the metric."""
+        sign = "+" if signed else ""
+        if "accuracy" in self.metric or self.metric in ("comm_ratio", "loss"):
+            return f"{value:{sign}.4f}"
+        return f"{value:{sign}.2f}" if abs(value) < 1e5 else f"{value:{sign}.4g}"
+
+
+def text_of(value: Any) -> str:
+    """A value of the grid as a word."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _column(row: Row, axes: Sequence[str]) -> Column:
+    return (*(row[key] for key in axes), float(row["density_target"]))
+
+
+def with_error(results: Results, mean: Mean, signed: bool = False) -> str:
+    """`0.9407 ± 0.0012`."""
+    value = results.text(mean.value, signed)
+    return value if mean.error is None else f"{value} ± {results.text(mean.error)}"
+
+
+def means_table(results: Results, seeds: int, beside: Callable[[str, Column], str] = lambda method, column: "") -> str:
+    """Methods by columns: mean ± standard error, the best **bold**, the second *slanted*; `beside` adds to a cell."""
+
+    def cell(method: str, column: Column) -> str:
+        mean = results.mean(method, column)
+        if mean is None:
+            return ABSENT
+        text = with_error(results, mean)
+        best = results.best(column)
+        if mean.value in best:
+            mark = "**" if mean.value == best[0] else "*"
+            text = f"{mark}{text}{mark}"
+        missing = f" ({mean.count} of {seeds} seeds)" if mean.count < seeds else ""
+        return text + missing + beside(method, column)
+
+    return markdown(["method", *map(results.heading, results.columns)], _body(results, cell))
+
+
+def differences_table(results: Results, reference: str) -> str:
+    """Every other method less the reference: mean ± standard error of the paired differences, and p."""
+    columns = _compared_columns(results, reference)
+
+    def cell(method: str, column: Column) -> str:
+        found = results.against(method, reference, column)
+        if found is None:
+            return ABSENT
+        text = with_error(results, found.mean, signed=True)
+        if found.p is None:
+            return f"{text} (no test)"
+        p = f"p = {found.p:.3f}" if found.p >= 0.0005 else "p < 0.001"
+        return f"{text} ({p}){' †' if found.p < 0.05 else ''}"
+
+    rows = [[method, *(cell(method, column) for column in columns)] for method in results.methods if method != reference]
+    return markdown([f"less {reference}", *map(results.heading, columns)], rows)
+
+
+def _compared_columns(results: Results, reference: str) -> list[Column]:
+    others = [method for method in results.methods if method != reference]
+    return [column for column in results.columns if any(results.against(method, reference, column) for method in others)]
+
+
+def words_on_test(results: Results, reference: str) -> str:
+    """Which test it is, and plainly how much it can say."""
+    found = [results.against(m, reference, c) for m in results.methods if m != reference for c in results.columns]
+    pairs = [difference.mean.count for difference in found if difference is not None]
+    words = (
+        f"Differences to {reference} over equal seeds, tested by a paired, two-sided t-test; † marks p < 0.05, not corrected for "
+        "the number of comparisons. A method without a density stands beside every density."
+    )
+    if not pairs or max(pairs) < 2:
+        return f"{words} **One seed is too few for a test**: give more --seeds."
+    if max(pairs) < FEW_PAIRS:
+        words += f" With {max(pairs)} seeds only large and steady differences can show: {FEW_PAIRS} or more are better."
+    return words
+
+
+def costs_table(rows: Sequence[Row], axes: Sequence[str]) -> str:
+    """What runs sent and computed, mean over seeds."""
+    groups: dict[tuple[str, Column], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["method"], _column(row, axes)), []).append(row)
+    body = []
+    for (method, column), runs in groups.items():
+        sent, ratio, flops = (
+            mean_of(values).value
+            for values in (
+                [run["upload_bytes"] + run["download_bytes"] for run in runs],
+                [run["comm_ratio"] for run in runs],
+                [run["flops"] for run in runs],
+            )
+        )
+        body.append([method, *(text_of(value) for value in column), f"{sent / 1e6:,.2f}", f"{ratio:.3f}", f"{flops:.3g}"])
+    names = [key.rpartition(".")[2] for key in axes]
+    return markdown(["method", *names, "density", "MB sent", "relative to dense", "FLOPs"], body)
+
+
+def _body(results: Results, cell: Callable[[str, Column], str]) -> list[list[str]]:
+    return [[method, *(cell(method, column) for column in results.columns)] for method in results.methods]
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [list(headings), ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)

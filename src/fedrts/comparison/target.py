@@ -1,0 +1,46 @@
+"""What it costs to reach an accuracy: the first round whose mean over ten rounds reaches it, and all that was spent until then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WINDOW = 10
+"""Rounds over which an accuracy is averaged."""
+
+History = Sequence[Mapping[str, Any]]
+"""The lines of history.jsonl."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run up to a round: mean accuracy of the last rounds, and bytes (both ways) and FLOPs since its start, over all clients."""
+
+    round: int
+    accuracy: float
+    bytes: int
+    flops: float
+
+
+def smoothed(history: History, window: int = WINDOW) -> list[Point]:
+    """A point for every evaluated round from the `window`-th on; its accuracy is the mean of the evaluations in the last `window` rounds.
+
+    The cost of a set-up (round −1) is part of every point's.
+    """
+    points = []
+    sent, flops = 0, 0.0
+    for number, line in enumerate(history):
+        sent += line["upload_bytes"] + line["download_bytes"]
+        flops += line["flops"]
+        if line["accuracy"] is None or line["round"] + 1 < window:
+            continue
+        recent = (earlier for earlier in history[max(0, number - window + 1) : number + 1] if earlier["round"] > line["round"] - window)
+        values = [earlier["accuracy"] for earlier in recent if earlier["accuracy"] is not None]
+        points.append(Point(line["round"], sum(values) / len(values), sent, flops))
+    return points
+
+
+def cost_to_target(history: History, target: float, window: int = WINDOW) -> Point | None:
+    """The first point that reaches `target`; None if none does."""
+    return next((point for point in smoothed(history, window) if point.accuracy >= target), None)

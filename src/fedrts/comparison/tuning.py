@@ -1,0 +1,48 @@
+"""Learning rates, chosen on the validation split: the same rates are tried for every method and density, with a seed of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrts.comparison.grid import Cell
+from fedrts.folder import RunFolder
+from fedrts.rounds import ALWAYS_EVALUATED
+
+Group = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The rates of a group of cells with what each came to on the validation split (None: the trial failed), and the best."""
+
+    name: str
+    scores: Mapping[float, float | None]
+    rate: float | None
+    """None: every trial failed."""
+
+
+def score(folder: Path) -> float | None:
+    """Mean accuracy on the validation split over the last ten rounds of a finished run."""
+    run = RunFolder(folder)
+    if run.summary() is None:
+        return None
+    values = [line["valid_accuracy"] for line in run.history()[-ALWAYS_EVALUATED:] if line.get("valid_accuracy") is not None]
+    return sum(values) / len(values) if values else None
+
+
+def choose(trials: Sequence[tuple[Cell, float]], folder: Path) -> dict[Group, Chosen]:
+    """For every group the rate with the best score; of equal ones the first."""
+    scores: dict[Group, dict[float, float | None]] = {}
+    names: dict[Group, str] = {}
+    for cell, rate in trials:
+        scores.setdefault(cell.group, {})[rate] = score(folder / cell.name)
+        names.setdefault(cell.group, cell.name.rpartition("-")[0])
+    return {group: Chosen(names[group], tried, _best(tried)) for group, tried in scores.items()}
+
+
+def _best(tried: Mapping[float, float | None]) -> float | None:
+    known = {rate: value for rate, value in tried.items() if value is not None}
+    return max(known, key=lambda rate: known[rate]) if known else None

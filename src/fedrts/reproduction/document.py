@@ -1,0 +1,153 @@
+"""results.md of a reproduction: a table for each metric and part, published numbers beside ours where both mean the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrts import accounting, config
+from fedrts.comparison.results import Compared, setting_of
+from fedrts.comparison.statistics import mean_of
+from fedrts.comparison.table import ABSENT, METRICS, Column, markdown, means_table
+from fedrts.comparison.target import Point, cost_to_target
+from fedrts.folder import RunFolder
+from fedrts.reproduction.preset import Part, Preset, Scale, ScaleName
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A part of a preset and what it came to."""
+
+    part: Part
+    data: str
+    state: str
+    """How its data differ from the release, or that they are missing; empty if they are complete."""
+    compared: Compared | None
+    """None: its data are missing."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """All that a reproduction says."""
+
+    name: str
+    preset: Preset
+    size: ScaleName
+    outcomes: Sequence[Outcome]
+    data_dir: Path | None
+
+    @property
+    def scale(self) -> Scale:
+        return self.preset.scale(self.size)
+
+    def markdown(self) -> str:
+        parts = [f"# {self.preset.title}", self._preamble()]
+        parts += [block for outcome in self.outcomes for block in self._part(outcome)]
+        if self.preset.claims:
+            parts += ["## What the paper says", "\n".join(f"- {claim}" for claim in self.preset.claims)]
+        return "\n\n".join(parts) + "\n"
+
+    def _preamble(self) -> str:
+        seeds = self.scale.seeds
+        words = [f"`fedrts reproduce {self.name} --scale {self.size}`, seeds {', '.join(map(str, seeds))}."]
+        words += ["Mean ± standard error over seeds; **best** and *second best* of each column."]
+        if self.size == "small":
+            words += ["Small scale: it shows that everything works, and is not comparable with published numbers."]
+        if self.preset.remark:
+            words += [self.preset.remark]
+        return " ".join(words)
+
+    def _part(self, outcome: Outcome) -> list[str]:
+        blocks = [f"## {outcome.part.name}"]
+        remarks = [outcome.part.remark] if outcome.part.remark else []
+        if outcome.compared is None:
+            return [*blocks, f"**Not run: {outcome.state}.**"]
+        if outcome.state:
+            remarks.insert(0, f"**The data are not the released ones: {outcome.state}. No published number stands beside these.**")
+        blocks += [" ".join([f"{setting_of(outcome.compared.cells)}.", *remarks])]
+        if not outcome.compared.rows:
+            return [*blocks, "No run is finished.", *self._failures(outcome.compared)]
+        for metric in self.preset.metrics:
+            blocks += [f"{METRICS[metric][0].upper()}{METRICS[metric][1:]} (`{metric}`):", self._means(outcome, metric)]
+        if self.preset.costs:
+            blocks += ["One client in an outer round, in the paper's accounting:", self._costs(outcome)]
+        if self.preset.target is not None:
+            blocks += [self._target_words(), self._targets(outcome)]
+        return [*blocks, *self._failures(outcome.compared)]
+
+    def _failures(self, compared: Compared) -> list[str]:
+        lines = [f"- {name}: {news.text}" for name, news in compared.failures.items()]
+        return ["Not finished:", "\n".join(lines)] if lines else []
+
+    def published(self, outcome: Outcome, key: str, **where: Any) -> float | None:
+        """A published number that may stand beside ours: paper scale and complete data only."""
+        if self.size != "paper" or outcome.state:
+            return None
+        return self.preset.published_for(key, {"part": outcome.part.name, **where})
+
+    def _means(self, outcome: Outcome, metric: str) -> str:
+        assert outcome.compared is not None
+        results = outcome.compared.results(metric)
+
+        def beside(method: str, column: Column) -> str:
+            where = dict(zip(results.axes, column, strict=False)) | {"density": column[-1]}
+            found = self.published(outcome, metric, method=method, **where)
+            return "" if found is None else f" (published {results.text(found)})"
+
+        return means_table(results, len(self.scale.seeds), beside)
+
+    # -- costs on paper ---------------------------------------------------------------------------------------------
+
+    def _costs(self, outcome: Outcome) -> str:
+        assert outcome.compared is not None
+        first = outcome.compared.cells[0].experiment
+        of = self.scale.costs_of or {"model": first.model, "model_options": first.model_options, "data": outcome.data}
+        body = []
+        for method, column in sorted(outcome.compared.results(self.preset.metrics[0]).values, key=lambda entry: -entry[1][-1]):
+            own = {"method": method} | ({} if config.method_class(method).dense else {"density": column[-1]})
+            row = accounting.of_settings([of, own], data_dir=self.data_dir).row("paper", "outer")
+            cells = [("megabytes", row.megabytes, "{:.2f}"), ("flops", row.flops, "{:.3g}"), ("memory", row.memory_bytes / 1e6, "{:.2f}")]
+            body.append([method, f"{column[-1]:g}", *(self._with_published(outcome, key, v, form, method) for key, v, form in cells)])
+        return markdown(["method", "density", "MB sent", "FLOPs", "memory MB"], body)
+
+    def _with_published(self, outcome: Outcome, key: str, value: float, form: str, method: str) -> str:
+        found = self.published(outcome, key, method=method)
+        return form.format(value) + ("" if found is None else f" (published {form.format(found)})")
+
+    # -- cost to target ---------------------------------------------------------------------------------------------
+
+    def _target_words(self) -> str:
+        return (
+            f"Until the mean accuracy of ten rounds first reaches {self.preset.target}'s of the last ten, seed by seed; means over the "
+            "seeds that reach it, bytes and FLOPs of all clients as measured:"
+        )
+
+    def _targets(self, outcome: Outcome) -> str:
+        assert outcome.compared is not None
+        rows, results = outcome.compared.rows, outcome.compared.results("accuracy_last10")
+        goals = next((values for (method, _), values in results.values.items() if method == self.preset.target), {})
+        body = []
+        for method, column in results.values:
+            if method == self.preset.target:
+                continue
+            runs = {row["seed"]: row["cell"] for row in rows if (row["method"], row["density_target"]) == (method, column[-1])}
+            found = [reached(outcome.compared.out / "runs" / cell, goals[seed]) for seed, cell in runs.items() if seed in goals]
+            body.append([method, f"{column[-1]:g}", *self._reached(outcome, method, [point for point in found if point], len(found))])
+        return markdown(["method", "density", "seeds that reach it", "round", "FLOPs", "GB sent"], body)
+
+    def _reached(self, outcome: Outcome, method: str, points: Sequence[Point], seeds: int) -> list[str]:
+        if not points:
+            return ["not reached", ABSENT, ABSENT, ABSENT]
+        averages = {
+            "flops": (mean_of([point.flops for point in points]).value, "{:.3g}"),
+            "gigabytes": (mean_of([point.bytes / 1e9 for point in points]).value, "{:.3g}"),
+        }
+        costs = [self._with_published(outcome, key, value, form, method) for key, (value, form) in averages.items()]
+        return [f"{len(points)} of {seeds}", f"{mean_of([float(point.round) for point in points]).value:.0f}", *costs]
+
+
+def reached(folder: Path, target: float) -> Point | None:
+    """Where a run reaches an accuracy."""
+    return cost_to_target(RunFolder(folder).history(), target)

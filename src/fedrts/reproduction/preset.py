@@ -1,0 +1,113 @@
+"""Presets: what a table or figure of the paper is made of, as plain TOML files beside this module."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from fedrts import config
+from fedrts.comparison.grid import Grid, check_method
+from fedrts.comparison.table import check_metric
+from fedrts.config import Table
+from fedrts.errors import InputError, nearest
+
+ScaleName = Literal["paper", "small"]
+
+
+class Part(Table):
+    """One grid of a preset; a panel of a figure."""
+
+    name: str = Field(description="its folder, and its heading")
+    experiment: dict[str, Any] = Field(default_factory=dict, description="settings of its own")
+    instead: dict[str, Any] | None = Field(None, description="settings where the files of its data set are not there")
+    remark: str = Field("", description="said under its heading")
+
+
+class Scale(Table):
+    """A preset at one size."""
+
+    methods: list[str]
+    densities: list[float] = Field(default_factory=list)
+    seeds: list[int]
+    grid: dict[str, list[Any]] = Field(default_factory=dict, description="other keys and their values")
+    experiment: dict[str, Any] = Field(default_factory=dict, description="settings of all parts")
+    costs_of: dict[str, Any] = Field(default_factory=dict, description="settings of the costs on paper, where they are others")
+    parts: list[Part]
+
+    def grid_of(self, settings: Mapping[str, Any]) -> Grid:
+        """The grid of a part that has these settings."""
+        return Grid(config.merged(self.experiment, settings), self.methods, self.densities, self.seeds, self.grid)
+
+
+class Preset(Table):
+    """A table or figure of the paper."""
+
+    title: str
+    figure: Literal["", "lines", "curves"] = Field("", description="lines: a metric by `x`; curves: accuracy by bytes and FLOPs")
+    x: str = Field("density", description="of lines: density, or a key of the grid")
+    metrics: list[str] = Field(description="keys of summary.json, a table each")
+    target: str | None = Field(None, description="method whose accuracy is to be reached, for a table of costs until then")
+    costs: bool = Field(False, description="with a table of costs on paper")
+    claims: list[str] = Field(default_factory=list, description="what the paper says")
+    remark: str = ""
+    published: list[dict[str, Any]] = Field(default_factory=list, description="method, density, part and grid keys, and what was published")
+    paper: Scale
+    small: Scale
+
+    def scale(self, name: ScaleName) -> Scale:
+        return self.paper if name == "paper" else self.small
+
+    def published_for(self, key: str, where: Mapping[str, Any]) -> float | None:
+        """The published value of `key`, of the entry that agrees with `where` in all that it says."""
+        for entry in self.published:
+            if key in entry and all(entry.get(name, value) == value for name, value in where.items()):
+                return float(entry[key])
+        return None
+
+
+def names() -> list[str]:
+    """Of all presets of the package."""
+    return sorted(file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml"))
+
+
+def text(name: str) -> str:
+    """A preset of the package as it is written, or a file of one's own."""
+    if name.endswith(".toml"):
+        try:
+            return Path(name).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read the preset '{name}': {getattr(error, 'strerror', None) or error}") from error
+    if name not in names():
+        raise InputError(f"there is no preset '{name}'{nearest(name, names())}")
+    return str((_folder() / f"{name}.toml").read_text("utf-8"))
+
+
+def parsed(content: str, name: str) -> Preset:
+    """A preset of its text; the first mistake is one line."""
+    try:
+        preset = config.validated(Preset, config.parsed_toml(content, name))
+        for metric in preset.metrics:
+            check_metric(metric)
+        for scale in (preset.paper, preset.small):
+            if not scale.parts:
+                raise InputError("a scale without parts: give at least one")
+            if preset.target is not None:
+                check_method(preset.target, scale.methods, "target")
+            if preset.figure == "lines" and preset.x not in ("density", *scale.grid):
+                raise InputError(f"x = '{preset.x}' is neither density nor a key of the grid")
+    except InputError as error:
+        raise InputError(f"preset '{name}': {error}") from error
+    return preset
+
+
+def load(name: str) -> Preset:
+    """The preset of that name or file."""
+    return parsed(text(name), name)
+
+
+def _folder() -> Any:
+    return importlib.resources.files(__package__) / "presets"

@@ -1,0 +1,321 @@
+"""`fedrts compare`: the folder it leaves, going on after an interruption, failures, tuning, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fedrts as package
+
+GRID = ["--methods", "fedrts,random,fedavg", "--densities", "0.1,0.2", "--seeds", "0,1", "--reference", "random"]
+CELLS = {f"{method}-d{density}-s{seed}" for method in ("fedrts", "random") for density in (0.1, 0.2) for seed in (0, 1)}
+CELLS |= {"fedavg-s0", "fedavg-s1"}
+
+
+def read_csv(file: Path) -> list[dict[str, str]]:
+    with open(file, newline="", encoding="utf-8") as text:
+        return list(csv.DictReader(text))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture(scope="module")
+def compared(fedrts, tiny, tmp_path_factory) -> Path:
+    """A finished comparison; tests that write work on copies."""
+    out = tmp_path_factory.mktemp("compared") / "out"
+    ended = fedrts("compare", *GRID, *tiny, "--jobs", 1, "--out", out)
+    assert (ended.code, ended.err) == (0, "")
+    assert "10 of 10" in ended.out
+    return out
+
+
+# -- the folder -----------------------------------------------------------------------------------------------------
+
+
+def test_the_folder(compared):
+    assert {entry.name for entry in compared.iterdir() if not entry.name.startswith(".")} == {
+        "compare.toml",
+        "runs",
+        "results.csv",
+        "results.md",
+    }
+    assert {entry.name for entry in (compared / "runs").iterdir()} == CELLS
+
+
+def test_a_cell_is_an_ordinary_run(fedrts, compared, tiny, tmp_path):
+    cell = compared / "runs" / "fedrts-d0.2-s1"
+    assert fedrts("inspect", cell).code == 0
+    assert fedrts("run", *tiny, "--method", "fedrts", "--density", 0.2, "--seed", 1, "--out", tmp_path / "run", "--quiet").code == 0
+    assert (cell / "model.safetensors").read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()
+
+
+def test_the_record(compared):
+    content = tomllib.loads((compared / "compare.toml").read_text("utf-8"))
+    assert (content["methods"], content["seeds"], content["densities"]) == (["fedrts", "random", "fedavg"], [0, 1], [0.1, 0.2])
+    assert content["shared"]["clients"]["total"] == 6
+    assert content["cells"]["fedavg-s1"]["density"] == 1.0
+
+
+def test_results_are_those_of_the_summaries(compared):
+    rows = read_csv(compared / "results.csv")
+    assert {row["cell"] for row in rows} == CELLS
+    for row in rows:
+        summary = json.loads((compared / "runs" / row["cell"] / "summary.json").read_text("utf-8"))
+        assert set(row) == {"cell", *summary}
+        assert float(row["accuracy_last10"]) == summary["accuracy_last10"]
+
+
+def test_the_table(compared):
+    text = (compared / "results.md").read_text("utf-8")
+    rows = read_csv(compared / "results.csv")
+    values = [float(row["accuracy_last10"]) for row in rows if (row["method"], row["density_target"]) == ("fedrts", "0.2")]
+    assert f"{sum(values) / 2:.4f} ± {abs(values[0] - values[1]) / 2:.4f}" in text
+    assert "| method | density 1 | density 0.2 | density 0.1 |" in text
+    assert text.count("| fedavg |") == 3  # its mean, its difference, its cost: once each
+    assert "paired, two-sided t-test" in text
+    assert "With 2 seeds" in text
+
+
+# -- going on -------------------------------------------------------------------------------------------------------
+
+
+def test_finished_cells_are_not_run_again_and_another_metric_costs_nothing(fedrts, compared, tiny, tmp_path):
+    out = shutil.copytree(compared, tmp_path / "out")
+    before = contents(out / "runs")
+    ended = fedrts("compare", *GRID, *tiny, "--jobs", 1, "--out", out, "--metric", "loss")
+    assert ended.code == 0
+    assert "10 of them finished already" in ended.out
+    assert contents(out / "runs") == before
+    assert "# Test loss" in (out / "results.md").read_text("utf-8")
+
+
+def test_what_is_missing_is_run_and_what_is_half_done_resumed(fedrts, compared, tiny, tmp_path):
+    out = shutil.copytree(compared, tmp_path / "out")
+    shutil.rmtree(out / "runs" / "random-d0.1-s0")
+    half = out / "runs" / "fedrts-d0.2-s0"
+    for name in ("summary.json", "model.safetensors", "masks.safetensors"):
+        (half / name).unlink()
+    (out / "results.md").unlink()
+    assert fedrts("compare", *GRID, *tiny, "--jobs", 1, "--out", out, "--quiet").code == 0
+    assert (out / "results.md").read_bytes() == (compared / "results.md").read_bytes()
+    assert (half / "model.safetensors").read_bytes() == (compared / "runs" / half.name / "model.safetensors").read_bytes()
+
+
+def test_more_values_join(fedrts, compared, tiny, tmp_path):
+    out = shutil.copytree(compared, tmp_path / "out")
+    more = [word.replace("fedavg", "fedavg,snip") for word in GRID]
+    ended = fedrts("compare", *more, *tiny, "--jobs", 1, "--out", out)
+    assert ended.code == 0
+    assert "14" in ended.out
+    assert "10 of them finished already" in ended.out
+    assert "| snip |" in (out / "results.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--seeds", "0"], ["holds another comparison", "-s1 is not in this grid", "another --out"]),
+        (["--lr", "0.5"], ["holds another comparison", "train.lr is 0.2, not 0.5"]),
+    ],
+)
+def test_another_grid_in_the_same_folder_is_refused(fedrts, compared, tiny, change, words):
+    before = contents(compared)
+    ended = fedrts("compare", *GRID, *tiny, *change, "--out", compared)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert all(word in ended.err for word in words), ended.err
+    assert contents(compared) == before
+
+
+def test_killed_and_started_again(fedrts, process, tmp_path):
+    """SIGKILL in the midst of two cells at once: nobody goes on writing, and the same command ends with the same table."""
+    flags = ["compare", "--methods", "fedrts,random", "--densities", "0.2", "--seeds", "0,1", "--reference", "random", "--rounds", 20]
+    flags += ["--epochs", 1, "--clients", 6, "--per-round", 3, "--set", "checkpoint.every=5", "--quiet"]
+    assert fedrts(*flags, "--jobs", 1, "--out", tmp_path / "alone").code == 0
+    out = tmp_path / "killed"
+    running = process(*flags, "--jobs", 2, "--out", out)
+    wait_for(lambda: list(out.glob("runs/*/summary.json")) and unfinished_lines(out) >= 3, running)
+    workers = children(running.pid)
+    assert len(workers) >= 2
+    running.send_signal(signal.SIGKILL)
+    running.wait(30)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() and not is_zombie(pid) for pid in workers))
+    finished = {file: file.stat().st_mtime_ns for file in out.glob("runs/*/summary.json")}
+    assert 1 <= len(finished) < 4
+    assert fedrts(*flags, "--jobs", 1, "--out", out).code == 0
+    assert {file: file.stat().st_mtime_ns for file in finished} == finished
+    assert (out / "results.md").read_bytes() == (tmp_path / "alone" / "results.md").read_bytes()
+    timing = ("seconds", "samples_per_second")
+    ours, theirs = (
+        [{key: value for key, value in row.items() if key not in timing} for row in read_csv(folder / "results.csv")]
+        for folder in (out, tmp_path / "alone")
+    )
+    assert ours == theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted(process, tmp_path, number):
+    out = tmp_path / "out"
+    running = process(
+        "compare", "--methods", "fedrts", "--seeds", "0,1", "--rounds", 2000, "--epochs", 1, "--jobs", 2, "--out", out, "--quiet"
+    )
+    wait_for(lambda: unfinished_lines(out) >= 1, running)
+    workers = children(running.pid)
+    running.send_signal(number)
+    _, err = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert err == f"interrupted; the same command goes on in {out}\n"
+    assert not any(Path(f"/proc/{pid}").exists() and not is_zombie(pid) for pid in workers)
+
+
+def wait_for(condition, running=None, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert running is None or running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def unfinished_lines(out: Path) -> int:
+    logs = [log for log in out.glob("runs/*/history.jsonl") if not (log.parent / "summary.json").exists()]
+    return max((log.read_bytes().count(b"\n") for log in logs), default=0)
+
+
+def children(pid: int) -> list[int]:
+    return [
+        int(child) for task in os.listdir(f"/proc/{pid}/task") for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+    ]
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+# -- failures -------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_that_fails_is_told_and_the_rest_finished(fedrts, tiny, tmp_path):
+    """A density that this model cannot have is found when the cell begins."""
+    out = tmp_path / "out"
+    flags = ["--methods", "fedrts,fedavg", "--densities", "0.2,0.001", "--jobs", 1, "--out", out]
+    ended = fedrts("compare", *flags, *tiny, "--quiet")
+    assert ended.code == 1
+    assert ended.out == ""
+    assert "failed: fedrts-d0.001-s0: density" in ended.err
+    assert "1 cells failed" in ended.err
+    assert "Traceback" not in ended.err
+    failures = json.loads((out / "failures.json").read_text("utf-8"))
+    assert list(failures) == ["fedrts-d0.001-s0"]
+    assert failures["fedrts-d0.001-s0"]["reason"] in (out / "results.md").read_text("utf-8")
+    assert {row["cell"] for row in read_csv(out / "results.csv")} == {"fedrts-d0.2-s0", "fedavg-s0"}
+
+
+def test_an_unexpected_failure_keeps_its_traceback(fedrts, tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text(
+        "from fedrts.methods.base import Method\n\n\nclass Broken(Method):\n    def update(self, *_):\n        raise RuntimeError('no')\n"
+    )
+    ended = fedrts("compare", "--methods", "broken:Broken,fedavg", *tiny, "--jobs", 1, "--out", "out", "--quiet")
+    assert ended.code == 1
+    assert "failed: broken_Broken-s0: RuntimeError: no\n" in ended.err
+    failure = json.loads(Path("out/failures.json").read_text("utf-8"))["broken_Broken-s0"]
+    assert "raise RuntimeError" in failure["traceback"]
+    assert [row["cell"] for row in read_csv(Path("out/results.csv"))] == ["fedavg-s0"]
+
+
+# -- tuning ---------------------------------------------------------------------------------------------------------
+
+
+def test_tuning_chooses_on_the_validation_split(fedrts, tiny, tmp_path):
+    out = tmp_path / "out"
+    flags = ["--methods", "fedrts,fedavg", "--densities", "0.2", "--seeds", "0,1", "--tune-lr", "0.0001,0.2", "--tune-rounds", 2]
+    ended = fedrts("compare", *flags, *tiny, "--jobs", 1, "--out", out)
+    assert ended.code == 0, ended.err
+    assert "tuning: 4" in ended.out
+    trials = {path.name: path for path in (out / "tuning").iterdir()}
+    assert set(trials) == {"fedrts-d0.2-lr0.0001", "fedrts-d0.2-lr0.2", "fedavg-lr0.0001", "fedavg-lr0.2"}
+    for row in read_csv(out / "results.csv"):
+        stem = row["cell"].rpartition("-")[0]
+        scores = {}
+        for rate in (0.0001, 0.2):
+            history = [json.loads(line) for line in (trials[f"{stem}-lr{rate:g}"] / "history.jsonl").read_text("utf-8").splitlines()]
+            assert len(history) == 2
+            scores[rate] = sum(line["valid_accuracy"] for line in history) / 2
+        assert float(row["train.lr"]) == max(scores, key=scores.get)
+        experiment = tomllib.loads((out / "runs" / row["cell"] / "experiment.toml").read_text("utf-8"))
+        assert experiment["train"]["lr"] == float(row["train.lr"])
+        assert experiment["data_options"]["validation"] == 0.1
+    text = (out / "results.md").read_text("utf-8")
+    assert "## Learning rates" in text
+    assert "seed 1000" in text
+    before = contents(out)
+    assert fedrts("compare", *flags, *tiny, "--jobs", 1, "--out", out, "--quiet").code == 0
+    assert contents(out) == before
+
+
+# -- refused --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], ["--methods"]),
+        (["--methods", "fedrtz"], ["'fedrtz'", "did you mean 'fedrts'"]),
+        (["--methods", "fedrts", "--seeds", "a"], ["--seeds takes whole numbers", "'a'"]),
+        (["--methods", "fedrts", "--metric", "accurcy"], ["'accurcy'", "did you mean 'accuracy'"]),
+        (["--methods", "fedrts,random", "--reference", "fedavg"], ["--reference fedavg is not among the methods"]),
+        (["--methods", "fedrts", "--jobs", 0], ["--jobs must be at least 1"]),
+        (["--methods", "fedrts", "--grid", "train.lr"], ["--grid takes table.key=a,b"]),
+        (["--methods", "fedrts", "--grid", "train.lr=1", "--grid", "train.lr=2"], ["names train.lr twice"]),
+        (["--methods", "fedrts", "--set", "train.rate=1"], ["cell fedrts-d0.2-s0", "train.rate"]),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(fedrts, tmp_path, flags, words):
+    ended = fedrts("compare", *flags, "--out", tmp_path / "out")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("error: ")
+    assert ended.err.count("\n") == 1
+    assert all(word in ended.err for word in words), ended.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_something_else_is_refused(fedrts, tmp_path):
+    (tmp_path / "thesis.doc").write_text("precious")
+    ended = fedrts("compare", "--methods", "fedrts", "--out", tmp_path)
+    assert ended.code == 2
+    assert "holds 'thesis.doc'" in ended.err
+
+
+# -- Python ---------------------------------------------------------------------------------------------------------
+
+
+def test_from_python(tmp_path):
+    found = package.compare(
+        methods=["fedrts", "random"],
+        densities=[0.2],
+        seeds=range(2),
+        grid={"topology.interval": [1, 2]},
+        reference="random",
+        data="digits",
+        rounds=2,
+        epochs=1,
+        clients=4,
+        out=tmp_path / "out",
+    )
+    assert len(found.rows) == 8
+    assert {row["topology.interval"] for row in found.rows} == {1, 2}
+    assert not found.failures
+    assert "interval 1, density 0.2" in found.markdown("accuracy", "random")

@@ -1,0 +1,137 @@
+"""Grids: which cells there are, what they are called, and what is refused."""
+
+import pytest
+
+from fedrts import config
+from fedrts.comparison.grid import Grid, Tuning, parsed_axis, parsed_values
+from fedrts.comparison.record import described, record
+from fedrts.errors import InputError
+
+TINY = {"rounds": 3, "clients": {"total": 6, "per_round": 3}}
+
+
+def names(cells):
+    return [cell.name for cell in cells]
+
+
+def test_cells_are_the_product_seed_by_seed_and_dense_methods_have_no_density():
+    cells = Grid(TINY, ["fedrts", "fedavg"], [0.1, 0.25], [0, 3]).cells()
+    assert names(cells) == ["fedrts-d0.1-s0", "fedrts-d0.25-s0", "fedavg-s0", "fedrts-d0.1-s3", "fedrts-d0.25-s3", "fedavg-s3"]
+    assert [cell.experiment.density for cell in cells[:3]] == [0.1, 0.25, 1.0]
+    assert {cell.experiment.rounds for cell in cells} == {3}
+
+
+def test_a_dense_method_is_not_told_off_for_the_grids_densities(recwarn):
+    Grid({**TINY, "density": 0.3}, ["fedavg", "random"], [0.1]).cells()
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_other_keys():
+    axes = {"topology.interval": [1, 2], "train.momentum": [0.0, 0.9]}
+    cells = Grid(TINY, ["random"], [0.5], [0], axes).cells()
+    assert names(cells)[:2] == ["random-d0.5-interval1-momentum0-s0", "random-d0.5-interval1-momentum0.9-s0"]
+    assert [(c.experiment.topology.interval, c.experiment.train.momentum) for c in cells] == [(1, 0.0), (1, 0.9), (2, 0.0), (2, 0.9)]
+
+
+def test_data_as_a_key_brings_its_recipe():
+    cells = Grid({}, ["random"], [0.5], [0], {"data": ["digits", "sentences"]}).cells()
+    assert [cell.experiment.model for cell in cells] == ["mlp", "tiny_gpt"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        ({"methods": ["fedrtz"]}, "did you mean 'fedrts'"),
+        ({"methods": []}, "--methods names no value"),
+        ({"seeds": [0, 1, 0]}, "--seeds lists 0 twice"),
+        ({"densities": [0.1, 1.5]}, "density must be a number"),
+        ({"axes": {"seed": [1, 2]}}, "use --seeds"),
+        ({"axes": {"topology.intervall": [1]}}, "did you mean 'interval'"),
+        ({"axes": {"train.lr": [0.1]}, "tuning": Tuning((0.1,))}, "give one of the two"),
+        ({"seeds": [0, 1000], "tuning": Tuning((0.1,))}, "no result uses"),
+        ({"tuning": Tuning(())}, "names no rate"),
+        ({"base": {"data_options": {"validation": 0.0}}, "tuning": Tuning((0.1,))}, "must not be 0"),
+        ({"densities": [0.1, 0.1000001]}, "two cells would have the name"),
+    ],
+)
+def test_refused(grid, words):
+    with pytest.raises(InputError, match=words):
+        Grid(**{"base": TINY, "methods": ["fedrts"], **grid}).cells()
+
+
+def test_tuning_has_the_same_rates_for_all_and_a_validation_split():
+    grid = Grid({**TINY, "topology": {"end": 3}}, ["fedrts", "fedavg"], [0.1, 0.2], [0, 1], tuning=Tuning((0.1, 0.3), rounds=2))
+    trials = grid.trials()
+    assert len(trials) == 3 * 2
+    assert names(cell for cell, _ in trials)[:2] == ["fedrts-d0.1-lr0.1", "fedrts-d0.1-lr0.3"]
+    for cell, rate in trials:
+        assert (cell.experiment.train.lr, cell.experiment.seed, cell.experiment.rounds) == (rate, 1000, 2)
+    for cell in [*grid.cells(), *(cell for cell, _ in trials)]:
+        assert cell.experiment.data_options["validation"] == 0.1
+    assert {cell.group for cell in grid.cells()} == {cell.group for cell, _ in trials}
+
+
+def test_a_data_set_with_a_validation_part_of_its_own_keeps_it():
+    cells = Grid({"data": "cinic10"}, ["fedavg"], tuning=Tuning((0.1,))).cells()
+    assert "validation" not in cells[0].experiment.data_options
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("3,5,10", [3, 5, 10]),
+        ("0.1", [0.1]),
+        ("cifar10, svhn", ["cifar10", "svhn"]),
+        ('"a,b",true', ["a,b", True]),
+        ("[8, 8],[16]", [[8, 8], [16]]),
+        ("sgd,0.5", ["sgd", 0.5]),
+    ],
+)
+def test_values(text, values):
+    assert parsed_values(text) == values
+
+
+def test_axis():
+    assert parsed_axis("train.lr=0.1,0.2") == ("train.lr", [0.1, 0.2])
+    with pytest.raises(InputError, match=r"takes table\.key=a,b"):
+        parsed_axis("train.lr")
+
+
+# -- compare.toml ---------------------------------------------------------------------------------------------------
+
+
+def grid_of(**changes):
+    return Grid(**{"base": TINY, "methods": ["fedrts", "random"], "densities": [0.1], "seeds": [0, 1], **changes})
+
+
+def test_the_record_is_complete():
+    """Shared settings and a cell's own make its whole experiment again."""
+    grid = grid_of()
+    content = described(grid, grid.cells(), 1)
+    for cell in grid.cells():
+        settings = config.flat(content["shared"]) | content["cells"][cell.name]
+        assert settings == cell.settings()
+
+
+def test_more_values_are_welcome_and_threads_stay(tmp_path):
+    assert record(tmp_path, grid_of(), grid_of().cells(), 1) == 1
+    more = grid_of(seeds=[0, 1, 2], methods=["fedrts", "random", "fedavg"])
+    assert record(tmp_path, more, more.cells(), 4) == 1
+    assert record(tmp_path, more, more.cells(), 2) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": [0]}, "its cell fedrts-d0.1-s1 is not in this grid"),
+        ({"base": {**TINY, "rounds": 4}}, "rounds is 3, not 4"),
+        ({"axes": {"topology.interval": [5]}}, "is not in this grid"),
+        ({"tuning": Tuning((0.1,))}, "tuned otherwise"),
+    ],
+)
+def test_another_grid_is_refused(tmp_path, changes, words):
+    record(tmp_path, grid_of(), grid_of().cells(), 1)
+    before = (tmp_path / "compare.toml").read_bytes()
+    with pytest.raises(InputError, match=words):
+        record(tmp_path, grid_of(**changes), grid_of(**changes).cells(), 1)
+    assert (tmp_path / "compare.toml").read_bytes() == before

@@ -1,0 +1,199 @@
+"""Presets: all there, all valid, their published numbers those of the paper; and when a published number may stand beside ours."""
+
+import json
+import tomllib
+
+import pytest
+
+from fedrts import data, methods
+from fedrts.data.official import Official, Source
+from fedrts.errors import InputError
+from fedrts.reproduction import estimated_seconds, planned, preset, reproduce, size_of
+from fedrts.reproduction.estimate import in_words
+
+NAMES = (
+    "fig-accuracy tab-nlp fig-noniid fig-noniid-nlp fig-participation fig-ablation fig-gamma fig-lambda fig-alpha-adj tab-interval "
+    "tab-cost-to-target fig-convergence fig-cucb tab-quantization"
+)
+
+MINE = """
+title = "Mine"
+figure = "lines"
+metrics = ["accuracy_last10"]
+claims = ["Ours is best."]
+
+[paper]
+methods = ["fedrts", "fedavg"]
+densities = [0.5]
+seeds = [0, 1]
+experiment = { rounds = 2, clients = { total = 4, per_round = 2 }, train = { epochs = 1 } }
+parts = [
+  { name = "whole", experiment = { data = "digits" } },
+  { name = "altered", experiment = { data = "altered_images", model = "mlp", model_options = { hidden = [12, 10] } } },
+  { name = "absent", experiment = { data = "cinic10" } },
+]
+
+[small]
+methods = ["fedrts"]
+seeds = [0]
+parts = [{ name = "digits", experiment = { data = "cifar10" }, instead = { data = "digits" } }]
+
+[[published]]
+method = "fedrts"
+density = 0.5
+accuracy_last10 = 0.7341
+"""
+
+
+@pytest.fixture
+def altered():
+    """The toy images as if two thirds of them had been released."""
+    source = Source((), needed=(), official=Official(180, 40, 3))
+    data.register("altered_images", source=source)(lambda: data.get("toy_images")())
+    yield
+    data.data._known.pop("altered_images")
+
+
+def test_every_table_and_figure_has_its_preset():
+    assert preset.names() == sorted(NAMES.split())
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_a_preset_is_valid_at_both_scales(name, tmp_path):
+    found = preset.load(name)
+    assert bool(found.figure) == name.startswith("fig-")
+    for scale in (found.paper, found.small):
+        cells = [cell for part in planned(scale, tmp_path) for cell in part.grid.cells()]
+        assert {cell.experiment.method for cell in cells} <= set(methods.names())
+    paper = [cell.experiment for part in found.paper.parts for cell in found.paper.grid_of(part.experiment).cells()]
+    assert {(e.rounds, e.topology.end, e.topology.adjust) for e in paper} <= {(500, 300, a) for a in (0.1, 0.2, 0.4, 0.6, 0.8)}
+    assert {e.seed for e in paper} == set(range(5))
+    rates = {1.0} if name == "fig-participation" else {0.01}
+    assert {e.train.lr for e in paper} == rates
+    assert {(e.data, e.train.batch_size) for e in paper} <= {(d, 64) for d in ("cifar10", "cinic10", "svhn", "tinyimagenet")} | {
+        ("tinystories", 16)
+    }
+    assert not any(part.missing for part in planned(found.small, tmp_path)), "small scale needs no files"
+    assert size_of(found.small).runs <= 80
+    assert size_of(found.paper).samples
+
+
+def test_published_numbers():
+    """A few of each table, copied from the paper by hand."""
+    nlp, interval, quantised, target = (preset.load(n) for n in ("tab-nlp", "tab-interval", "tab-quantization", "tab-cost-to-target"))
+    assert (len(nlp.published), len(interval.published), len(quantised.published), len(target.published)) == (13, 12, 4, 6)
+    assert nlp.published_for("perplexity", {"method": "fedsgc", "density": 0.2}) == 43.0
+    assert nlp.published_for("accuracy", {"method": "fedavg", "density": 1.0}) == 0.4387
+    assert nlp.published_for("paper_comm_mb", {"method": "fedmef", "density": 0.3}) == 103.51
+    assert interval.published_for("accuracy_last10", {"method": "fedmef", "density": 0.2, "topology.interval": 3}) == 0.745
+    assert interval.published_for("accuracy_last10", {"method": "fedmef", "density": 0.1, "topology.interval": 3}) is None
+    assert quantised.published_for("memory", {"method": "fedrts"}) == 31.28
+    assert target.published_for("gigabytes", {"method": "fedrts", "part": "cinic10"}) == 105.6
+
+
+def test_shufflenet_with_200_classes_prunes_its_output_layer_and_says_so():
+    (part,) = [part for part in preset.load("fig-accuracy").paper.parts if part.name == "tinyimagenet-shufflenet_v2"]
+    assert part.experiment["model_options"] == {"prune_output": True}
+    assert "prune_output" in part.remark
+
+
+def test_published_numbers_stand_beside_complete_data_only(altered, tmp_path):
+    (tmp_path / "mine.toml").write_text(MINE, "utf-8")
+    document = reproduce(str(tmp_path / "mine.toml"), tmp_path / "out", "paper", data_dir=tmp_path)
+    text = (tmp_path / "out" / "results.md").read_text("utf-8")
+    assert text == document.markdown()
+    whole, altered_part, absent = text.split("\n## ")[1:4]
+    assert whole.count("(published 0.7341)") == 1
+    assert "published 0" not in altered_part
+    assert "altered_images has 120 of 180 training samples" in altered_part
+    assert absent.startswith("absent\n\n**Not run: the data set 'cinic10' is not in")
+    assert "- Ours is best." in text
+    assert (tmp_path / "out" / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out" / "whole" / "runs" / "fedrts-d0.5-s0" / "summary.json").exists()
+    assert (tmp_path / "out" / "preset.toml").read_text("utf-8") == MINE
+
+
+def test_at_small_scale_nothing_is_published_and_other_data_stand_in(tmp_path):
+    found = preset.parsed(MINE, "mine")
+    assert [part.data for part in planned(found.small, tmp_path)] == ["digits"]
+    (tmp_path / "mine.toml").write_text(
+        MINE.replace("seeds = [0]", "seeds = [0]\nexperiment = { rounds = 1, train = { epochs = 1 } }"), "utf-8"
+    )
+    reproduce(str(tmp_path / "mine.toml"), tmp_path / "out", "small", data_dir=tmp_path)
+    assert "(published" not in (tmp_path / "out" / "results.md").read_text("utf-8")
+
+
+def test_cost_to_target(tmp_path):
+    """Dense averaging reaches a sparse method's accuracy, with the bytes of its history until then; published costs stand beside."""
+    text = (
+        MINE.replace('figure = "lines"', 'target = "random"')
+        .replace('"fedrts", "fedavg"', '"random", "fedavg"')
+        .replace("rounds = 2", "rounds = 14")
+    )
+    text = text.partition("[[published]]")[0].replace('methods = ["fedrts"]', 'methods = ["random"]')
+    text = "\n".join(line for line in text.splitlines() if "altered" not in line and "absent" not in line)
+    text += '\n[[published]]\nmethod = "fedavg"\npart = "whole"\nflops = 3.4e16\n'
+    (tmp_path / "mine.toml").write_text(text, "utf-8")
+    reproduce(str(tmp_path / "mine.toml"), tmp_path / "out", "paper", data_dir=tmp_path)
+    (line,) = [line for line in (tmp_path / "out" / "results.md").read_text("utf-8").splitlines() if line.startswith("| fedavg | 1 |")]
+    _, _, reached, round, flops, sent = (cell.strip() for cell in line.strip("|").split("|"))
+    assert reached == "2 of 2"
+    assert "(published 3.4e+16)" in flops
+    runs = [tmp_path / "out" / "whole" / "runs" / f"{method}-s{seed}" for method in ("random-d0.5", "fedavg") for seed in (0, 1)]
+    histories = [[json.loads(entry) for entry in (run / "history.jsonl").read_text("utf-8").splitlines()] for run in runs]
+    rounds, spent = [], []
+    for slow, fast in zip(histories[:2], histories[2:], strict=True):
+        goal = sum(entry["accuracy"] for entry in slow[-10:]) / 10
+        first = next(t for t in range(9, 14) if sum(entry["accuracy"] for entry in fast[t - 9 : t + 1]) / 10 >= goal)
+        rounds.append(first)
+        spent.append(sum(entry["upload_bytes"] + entry["download_bytes"] for entry in fast[: first + 1]))
+    assert round == f"{sum(rounds) / 2:.0f}"
+    assert sent == f"{sum(spent) / 2e9:.3g}"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('title = "Mine"', "title = 3"), "title must be"),
+        (('figure = "lines"', 'figure = "pie"'), "figure must be"),
+        (('metrics = ["accuracy_last10"]', 'metrics = ["acuracy"]'), "did you mean 'accuracy'"),
+        (('title = "Mine"', 'title = "Mine"\nx = "train.lr"'), "neither density nor a key"),
+        (('title = "Mine"', 'title = "Mine"\ntarget = "fedpaq"'), "not among the methods"),
+        (('title = "Mine"', 'titel = "Mine"'), "did you mean 'title'"),
+        (('title = "Mine"', "title = "), "no valid TOML"),
+    ],
+)
+def test_a_mistake_in_a_preset_is_one_line(change, words):
+    with pytest.raises(InputError, match=words) as error:
+        preset.parsed(MINE.replace(*change), "mine")
+    assert "\n" not in str(error.value)
+
+
+def test_another_preset_in_the_same_folder_is_refused(tmp_path):
+    (tmp_path / "preset.toml").write_text(preset.text("fig-gamma"), "utf-8")
+    with pytest.raises(InputError, match="holds another reproduction"):
+        reproduce("fig-lambda", tmp_path)
+
+
+def test_nothing_to_run_is_told(tmp_path):
+    with pytest.raises(InputError, match="fedrts data prepare tinystories"):
+        reproduce("tab-nlp", tmp_path / "out", "paper", data_dir=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_estimate(tmp_path):
+    """Positive, and twice as long for twice the seeds within what clocks allow."""
+    found = preset.load("fig-lambda")
+    assert 0 < estimated_seconds(found, "small", tmp_path) < 600
+    assert [in_words(seconds) for seconds in (20, 600, 7200, 1e6)] == [
+        "about 20 seconds",
+        "about 10 minutes",
+        "about 2 hours",
+        "about 11.6 days",
+    ]
+
+
+def test_presets_can_be_copied():
+    for name in preset.names():
+        assert "fedrts reproduce YOUR.toml" in preset.text(name).partition("\n")[0]
+        assert tomllib.loads(preset.text(name))["title"]
