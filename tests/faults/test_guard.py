@@ -457,7 +457,7 @@ def test_who_misbehaved_is_remembered_over_a_restart(tmp_path, monkeypatch):
                 raise Stop
 
     common = {"data": "toy_images", "model": "mlp", "method": "fedrts", "density": 0.5, "rounds": 12, "train": {"epochs": 1}}
-    common |= {"clients": {"total": 5, "per_round": 4, "partition": "iid", "min_size": 1}, "checkpoint": {"every": 1}}
+    common |= {"clients": {"total": 5, "per_round": 4, "partition": "iid", "min_size": 1}, "checkpoint": {"every": 1}, "engine": "serial"}
     whole = fedrts.run(**common, out=str(tmp_path / "whole"))
     with pytest.raises(Stop):
         fedrts.run(**common, out=str(tmp_path / "cut"), observer=Stopper())

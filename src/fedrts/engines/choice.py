@@ -77,13 +77,13 @@ def make(settings: Settings, bench: Workbench, rows: Sequence[Tensor], eval_batc
     """The engine of settings that are decided."""
     device = bench.gradient.device
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.precision != "float32"
-    serial = SerialEngine(bench, [part.to(device) for part in rows], eval_batch_size)
+    serial = SerialEngine(bench, rows, eval_batch_size)
     if settings.name in ("serial", "flower"):  # over Flower, the server itself only evaluates
         return serial
     objective = Objective(bench.module, bench.data.task, bench.layout, settings.precision)
     kernel = _kernel(settings.kernel, objective, device)
     together = _need(bench, objective).together(free_bytes(device), settings.slots)
-    return BatchedEngine(bench, [part.cpu() for part in rows], kernel, settings.slots, together, serial, settings.workers)
+    return BatchedEngine(bench, rows, kernel, settings.slots, together, serial, settings.workers)
 
 
 def _kernel(name: KernelName, objective: Objective, device: torch.device) -> Kernel:
