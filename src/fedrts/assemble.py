@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from fedrts.config import Experiment
 from fedrts.data.contract import Data
 from fedrts.data.holdings import Holdings
 from fedrts.data.partition import SITES, divide
-from fedrts.engines import choice
+from fedrts.engines import choice, ray
 from fedrts.errors import InputError, note
 from fedrts.guard import Guard
 from fedrts.initial import load_weights
@@ -122,11 +122,14 @@ def put_together(
         reason = str(error).partition("\n")[0]
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {held.input_shape}: {reason}") from error
     bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()))
-    asked = choice.Settings(**e.engine.model_dump(include={entry.name for entry in fields(choice.Settings)}))
+    asked = choice.Settings.of(e.engine.model_dump())
     if asked.name in ("auto", "batched") and e.guard.deadline:
         if asked.name == "batched":
             note("clients run one after the other, not side by side: guard.deadline tells early replies from late ones")
         asked = replace(asked, name="serial")
+    guard = Guard(**e.guard.model_dump())
+    if asked.name == "ray":
+        ray.refuse(guard)
     settings = choice.decided(asked, bench, e.clients.per_round)
     experiment = experiment.model_copy(update={"engine": e.engine.model_copy(update=asdict(settings))})
     engine = choice.make(settings, bench, rows, e.eval.batch_size)
@@ -141,7 +144,7 @@ def put_together(
         per_round=e.clients.per_round,
         seed=e.seed,
         eval_every=e.eval.every,
-        guard=Guard(**e.guard.model_dump()),
+        guard=guard,
         value_type=e.wire.value_type,
         dropout=e.clients.dropout,
         optimizer=ServerOptimizer(t.server_optimizer, t.server_lr or 1.0, t.server_momentum, t.server_beta2, t.server_tau),
