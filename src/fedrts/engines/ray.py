@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from fedrts.client import Failure, Order, Reply, Workbench
+from fedrts.data.contract import Data
 from fedrts.data.holdings import Holdings
-from fedrts.engines import choice
+from fedrts.engines import Engine, choice
 from fedrts.engines.choice import Settings
 from fedrts.engines.serial import SerialEngine
 from fedrts.engines.slots import schedule
@@ -69,9 +70,9 @@ def spread(settings: Settings, bench: Workbench, rows: Sequence[Tensor], eval_ba
         store = _stored(ray, settings, bench, Holdings.of(rows), eval_batch_size)
         options = {"num_cpus": settings.cpus, "num_gpus": settings.gpus, "max_restarts": -1, "max_task_retries": RETRIES}
         actor = ray.remote(**options)(Worker)
-        actors = [actor.remote(*store) for _ in range(settings.actors)]
+        actors = [actor.remote() for _ in range(settings.actors)]
         try:
-            yield RayEngine(ray, actors, bench, Holdings.of(rows), SerialEngine(bench, rows, eval_batch_size), settings)
+            yield RayEngine(ray, actors, store, bench, SerialEngine(bench, rows, eval_batch_size), settings)
         finally:
             for each in actors:
                 ray.kill(each)
@@ -123,8 +124,9 @@ class RayEngine:
 
     ray: Any
     actors: list[Any]
+    store: list[Any]
+    """Of what actors are made, and made again: it stays in Ray's store as long as it is named here."""
     bench: Workbench
-    rows: Holdings
     serial: SerialEngine
     settings: Settings
 
@@ -145,7 +147,7 @@ class RayEngine:
         parts = shares([self.bench.training.samples(question.samples[client]) for client in question.asked], len(self.actors))
         asked = [[question.asked[place] for place in part] for part in parts]
         try:
-            found = self.ray.get([actor.tally.remote(packed, some) for actor, some in zip(self.actors, asked, strict=False)])
+            found = self.ray.get([actor.tally.remote(packed, some, self.store) for actor, some in zip(self.actors, asked, strict=False)])
         except self.ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, InputError) else error) from None
         except self.ray.exceptions.RayActorError as error:
@@ -172,11 +174,19 @@ def shares(steps: Sequence[int], count: int) -> list[list[int]]:
 
 
 class Worker:
-    """An actor: a workbench of its own and an engine on it."""
+    """An actor: a workbench of its own and an engine on it, made when there is work; after a death that is so again."""
 
-    def __init__(self, packed: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
-        from fedrts.data.contract import Data
+    def __init__(self) -> None:
+        self.engine: Engine | None = None
+        self.device = torch.device("cpu")
 
+    def tally(self, packed: np.ndarray, clients: list[int], store: list[Any]) -> np.ndarray:
+        """The packed tally of a share of a packed question's clients."""
+        engine = self.engine or self._made(*optional("ray", "ray").get(store))
+        question: Question = replace(unpack(packed, self.device), asked=clients)
+        return pack(tally(question, engine.run(question.order, clients)))
+
+    def _made(self, packed: np.ndarray, arrays: dict[str, np.ndarray]) -> Engine:
         blueprint = unpack(packed, "cpu")
         settings: Settings = blueprint["settings"]
         self.device = torch.device("cuda" if settings.gpus else "cpu")
@@ -187,11 +197,7 @@ class Worker:
         bench = Workbench(blueprint["module"].to(self.device), data=data, **blueprint["bench"])
         inner = replace(settings, name="batched" if settings.slots else "serial")
         self.engine = choice.make(inner, bench, Holdings(held["rows"], held["bounds"]), blueprint["eval_batch_size"])
-
-    def tally(self, packed: np.ndarray, clients: list[int]) -> np.ndarray:
-        """The packed tally of a share of a packed question's clients."""
-        question: Question = replace(unpack(packed, self.device), asked=clients)
-        return pack(tally(question, self.engine.run(question.order, clients)))
+        return self.engine
 
     def pid(self) -> int:
         """The number of the actor's process."""
@@ -217,7 +223,7 @@ def tensor_of(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
 
 
-def _stored(ray: Any, settings: Settings, bench: Workbench, rows: Holdings, eval_batch_size: int) -> tuple[Any, Any]:
+def _stored(ray: Any, settings: Settings, bench: Workbench, rows: Holdings, eval_batch_size: int) -> list[Any]:
     """References to what every actor is made of: a packed blueprint, and the training data as arrays."""
     data = bench.data
     blueprint = {
@@ -229,7 +235,7 @@ def _stored(ray: Any, settings: Settings, bench: Workbench, rows: Holdings, eval
     }
     arrays = {name: tensor.cpu().numpy() for name, tensor in (("x", data.x), ("y", data.y), ("rows", rows.rows), ("bounds", rows.bounds))}
     try:
-        return ray.put(pack(blueprint)), ray.put(arrays)
+        return [ray.put(pack(blueprint)), ray.put(arrays)]
     except (TypeError, AttributeError, RuntimeError) as error:
         raise InputError(f"this model or task cannot be sent to ray's actors ({_first_line(error)}): use --engine batched") from error
 
