@@ -18,7 +18,7 @@ from fedrts.errors import InputError, Note
 from fedrts.folder import RunFolder
 from fedrts.rounds import Record
 
-_MAY_DIFFER = ("out", "engine.name", "device")
+_MAY_DIFFER = ("out", "engine.", "device")
 """Keys of a run that were decided, or chosen elsewhere, when it began."""
 
 
@@ -105,7 +105,7 @@ def _play(task: Task, reporter: Reporter) -> None:
     there = config.flat(config.from_file(task.folder / "experiment.toml"))
     wanted = {key: value for key, value in config.flat(task.experiment.model_dump(mode="json")).items() if value is not None}
     for key in sorted(there.keys() | wanted.keys()):
-        if key not in _MAY_DIFFER and there.get(key) != wanted.get(key):
+        if not key.startswith(_MAY_DIFFER) and there.get(key) != wanted.get(key):
             what = f"{key} is {there.get(key)!r}, not {wanted.get(key)!r}"
             raise InputError(f"{task.folder} holds another run ({what}): remove it, or choose another --out")
     api.resume(task.folder, data_dir=task.data_dir, observer=reporter)

@@ -1,0 +1,97 @@
+"""What dividing a round among two Ray actors costs beside the training itself, and what Flower's simulation (Ray too) costs for the same.
+
+    pip install -e ".[ray]"
+    python benchmarks/ray_overhead.py [--flower PATH/TO/PYTHON]
+
+The work: FedAvg of a small MLP on the digits in 20 equal parts, 10 clients a round, 5 epochs, one core a client, no evaluation.
+`training` is what the round would take if nothing but training happened: with our actors the busiest one's time in its engine, in Flower
+the clients' time divided by the cores. `beyond` is the rest of the round, the median over rounds. Start-up is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedrts import config, rounds
+from fedrts.assemble import assemble
+from fedrts.engines import choice
+from fedrts.engines.ray import spread
+from fedrts.rounds import Plan
+
+HERE = Path(__file__).resolve().parent
+WARM_UP, ROUNDS, ACTORS = 3, 30, 2
+
+
+def watched(worker: Any) -> None:
+    """Inside an actor: note how long its engine works on each share."""
+    run = worker.engine.run
+    worker.seconds = []
+
+    def timed(order: Any, clients: Any) -> Any:
+        started = time.perf_counter()
+        replies = list(run(order, clients))
+        worker.seconds.append(time.perf_counter() - started)
+        return iter(replies)
+
+    worker.engine.run = timed
+
+
+def ours(inner: str) -> dict[str, Any]:
+    """Rounds of two actors, their clients one after the other (as Flower's) or side by side."""
+    settings = {"name": "ray", "actors": ACTORS, "cpus": 1}
+    clients = {"total": 20, "per_round": 10, "partition": "iid"}
+    run = assemble(config.resolve({"method": "fedavg", "clients": clients, "engine": settings, "rounds": WARM_UP + ROUNDS}))
+    chosen = choice.Settings.of(run.experiment.engine.model_dump())
+    if inner == "serial":
+        chosen = choice.Settings(name="ray", actors=ACTORS, cpus=1)
+    with spread(chosen, run.bench, run.rows, 512) as engine:
+        plan: Plan = replace(run.plan, engine=engine, eval_every=10**9, rounds=10**9)
+        state, times = run.method.begin(run.setup), []
+        for index in range(WARM_UP + ROUNDS):
+            if index == WARM_UP:
+                engine.ray.get([actor.__ray_call__.remote(watched) for actor in engine.actors])
+            started = time.perf_counter()
+            state = rounds.play_round(plan, state, index).state
+            times.append(time.perf_counter() - started)
+        busy = engine.ray.get([actor.__ray_call__.remote(lambda worker: worker.seconds) for actor in engine.actors])
+        label = engine.label
+    return {"who": f"fedrts, {label}", "times": times[WARM_UP:], "training": [max(pair) for pair in zip(*busy, strict=True)]}
+
+
+def flower(python: str) -> dict[str, Any]:
+    """Flower's rounds, by the driver in rivals/."""
+    done = subprocess.run([python, str(HERE / "rivals" / "flower_digits.py")], capture_output=True, text=True, check=False)
+    found: dict[str, Any] = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
+    if "times" not in found:
+        return {"who": "Flower", "missing": str(found)}
+    slots = min(ACTORS, found["cores"])
+    return {"who": found["who"], "times": found["times"], "training": [seconds / slots for seconds in found["training_seconds"]]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--flower", default=sys.executable, metavar="PYTHON", help="interpreter that has Flower and its Ray")
+    python = parser.parse_args().flower
+    print(f"{os.cpu_count()} cores\n")
+    print("| who | rounds | round, ms | training, ms | beyond, ms |\n| --- | --- | --- | --- | --- |")
+    for measure in (lambda: ours("serial"), lambda: ours("auto"), lambda: flower(python)):
+        found = measure()
+        if "missing" in found:
+            print(f"| {found['who']} | {found['missing']} | | | |")
+            continue
+        beyond = [whole - part for whole, part in zip(found["times"], found["training"], strict=True)]
+        shown = [f"{1e3 * statistics.median(values):.0f}" for values in (found["times"], found["training"], beyond)]
+        print(f"| {found['who']} | {len(beyond)} | {' | '.join(shown)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
