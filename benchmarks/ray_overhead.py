@@ -5,7 +5,8 @@
 
 The work: FedAvg of a small MLP on the digits in 20 equal parts, 10 clients a round, 5 epochs, one core a client, no evaluation.
 `training` is what the round would take if nothing but training happened: with our actors the busiest one's time in its engine, in Flower
-the clients' time divided by the cores. `beyond` is the rest of the round, the median over rounds. Start-up is not counted.
+the clients' time divided by the cores. `beyond` is the rest of the round, the median over rounds. Start-up is not counted. A second table
+has what larger models add to it: the order that all actors get, and the sums that each sends back.
 """
 
 from __future__ import annotations
@@ -17,15 +18,22 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedrts import config, rounds
+from fedrts.aggregate import Sums
 from fedrts.assemble import assemble
 from fedrts.engines import choice
-from fedrts.engines.ray import spread
+from fedrts.engines.ray import pack, spread, unpack
+from fedrts.methods.contract import State
 from fedrts.rounds import Plan
+from fedrts.sparse.mask import Mask
+from fedrts.tally import Tally
 
 HERE = Path(__file__).resolve().parent
 WARM_UP, ROUNDS, ACTORS = 3, 30, 2
@@ -77,6 +85,33 @@ def flower(python: str) -> dict[str, Any]:
     return {"who": found["who"], "times": found["times"], "training": [seconds / slots for seconds in found["training_seconds"]]}
 
 
+def fastest(work: Callable[[], Any], repeats: int = 5) -> float:
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def sums(links: int, density: float) -> dict[str, float]:
+    """What travels for a model of so many links, and what the server spends on it: one order for all, and each actor's sums."""
+    bits = torch.rand(links) < density
+    active = int(bits.sum())
+    one = Sums()
+    one.add({"weights": torch.randn(active), "core": torch.rand(active) < 0.7}, 10)
+    order = (State(torch.randn(active), Mask(bits, (links,))), torch.randn(active))
+    sent, returned = pack(order), pack(Tally(one))
+    total = Sums()
+    total.merge(unpack(returned, "cpu").sums)
+    return {
+        "order_mb": sent.nbytes / 1e6,
+        "order_ms": 1e3 * fastest(lambda: pack(order)),
+        "sums_mb": returned.nbytes / 1e6,
+        "sums_ms": 1e3 * fastest(lambda: total.merge(unpack(returned, "cpu").sums)),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--flower", default=sys.executable, metavar="PYTHON", help="interpreter that has Flower and its Ray")
@@ -91,6 +126,12 @@ def main() -> None:
         beyond = [whole - part for whole, part in zip(found["times"], found["training"], strict=True)]
         shown = [f"{1e3 * statistics.median(values):.0f}" for values in (found["times"], found["training"], beyond)]
         print(f"| {found['who']} | {len(beyond)} | {' | '.join(shown)} |", flush=True)
+    print(
+        "\n| links | density | order, MB | to pack it, ms | an actor's sums, MB | to unpack and add them, ms |\n| --- | --- | --- | --- | --- | --- |"
+    )
+    for links, density in ((100_000, 0.2), (1_000_000, 0.2), (11_200_000, 0.2), (11_200_000, 1.0)):
+        found = sums(links, density)
+        print(f"| {links:,} | {density:g} | " + " | ".join(f"{value:.1f}" for value in found.values()) + " |")
 
 
 if __name__ == "__main__":

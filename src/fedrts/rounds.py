@@ -193,7 +193,8 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     order = replace(order, held=held)
     due = time.monotonic() + plan.guard.deadline if plan.guard.deadline else float("inf")
     asked = [client for client in clients if client not in gone]
-    question = Question(order, state, plan.method, plan.guard, samples, asked, plan.per_round, due)
+    known = State(state.values, state.mask)  # what clients know too: contributions may be made where they are
+    question = Question(order, known, plan.method, plan.guard, samples, asked, plan.per_round, due)
     found = plan.engine.tally(question) if isinstance(plan.engine, Adding) else tally(question, plan.engine.run(order, asked))
     comparable = order.round.index >= 0 and order.round.exchange == 0  # what dense averaging would have sent too
     ledger.messages += (len(clients) + len(found.counted)) * comparable

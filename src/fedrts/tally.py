@@ -31,6 +31,7 @@ class Question:
 
     order: Order
     state: State
+    """Weights and mask; the method's memory stays with the server."""
     method: Method
     guard: Guard
     samples: Mapping[int, int]

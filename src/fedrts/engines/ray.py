@@ -39,6 +39,8 @@ from fedrts.tasks import Metrics
 
 RETRIES = 3
 """How often a share is tried again when its actor dies."""
+FAN_IN = 8
+"""Tallies that are added in one place."""
 _SPARE_STORE = 2**28
 """Bytes of the object store beside data and sums."""
 
@@ -147,7 +149,9 @@ class RayEngine:
         parts = shares([self.bench.training.samples(question.samples[client]) for client in question.asked], len(self.actors))
         asked = [[question.asked[place] for place in part] for part in parts]
         try:
-            found = self.ray.get([actor.tally.remote(packed, some, self.store) for actor, some in zip(self.actors, asked, strict=False)])
+            found = self.ray.get(
+                self._few([actor.tally.remote(packed, some, self.store) for actor, some in zip(self.actors, asked, strict=False)])
+            )
         except self.ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, InputError) else error) from None
         except self.ray.exceptions.RayActorError as error:
@@ -159,6 +163,13 @@ class RayEngine:
         for part in found:
             total.add(unpack(part, self.bench.gradient.device))
         return total
+
+    def _few(self, tallies: list[Any]) -> list[Any]:
+        """References to at most `FAN_IN` tallies: of more, groups of neighbours are added where they are, as often as it takes."""
+        while len(tallies) > FAN_IN:
+            groups = [tallies[start : start + FAN_IN] for start in range(0, len(tallies), FAN_IN)]
+            tallies = [self.ray.remote(num_cpus=0)(added).remote(*group) for group in groups]
+        return tallies
 
     def evaluate(self, state: State) -> Metrics:
         return self.serial.evaluate(state)
@@ -202,6 +213,14 @@ class Worker:
     def pid(self) -> int:
         """The number of the actor's process."""
         return os.getpid()
+
+
+def added(*packed: np.ndarray) -> np.ndarray:
+    """Packed tallies as one, added in their order."""
+    first, *others = (unpack(one, "cpu") for one in packed)
+    for other in others:
+        first.add(other)
+    return pack(first)
 
 
 def pack(value: object) -> np.ndarray:
