@@ -126,9 +126,8 @@ def main() -> None:
         beyond = [whole - part for whole, part in zip(found["times"], found["training"], strict=True)]
         shown = [f"{1e3 * statistics.median(values):.0f}" for values in (found["times"], found["training"], beyond)]
         print(f"| {found['who']} | {len(beyond)} | {' | '.join(shown)} |", flush=True)
-    print(
-        "\n| links | density | order, MB | to pack it, ms | an actor's sums, MB | to unpack and add them, ms |\n| --- | --- | --- | --- | --- | --- |"
-    )
+    print("\n| links | density | order, MB | to pack it, ms | sums of an actor, MB | to unpack and add them, ms |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for links, density in ((100_000, 0.2), (1_000_000, 0.2), (11_200_000, 0.2), (11_200_000, 1.0)):
         found = sums(links, density)
         print(f"| {links:,} | {density:g} | " + " | ".join(f"{value:.1f}" for value in found.values()) + " |")

@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 import fedrts
 from fedrts import rounds
 from fedrts.engines import choice
+from fedrts.engines import ray as engine_module
 from fedrts.engines.ray import connected, shares, spread
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError
@@ -128,16 +129,13 @@ def test_no_gpu_no_share_of_it(toy):
 
 
 @pytest.mark.slow
-def test_clipping_votes_dropouts_and_rejections_are_those_of_one_process(toy):
+def test_clipping_votes_dropouts_and_rejections_are_those_of_one_process(toy, monkeypatch):
     """A sum that is no mean, a cap on votes, clients that vanish: what actors judge is what the server would have judged."""
-    run = toy(
-        "fedrts",
-        "mlp",
-        clients={"total": 7, "per_round": 6, "dropout": 0.3},
-        guard={"reducer": "clip", "norm_bound": 0.01, "max_share": 0.3},
-    )
+    monkeypatch.setattr(engine_module, "FAN_IN", 2)  # five tallies: added in twos, twice
+    guard = {"reducer": "clip", "norm_bound": 0.01, "max_share": 0.3}
+    run = toy("fedrts", "mlp", clients={"total": 7, "per_round": 6, "dropout": 0.3}, guard=guard)
     bench, setup = in_double(run)
-    with spread(TWO, bench, run.rows, 64) as engine:
+    with spread(replace(TWO, actors=5, cpus=0.2), bench, run.rows, 64) as engine:
         found = played(engine, run, setup)
         nobody = replace(run.plan, guard=replace(run.plan.guard, reducer="mean", norm_bound=1e-9), engine=engine)
         with pytest.raises(InputError, match=r"fewer than .* usable replies .* above the bound"):
