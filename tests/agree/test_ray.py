@@ -53,8 +53,9 @@ def test_two_actors_agree_with_one_client_after_the_other(method, model):
     bench, setup = in_double(run)
     with spread(TWO, bench, run.rows, 64) as engine:
         found = played(engine, run, setup)
-        for access in ray.get([actor.__ray_call__.remote(_access) for actor in engine.actors]):
-            assert access.endswith("s"), "the data lies in memory that actors share"
+        if model == "cnn":  # Ray copies what is as small as the toy text
+            for access in ray.get([actor.__ray_call__.remote(_access) for actor in engine.actors]):
+                assert access.endswith("s"), "the data lies in memory that actors share"
         first = ray.get(engine.actors[0].pid.remote())
         os.kill(first, signal.SIGKILL)
         again = played(engine, run, setup)
