@@ -27,8 +27,6 @@ from sidebyside import agree, in_double, unequal
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported, as `connected` has it
 ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'fedrts[ray]'")
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors know no test modules
-
 TWO = choice.Settings(name="ray", kernel="vectorised", slots=2, workers=1, actors=2, cpus=0.5)
 
 
@@ -194,3 +192,20 @@ def _processes():
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             yield (folder / "cmdline").read_text().replace("\0", " ")
+
+
+@pytest.mark.slow
+def test_cells_of_a_comparison_are_tasks_with_the_same_resume_rules(tmp_path):
+    common = {"methods": ["fedrts", "random"], "seeds": (0,), "rounds": 2, "epochs": 1}
+    spread_out = fedrts.compare(**common, jobs=2, engine="ray", out=tmp_path / "ray")
+    here = fedrts.compare(**common, out=tmp_path / "here")
+    assert not spread_out.failures
+    for name in ("fedrts-d0.2-s0", "random-d0.2-s0"):
+        first, second = (tmp_path / kind / "runs" / name / "model.safetensors" for kind in ("ray", "here"))
+        assert first.read_bytes() == second.read_bytes()
+    (tmp_path / "ray" / "runs" / "random-d0.2-s0" / "summary.json").unlink()
+    kept = tmp_path / "ray" / "runs" / "fedrts-d0.2-s0" / "summary.json"
+    before = kept.stat().st_mtime_ns
+    assert not fedrts.compare(**common, jobs=2, engine="ray", out=tmp_path / "ray").failures  # only what is missing is played
+    assert (tmp_path / "ray" / "runs" / "random-d0.2-s0" / "summary.json").exists()
+    assert kept.stat().st_mtime_ns == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import Any
 
 from fedrts.comparison.play import News, Task, Tell, play
 from fedrts.engines.choice import Settings
-from fedrts.engines.ray import connected
+from fedrts.engines.ray import connected, find_modules
 
 _PATIENCE = 0.2
 """Seconds between two looks for news."""
@@ -36,7 +37,7 @@ class Cluster:
             while waiting or running:
                 while waiting and len(running) < self.jobs:
                     task = waiting.popleft()
-                    running[remote.remote(_elsewhere(task), news)] = task
+                    running[remote.remote(_elsewhere(task), news, list(sys.path))] = task
                 over, _ = ray.wait(list(running), timeout=_PATIENCE)
                 for told in news.get_nowait_batch(news.qsize()):
                     tell(told)
@@ -51,7 +52,8 @@ def _elsewhere(task: Task) -> Task:
     return replace(task, folder=task.folder.absolute(), data_dir=data_dir, experiment=task.experiment.model_copy(update={"engine": engine}))
 
 
-def _play(task: Task, news: Any) -> None:
+def _play(task: Task, news: Any, paths: list[str]) -> None:
+    find_modules(paths)
     play(task, news.put)
 
 

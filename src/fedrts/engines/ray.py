@@ -12,6 +12,7 @@ import contextlib
 import io
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -193,11 +194,13 @@ class Worker:
 
     def tally(self, packed: np.ndarray, clients: list[int], store: list[Any]) -> np.ndarray:
         """The packed tally of a share of a packed question's clients."""
-        engine = self.engine or self._made(*optional("ray", "ray").get(store))
+        engine = self.engine or self._made(*store)
         question: Question = replace(unpack(packed, self.device), asked=clients)
         return pack(tally(question, engine.run(question.order, clients)))
 
-    def _made(self, packed: np.ndarray, arrays: dict[str, np.ndarray]) -> Engine:
+    def _made(self, paths: list[str], *references: Any) -> Engine:
+        find_modules(paths)
+        packed, arrays = optional("ray", "ray").get(list(references))
         blueprint = unpack(packed, "cpu")
         settings: Settings = blueprint["settings"]
         self.device = torch.device("cuda" if settings.gpus else "cpu")
@@ -235,6 +238,11 @@ def unpack(packed: np.ndarray, device: torch.device | str) -> Any:
     return torch.load(io.BytesIO(packed.data), map_location=device, weights_only=False)
 
 
+def find_modules(paths: list[str]) -> None:
+    """In a process that Ray started: look for modules where the first one looks too."""
+    sys.path += [path for path in paths if path not in sys.path]
+
+
 def tensor_of(array: np.ndarray) -> Tensor:
     """A tensor over memory that belongs to all actors of a machine, and is only read."""
     with warnings.catch_warnings():
@@ -243,7 +251,7 @@ def tensor_of(array: np.ndarray) -> Tensor:
 
 
 def _stored(ray: Any, settings: Settings, bench: Workbench, rows: Holdings, eval_batch_size: int) -> list[Any]:
-    """References to what every actor is made of: a packed blueprint, and the training data as arrays."""
+    """What every actor is made of: where modules are found, and references to a packed blueprint and to the training data as arrays."""
     data = bench.data
     blueprint = {
         "settings": settings,
@@ -254,7 +262,7 @@ def _stored(ray: Any, settings: Settings, bench: Workbench, rows: Holdings, eval
     }
     arrays = {name: tensor.cpu().numpy() for name, tensor in (("x", data.x), ("y", data.y), ("rows", rows.rows), ("bounds", rows.bounds))}
     try:
-        return [ray.put(pack(blueprint)), ray.put(arrays)]
+        return [list(sys.path), ray.put(pack(blueprint)), ray.put(arrays)]
     except (TypeError, AttributeError, RuntimeError) as error:
         raise InputError(f"this model or task cannot be sent to ray's actors ({_first_line(error)}): use --engine batched") from error
 
