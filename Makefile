@@ -4,21 +4,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-all lint bench clean
+.PHONY: run test test-all lint docs bench clean
 
 run: $(READY)            ## the default experiment: FedRTS at density 0.2 on handwritten digits
 	$(BIN)/fedrts run
 
-test: lint               ## what CI runs
+test: lint docs          ## what CI runs
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-all: lint           ## the slow tests too
+test-all: lint docs      ## the slow tests too
 	$(BIN)/python -m pytest -n 2
 
 lint: $(READY)           ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)           ## the documentation as a site in build/site; every warning is an error
+	$(BIN)/python docs/generate.py --check
+	$(BIN)/mkdocs build --strict
 
 bench: $(READY)          ## measurements, printed as tables; benchmarks/results holds one run of each
 	$(BIN)/python benchmarks/server.py
@@ -27,6 +31,8 @@ bench: $(READY)          ## measurements, printed as tables; benchmarks/results 
 	$(BIN)/python benchmarks/positions.py
 	$(BIN)/python benchmarks/digits.py dropout
 	$(BIN)/python benchmarks/digits.py values
+	$(BIN)/python benchmarks/choosing.py
+	$(BIN)/python benchmarks/assumptions.py
 	$(BIN)/python benchmarks/agreement.py
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/growth.py
@@ -35,7 +41,7 @@ bench: $(READY)          ## measurements, printed as tables; benchmarks/results 
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,flower,images,plot,ray,text]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,flower,images,onnx,plot,ray,tensorboard,text]"
 	touch $@
 
 clean:

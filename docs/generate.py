@@ -1,32 +1,166 @@
-"""Fill the generated parts of docs/methods from the methods' own declarations.
+"""Fill the generated parts of the documentation from the code: the methods' declarations, the experiment's keys, the commands.
 
     python docs/generate.py            # rewrite what is stale
     python docs/generate.py --check    # name what is stale and exit 1
 
-A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`; WHAT is `travels` or `options` on a method's page and
-`table` in the index.
+A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+import types
+import typing
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from fedrts import catalogue, methods
+import typer
+from pydantic import BaseModel
 
-FOLDER = Path(__file__).parent / "methods"
+from fedrts import catalogue, cli, config, data, methods
+
+FOLDER = Path(__file__).parent
 PART = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
+SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
 Makers = dict[str, Callable[[], str]]
 
 
-def makers(page: str) -> Makers:
-    """What can be generated on a page, by the name in its marker."""
-    if page == "README":
-        return {"table": catalogue.table}
-    return {"travels": lambda: catalogue.travels(page), "options": lambda: catalogue.options(page)}
+def pages() -> dict[str, Makers]:
+    """What is generated on each page, by the name in its marker."""
+    made: dict[str, Makers] = {"methods/README.md": {"table": catalogue.table}}
+    for name in methods.names():
+        made[f"methods/{name}.md"] = {
+            "travels": lambda name=name: catalogue.travels(name),  # type: ignore[misc]
+            "options": lambda name=name: catalogue.options(name),  # type: ignore[misc]
+        }
+    return made | {"configuration.md": {"keys": keys, "recipes": recipes}, "commands.md": {"commands": commands}}
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first row is its heading."""
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """Text for a table: no column ends in it, and what stands in angle brackets outside code is no HTML."""
+    parts = text.replace("|", "\\|").split("`")
+    return "`".join(part.replace("<", "&lt;") if number % 2 == 0 else part for number, part in enumerate(parts))
+
+
+# -- the experiment's keys ------------------------------------------------------------------------------------------
+
+
+def keys() -> str:
+    """Every key of an experiment, table by table."""
+    fields = config.Experiment.model_fields
+    tables = {name: field.annotation for name, field in fields.items() if _is_table(field.annotation)}
+    parts = [_section("Top level", "", config.Experiment, skip=set(tables))]
+    parts += [_section(f"[{name}]", f"{name}.", kind) for name, kind in tables.items()]
+    return "\n\n".join(parts)
+
+
+def _section(title: str, prefix: str, kind: Any, skip: set[str] | None = None) -> str:
+    rows = [["key", "type", "default", "meaning"]]
+    for name, field in kind.model_fields.items():
+        if name in (skip or ()):
+            continue
+        assert field.description, f"{prefix}{name} has no description"
+        default = "" if field.default_factory is not None else _shown(field.default)
+        rows.append([f"`{prefix}{name}`", _type(field), default, field.description])
+    return f"### {title}\n\n{(kind.__doc__ or '').splitlines()[0]}\n\n{markdown(rows)}"
+
+
+def _is_table(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _type(field: Any) -> str:
+    """`int ≥ 1`, `a`, `b` or `c`, …"""
+    signs = [*_bounds(field.metadata), *(sign for part in typing.get_args(field.annotation) for sign in _bounds(_metadata(part)))]
+    return " ".join([_name(field.annotation), " and ".join(signs)]).strip()
+
+
+def _metadata(annotation: Any) -> list[Any]:
+    return list(getattr(annotation, "__metadata__", ()))
+
+
+def _bounds(metadata: Sequence[Any]) -> list[str]:
+    return [f"{sign} {getattr(limit, key):g}" for limit in metadata for key, sign in SIGNS.items() if getattr(limit, key, None) is not None]
+
+
+def _name(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _name(arguments[0])
+    if origin is typing.Literal:
+        return ", ".join(f"`{choice}`" for choice in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_name(part) for part in arguments if part is not type(None))
+    return {int: "int", float: "float", str: "text", bool: "bool"}.get(annotation, "table")
+
+
+def _shown(default: object) -> str:
+    return "" if default is None else f"`{str(default).lower()}`" if isinstance(default, bool) else f"`{default}`"
+
+
+def recipes() -> str:
+    """What the data sets change in those defaults."""
+    names = [name for name in data.names() if data.data.get(name).__module__.startswith("fedrts.")]  # others may be registered too
+    settings = {name: {"model": data.recipe(name).model, **config.flat(data.recipe(name).settings)} for name in names}
+    rows = [["data", "defaults of its own"]]
+    rows += [[f"`{name}`", ", ".join(f"`{key} = {value}`" for key, value in own.items())] for name, own in settings.items()]
+    return markdown(rows)
+
+
+# -- the commands ---------------------------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    return "\n\n".join(_command(path, command) for path, command in leaves("fedrts", typer.main.get_command(cli.app)))
+
+
+def leaves(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """(words, command) of everything that can be called."""
+    inner = getattr(command, "commands", {})
+    if not inner or command.invoke_without_command:
+        yield path, command
+    for name, child in inner.items():
+        yield from leaves(f"{path} {name}", child)
+
+
+def _command(path: str, command: Any) -> str:
+    rows = [["argument or option", "default", "meaning"]]
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            shown = (parameter.metavar or parameter.name.upper()).strip("[]")
+            rows.append([f"`{shown}`", "" if parameter.required else "none", parameter.help or ""])
+        else:
+            value = "" if parameter.is_flag else f" {_value(parameter)}"
+            default = (
+                "required"
+                if parameter.required
+                else ""
+                if parameter.is_flag or parameter.default in (None, [])
+                else f"`{parameter.default}`"
+            )
+            rows.append([f"`{parameter.opts[0]}{value}`", default, parameter.help or ""])
+    text = " ".join((command.help or "").split())
+    return f"## {path}\n\n{text}\n\n{markdown(rows)}"
+
+
+def _value(option: Any) -> str:
+    """How the value of an option is written."""
+    if choices := getattr(option.type, "choices", None):
+        return "|".join(str(getattr(choice, "value", choice)) for choice in choices)
+    return str(option.metavar or {"integer": "N", "float": "X", "path": "PATH"}.get(option.type.name.partition(" ")[0], "TEXT"))
+
+
+# -- filling --------------------------------------------------------------------------------------------------------
 
 
 def filled(text: str, made: Makers) -> str:
@@ -39,18 +173,18 @@ def filled(text: str, made: Makers) -> str:
 
 def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
     """The exit status: 1 if `--check` finds something stale."""
-    parser = argparse.ArgumentParser(description="Fill the generated parts of docs/methods.")
+    parser = argparse.ArgumentParser(description="Fill the generated parts of the documentation.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if something is stale")
     check = parser.parse_args(arguments).check
     stale = False
-    for page in ["README", *methods.names()]:
-        path = folder / f"{page}.md"
+    for page, made in pages().items():
+        path = folder / page
         text = path.read_text("utf-8")
-        now = filled(text, makers(page))
+        now = filled(text, made)
         if now == text:
             continue
         stale = True
-        print(f"{path.name} is stale" if check else f"{path.name} rewritten")
+        print(f"{page} is stale" if check else f"{page} rewritten")
         if not check:
             path.write_text(now, "utf-8")
     return int(check and stale)

@@ -7,10 +7,13 @@ import os
 import selectors
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,7 +36,7 @@ train = {epochs = 1}
 topology = {interval = 2, end = 2}
 engine = {wait = 90, timeout = 90}
 """
-PATIENCE = 100.0
+PATIENCE = 200.0
 
 
 def free_port() -> int:
@@ -125,12 +128,6 @@ def processes() -> Iterator[Callable[..., Running]]:
             running.process.wait(10)
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., Running]]:
-    with processes() as begin:
-        yield begin
-
-
 class Folder:
     """Keys of a federation and its experiment."""
 
@@ -154,11 +151,6 @@ class Folder:
     def client(self, number: int, clients: str, port: int | None = None) -> list[object]:
         ca = self.authority.certificate
         return ["client", "--server", f"127.0.0.1:{port or self.port}", "--key", self.keys[number], "--ca", ca, "--partition", clients]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
 
 
 class CountingProxy:
@@ -202,3 +194,35 @@ class CountingProxy:
     def close(self) -> None:
         self._stopped = True
         self._listener.close()
+
+
+@contextlib.contextmanager
+def nginx(folder: Folder) -> Iterator[int]:
+    """The port of a real nginx, with the configuration that we ship, in front of the folder's server."""
+    front = free_port()
+    text = (Path(__file__).parents[1] / "deploy" / "nginx.conf").read_text()
+    here = {"/etc/fedrts": str(folder.authority.folder), "127.0.0.1:9092": f"127.0.0.1:{folder.port}", "8443": str(front)}
+    for word, value in here.items():
+        assert word in text
+        text = text.replace(word, value)
+    place = folder.path / "nginx"
+    place.mkdir()
+    around = f"daemon off;\npid {place}/pid;\nerror_log {place}/error.log;\nevents {{}}\nhttp {{\naccess_log off;\n{text}\n}}\n"
+    (place / "nginx.conf").write_text(around)
+    process = subprocess.Popen(["nginx", "-p", str(place), "-c", str(place / "nginx.conf")])
+    try:
+        yield front
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def status(folder: Folder, port: int, path: str) -> int:
+    """What a stranger who trusts the authority is answered at a path."""
+    context = ssl.create_default_context(cafile=str(folder.authority.certificate))
+    request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=context) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["InputError", "Result", "compare", "cost", "data", "load", "methods", "models", "resume", "run", "train"]
+__all__ = ["InputError", "Result", "compare", "cost", "data", "load", "methods", "models", "report", "resume", "run", "train"]
 
 _HOMES = dict.fromkeys(("Result", "load", "resume", "run", "train"), "fedrts.api")
 _HOMES |= {"compare": "fedrts.comparison", "cost": "fedrts.accounting", "InputError": "fedrts.errors"}

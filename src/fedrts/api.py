@@ -22,6 +22,7 @@ from fedrts.data.own import federate
 from fedrts.data.partition import SITES
 from fedrts.engines import choice, ray
 from fedrts.errors import InputError
+from fedrts.fairness import judged
 from fedrts.folder import RunFolder, check_versions
 from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
@@ -249,6 +250,8 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
             folder.write_tensors("masks.safetensors", masks)
             if run.bench.protection.on:
                 folder.write_json("privacy.json", describe_privacy(run, state, history))
+            if experiment.eval.fairness and experiment.clients.partition != SITES:
+                folder.write_json("fairness.json", judged(run))
             folder.write_json("summary.json", summary)
         observer.finished(summary)
     finally:

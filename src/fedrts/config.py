@@ -101,6 +101,7 @@ class Eval(Table):
 
     every: int = Field(5, ge=1, description="rounds between two evaluations; the last ten rounds always are")
     batch_size: int = Field(512, ge=1, description="samples per forward pass; does not change results beyond rounding")
+    fairness: bool = Field(True, description="at the end, judge the model by class and by client (fairness.json)")
 
 
 class Engine(Table):

@@ -23,7 +23,9 @@ from fedrts.errors import InputError, note
 from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
 
-_NOT_COMPARED = {"out", "checkpoint.every"} | {f"guard.{key}" for key in ("quorum", "attempts", "over_select", "deadline", "strikes")}
+_NOT_COMPARED = {"out", "checkpoint.every", "eval.fairness"} | {
+    f"guard.{key}" for key in ("quorum", "attempts", "over_select", "deadline", "strikes")
+}
 _NOT_COMPARED |= {f"engine.{key}" for key in ("nodes", "timeout", "wait")}
 """Keys that may change before a run is resumed: they can mend what stopped it."""
 _LOGS = ("history.jsonl", "topology.jsonl")

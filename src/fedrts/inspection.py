@@ -14,7 +14,11 @@ from fedrts.assemble import assemble
 from fedrts.checkpoint import write_atomically
 from fedrts.errors import InputError
 from fedrts.folder import RunFolder
+from fedrts.onnx_export import onnx_bytes
 from fedrts.tasks import Metrics
+
+_CHECKED = 16
+"""Test samples on which an ONNX file must agree with the model."""
 
 
 def inspect_run(path: Path) -> dict[str, Any]:
@@ -57,20 +61,37 @@ def evaluate_run(path: Path, data_name: str | None = None, data_dir: Path | None
         raise InputError(f"the model of {path} cannot read the data set '{data_name}': {str(error).splitlines()[0]}") from error
 
 
+SUFFIXES = {"safetensors": "safetensors", "dense": "pt", "onnx": "onnx"}
+"""Of exported files, by format."""
+
+
 def export_run(path: Path, format: str, out: Path | None, data_dir: Path | None = None) -> Path:
-    """Write the named tensors of a run's model, exact zeros outside the mask, as safetensors or as a PyTorch state dict."""
+    """Write a run's model, exact zeros outside the mask: named tensors (safetensors, or a PyTorch state dict), or all of it as ONNX."""
+    RunFolder(path).experiment_file()  # is it a run folder?
+    target = out or path / f"export.{SUFFIXES[format]}"
+    if not target.parent.is_dir():
+        raise InputError(f"cannot write {target}: there is no folder {target.parent}")
+    write_atomically(target, _onnx(path, data_dir) if format == "onnx" else _tensors(path, format, data_dir))
+    return target
+
+
+def _tensors(path: Path, format: str, data_dir: Path | None) -> bytes:
     folder = RunFolder(path)
     experiment = config.resolve(config.from_file(folder.experiment_file()), api.ANYWHERE)
     finished = (folder.path / "model.safetensors").exists()
     tensors = folder.read_tensors("model.safetensors") if finished else api.state_dict(folder, assemble(experiment, data_dir).module)
-    if format == "dense":
-        buffer = io.BytesIO()
-        torch.save(tensors, buffer)
-        content = buffer.getvalue()
-    else:
-        content = safetensors.torch.save(tensors)
-    target = out or folder.path / ("export.pt" if format == "dense" else "export.safetensors")
-    if not target.parent.is_dir():
-        raise InputError(f"cannot write {target}: there is no folder {target.parent}")
-    write_atomically(target, content)
-    return target
+    if format == "safetensors":
+        return safetensors.torch.save(tensors)
+    buffer = io.BytesIO()
+    torch.save(tensors, buffer)
+    return buffer.getvalue()
+
+
+def _onnx(path: Path, data_dir: Path | None) -> bytes:
+    """The model as ONNX, checked on the first test samples of the run's data."""
+    model = api.load(path, data_dir=data_dir)
+    experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
+    if experiment.data == config.CUSTOM:
+        raise InputError(f"the run in {path} was trained on data given in Python: there are no inputs to check an ONNX file with")
+    held = data.load(experiment.data, experiment.data_options, data_dir)
+    return onnx_bytes(model, held.inputs(held.test_x[:_CHECKED]))

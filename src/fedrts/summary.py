@@ -12,7 +12,7 @@ from torch import Tensor
 import fedrts
 from fedrts import rounds
 from fedrts.assemble import Assembled
-from fedrts.data.contract import Data
+from fedrts.data.contract import Data, is_label
 from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
 from fedrts.privacy import spent
@@ -27,12 +27,11 @@ LISTED = 10_000
 def describe_clients(held: Data, parts: Sequence[Tensor], ours: bool = True) -> list[dict[str, Any]]:
     """clients.json: what every client holds (of more than `LISTED`, the first); of data that is not ours, no labels."""
     labels = held.y.cpu()
-    countable = ours and labels.dim() == 1 and not labels.is_floating_point()
     return [
         {
             "client": client,
             "samples": len(rows),
-            "labels": torch.bincount(labels[rows.cpu()], minlength=held.classes).tolist() if countable else None,
+            "labels": torch.bincount(labels[rows.cpu()], minlength=held.classes).tolist() if ours and is_label(labels) else None,
         }
         for client, rows in enumerate(parts[:LISTED])
     ]

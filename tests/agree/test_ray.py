@@ -198,7 +198,7 @@ def _processes():
 def test_cells_of_a_comparison_are_tasks_with_the_same_resume_rules(tmp_path):
     common = {"methods": ["fedrts", "random"], "seeds": (0,), "rounds": 2, "epochs": 1}
     spread_out = fedrts.compare(**common, jobs=2, engine="ray", out=tmp_path / "ray")
-    here = fedrts.compare(**common, out=tmp_path / "here")
+    fedrts.compare(**common, out=tmp_path / "here")
     assert not spread_out.failures
     for name in ("fedrts-d0.2-s0", "random-d0.2-s0"):
         first, second = (tmp_path / kind / "runs" / name / "model.safetensors" for kind in ("ray", "here"))

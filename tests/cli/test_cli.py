@@ -26,6 +26,7 @@ FILES = {
     "history.jsonl",
     "topology.jsonl",
     "clients.json",
+    "fairness.json",
     "summary.json",
     "model.safetensors",
     "masks.safetensors",
@@ -410,7 +411,7 @@ def test_folder_with_other_files_is_refused(fedrts, tmp_path, tiny):
     [
         (["--density", "0"], ["density", "> 0 and ≤ 1"]),
         (["--density", "nan"], ["density", "> 0 and ≤ 1"]),
-        (["--density", "half"], ["density", "number"]),
+        (["--density", "half"], ["density", "valid"]),
         (["--density", "0.001"], ["density 0.001", "smallest feasible density"]),
         (["--method", "fedrst"], ["fedrst", "did you mean 'fedrts'"]),
         (["--model", "mpl"], ["mpl", "did you mean 'mlp'"]),
@@ -677,3 +678,26 @@ def test_help_lists_every_command(fedrts):
         assert re.search(rf"\b{command}\b", out)
     names = "method data model density rounds clients per-round epochs batch-size lr seed engine device out set quiet"
     assert [name for name in names.split() if f"--{name}" not in flags] == []
+
+
+def test_export_to_onnx_is_checked_and_readable(fedrts, run_dir, tmp_path):
+    import numpy as np
+    import onnxruntime
+
+    import fedrts as package
+    from fedrts import data
+
+    ended = fedrts("export", run_dir, "--format", "onnx", "--out", tmp_path / "model.onnx")
+    assert (ended.code, ended.err, ended.out.strip()) == (0, "", str(tmp_path / "model.onnx"))
+    inputs = data.load("digits", {}, None).test_x[:3].float()
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        np.testing.assert_allclose(session.run(None, {"input": inputs.numpy()})[0], package.load(run_dir)(inputs).numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("absent", ["onnxruntime", "onnxscript"])
+def test_export_to_onnx_without_the_extra_says_how_to_get_it(fedrts, run_dir, tmp_path, monkeypatch, absent):
+    monkeypatch.setitem(sys.modules, absent, None)
+    ended = fedrts("export", run_dir, "--format", "onnx", "--out", tmp_path / "model.onnx")
+    assert (ended.code, ended.err) == (2, f"error: this needs {absent}, which is not installed: pip install 'fedrts[onnx]'\n")
+    assert not (tmp_path / "model.onnx").exists()

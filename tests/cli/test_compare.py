@@ -136,6 +136,7 @@ def test_another_grid_in_the_same_folder_is_refused(fedrts, compared, tiny, chan
     assert contents(compared) == before
 
 
+@pytest.mark.timeout(400)  # three processes import torch, which takes its time on a busy machine
 def test_killed_and_started_again(fedrts, process, tmp_path):
     """SIGKILL in the midst of two cells at once: nobody goes on writing, and the same command ends with the same table."""
     flags = ["compare", "--methods", "fedrts,random", "--densities", "0.2", "--seeds", "0,1", "--reference", "random", "--rounds", 20]
@@ -163,6 +164,7 @@ def test_killed_and_started_again(fedrts, process, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted(process, tmp_path, number):
     out = tmp_path / "out"
@@ -178,7 +180,7 @@ def test_interrupted(process, tmp_path, number):
     assert not any(Path(f"/proc/{pid}").exists() and not is_zombie(pid) for pid in workers)
 
 
-def wait_for(condition, running=None, seconds: float = 60) -> None:
+def wait_for(condition, running=None, seconds: float = 200) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert running is None or running.poll() is None, running.communicate()
@@ -306,7 +308,7 @@ def test_from_python(tmp_path):
     found = package.compare(
         methods=["fedrts", "random"],
         densities=[0.2],
-        seeds=range(2),
+        seeds=range(1),
         grid={"topology.interval": [1, 2]},
         reference="random",
         data="digits",
@@ -315,7 +317,7 @@ def test_from_python(tmp_path):
         clients=4,
         out=tmp_path / "out",
     )
-    assert len(found.rows) == 8
+    assert len(found.rows) == 4
     assert {row["topology.interval"] for row in found.rows} == {1, 2}
     assert not found.failures
     assert "interval 1, density 0.2" in found.markdown("accuracy", "random")

@@ -71,7 +71,7 @@ def test_paper_scale_asks_first(fedrts, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115
     ended = fedrts("reproduce", copy, "--scale", "paper", "--out", tmp_path / "out")
     assert ended.code == 2
-    assert ended.err.startswith("error: 6 runs take at most about ")
+    assert ended.err.startswith("error: 6 runs take about ")
     assert "--yes" in ended.err
     assert not (tmp_path / "out").exists()
 

@@ -35,8 +35,9 @@ def results(folder: Path) -> dict[str, object]:
     """Everything that a run leaves behind, apart from how long it took."""
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     final = safetensors.torch.load_file(checkpoints(folder)[-1])
+    exact = ("model.safetensors", "masks.safetensors", "topology.jsonl", "clients.json", "fairness.json")
     return {
-        **{name: (folder / name).read_bytes() for name in ("model.safetensors", "masks.safetensors", "topology.jsonl", "clients.json")},
+        **{name: (folder / name).read_bytes() for name in exact},
         **{f"checkpoint {name}": (str(tensor.dtype), tensor.numpy().tobytes()) for name, tensor in final.items()},
         "checkpoint round": int(checkpoints(folder)[-1].name[:8]),
         "history": lines(folder / "history.jsonl", "seconds"),
@@ -93,7 +94,8 @@ def killed(half, tmp_path) -> Path:
         pytest.param([("torn", "history.jsonl", 5)], id="in a line of history"),
         pytest.param([("torn", "topology.jsonl", 3)], id="in a line of topology, after that of history"),
         pytest.param([("before", "model.safetensors")], id="after the last round"),
-        pytest.param([("after", "masks.safetensors")], id="before the summary"),
+        pytest.param([("after", "masks.safetensors")], id="before clients are judged"),
+        pytest.param([("after", "fairness.json")], id="before the summary"),
         pytest.param(
             [
                 ("before", "00000001-*"),

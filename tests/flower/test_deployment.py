@@ -1,14 +1,22 @@
-"""One deployment of real processes, and everything that it shows: a server, three nodes, six clients, TLS and keys, a proxy that counts."""
+"""One deployment of real processes, and everything that it shows: a server, three nodes, six clients, TLS and keys.
+
+Nodes come through a proxy that counts bytes and, where it is installed, through nginx with the configuration that we ship.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
+
+
 import fedrts
-from federating import EXPERIMENT, CountingProxy, Folder, Running, processes
+from federating import EXPERIMENT, CountingProxy, Folder, Running, nginx, processes, status
 from fedrts.errors import InputError
 from fedrts.flower import keys
 from fedrts.flower.host import Host
@@ -26,7 +34,8 @@ class Shown:
         self.folder, self.run = folder, folder.path / "run"
         self.refusals: dict[str, str] = {}
         self.server: Running
-        self.code = -1
+        self.code = self.here = -1
+        self.statuses: dict[str, int] = {}
         self.proxy: CountingProxy
 
 
@@ -42,7 +51,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     stranger = keys.issue("stranger", folder.path / "stranger")[0]
     other = keys.Authority(folder.path / "other")
     other.init([])
-    with processes() as start:
+    with contextlib.ExitStack() as stack, processes() as start:
         shown.server = start(*folder.server())
         shown.server.until("waiting for nodes")
         ca, address = folder.authority.certificate, f"127.0.0.1:{folder.port}"
@@ -50,7 +59,13 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
         shown.refusals["wrong authority"] = refused(Host(clients=[0]), Server(address, folder.keys[0], other.certificate))
         shown.refusals["plain"] = refused(Host(clients=[0]), Server(address, insecure=True))
         shown.refusals["no key"] = refused(Host(clients=[0]), Server(address, ca=ca))
-        shown.proxy = CountingProxy(folder.port)
+        front = folder.port
+        if shutil.which("nginx"):
+            front = stack.enter_context(nginx(folder))
+            paths = ("/v1/control/list-runs", "/v1/runtime/acquire-task", "/docs", "/", "/v1/fleet/pull-messages")
+            shown.statuses = {path: status(folder, front, path) for path in paths}
+        shown.here = status(folder, folder.port, "/v1/control/list-runs")
+        shown.proxy = CountingProxy(front)
         for number in range(3):
             start(*folder.client(number, f"{number},{number + 3}", shown.proxy.port))
         shown.code = shown.server.ended(110)
@@ -88,6 +103,14 @@ def test_strangers_are_refused_and_the_server_says_who_and_why(shown: Shown):
     assert any(name in line and "/v1/fleet/activate-node" in line for line in said), said
     assert any("no TLS connection" in line and "UNKNOWN_CA" in line for line in said), said
     assert any("no TLS connection" in line and "HTTP_REQUEST" in line for line in said), said
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_the_proxy_passes_nodes_and_nothing_else(shown: Shown):
+    fleet = shown.statuses.pop("/v1/fleet/pull-messages")
+    assert fleet == 415, "Flower itself answers that this is no message of a node"
+    assert set(shown.statuses.values()) == {403}
+    assert shown.here not in (403, 502), "from this machine Flower can be controlled: nobody else should have an account on it"
 
 
 def test_what_a_server_says_of_its_nodes(shown: Shown):

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+
+pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
+
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
@@ -55,6 +58,9 @@ class LinkHere:
     down: int = 0
     said: list[str] = field(default_factory=list)
     answered: set[str] = field(default_factory=set)
+    slow: bool = False
+    """Every piece of a reply comes later than its head."""
+    asked_for: set[str] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)
     """Nodes that a message cannot be sent to."""
 
@@ -89,6 +95,9 @@ class LinkHere:
         return [self.waiting.pop(name) for name in here]
 
     def piece(self, name: str) -> bytes:
+        if self.slow and name not in self.asked_for:
+            self.asked_for.add(name)
+            raise ObjectUnavailableError(name)
         return self.pieces[name]
 
     def done_with(self, name: str) -> None: ...
@@ -115,7 +124,9 @@ def connected(run: Assembled, link: LinkHere, **changes: Any) -> Assembled:
     people = Fleet(link, introduction(run), Roster(5), run.plan.samples, run.data.fingerprint, None, link.said.append)  # type: ignore[arg-type]
     people.look()
     people.look()
-    flower = FlowerEngine(people, run.bench, run.plan.samples, run.plan.engine, 1, **{"timeout": 5.0, "wait": 0.2, **changes})
+    flower = FlowerEngine(
+        people, run.bench, run.plan.samples, run.plan.engine, 1, **{"timeout": 5.0, "deadline": 60.0, "wait": 0.2, **changes}
+    )
     return replace(run, plan=replace(run.plan, engine=flower))
 
 
@@ -156,6 +167,19 @@ def test_every_kind_of_exchange_gives_the_bits_and_bytes_of_the_serial_engine(me
     assert state.mask == reference.mask
     dropped = any(entry["reason"] == "dropped out" for line in lines for entry in line["rejected"])
     assert dropped or link.down == sum(line["download_bytes"] for line in lines)
+
+
+def test_replies_whose_pieces_come_late_are_waited_for():
+    run, link = experiment(), two_nodes()
+    link.slow = True
+    ready = connected(run, link)
+    while len(ready.plan.engine.fleet.hosts) < 5:  # type: ignore[attr-defined]
+        ready.plan.engine.fleet.look()  # type: ignore[attr-defined]
+    lines, state = played(ready)
+    expected, reference = played(run)
+    assert lines == expected
+    assert torch.equal(state.values, reference.values)
+    assert not [line for line in link.said if line.startswith("refused")]
 
 
 def test_a_mask_that_was_lost_is_sent_again_and_counted():

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
-import ssl
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
+
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import fedrts
@@ -97,12 +96,12 @@ def test_without_a_dead_node_the_round_goes_on(start: Start, folder: Folder):
 
 
 def test_a_node_that_hangs_is_late_and_one_that_joins_late_takes_part(start: Start, folder: Folder):
-    text = EXPERIMENT.replace("rounds = 3", "rounds = 30").replace("per_round = 4", "per_round = 6").replace("timeout = 90", "timeout = 8")
+    text = EXPERIMENT.replace("rounds = 3", "rounds = 20").replace("per_round = 4", "per_round = 6").replace("timeout = 90", "timeout = 8")
     folder.experiment.write_text(text.replace("wait = 90", "wait = 45"))
     server = start(*folder.server())
     start(*folder.client(0, "0,1"))
     hanging = start(*folder.client(1, "2,3"))
-    server.until("round    3 of 30")  # without clients 4 and 5
+    server.until("round    2 of 20")  # without clients 4 and 5
     hanging.kill(signal.SIGSTOP)
     late = start(*folder.client(2, "4,5"))
     late.until("worked for client")
@@ -180,11 +179,11 @@ def test_a_full_disk_stops_the_server_resumably(start: Start, folder: Folder, tm
 
 
 def test_a_revoked_key_is_refused_while_the_server_runs(start: Start, folder: Folder):
-    folder.experiment.write_text(EXPERIMENT.replace("rounds = 3", "rounds = 12"))
+    folder.experiment.write_text(EXPERIMENT.replace("rounds = 3", "rounds = 10"))
     server = start(*folder.server())
     start(*folder.client(0, "0,1,2,3"))
     revoked = start(*folder.client(1, "4,5"))
-    server.until("round    1 of 12")
+    server.until("round    1 of 10")
     folder.authority.revoke("site-1")
     assert revoked.ended(60) == 2
     assert "was revoked" in revoked.text
@@ -254,50 +253,3 @@ def test_flowers_own_supernode_can_stand_for_clients(start: Start, folder: Folde
             node.wait(30)
     fedrts.run(folder.experiment, engine="serial", out=tmp_path / "serial")
     assert same(folder.path / "run", tmp_path / "serial")
-
-
-NGINX = Path(__file__).parents[2] / "deploy" / "nginx.conf"
-
-
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
-def test_the_proxy_passes_nodes_and_nothing_else(start: Start, folder: Folder):
-    front = free_port()
-    text = NGINX.read_text()
-    for word, value in {
-        "/etc/fedrts": str(folder.authority.folder),
-        "127.0.0.1:9092": f"127.0.0.1:{folder.port}",
-        "8443": str(front),
-    }.items():
-        assert word in text
-        text = text.replace(word, value)
-    prefix = folder.path / "nginx"
-    prefix.mkdir()
-    (prefix / "nginx.conf").write_text(f"daemon off;\npid {prefix}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{\n{text}\n}}\n")
-    proxy = subprocess.Popen(["nginx", "-p", str(prefix), "-c", str(prefix / "nginx.conf")], stderr=subprocess.PIPE, text=True)
-    try:
-        server = start(*folder.server())
-        server.until("waiting for nodes")
-        for path, code in (
-            ("/v1/control/list-runs", 403),
-            ("/v1/runtime/acquire-task", 403),
-            ("/docs", 403),
-            ("/v1/fleet/pull-messages", 0),
-        ):
-            assert status(folder, front, path) == code or (code == 0 and status(folder, front, path) not in (403, 502)), path
-        assert status(folder, folder.port, "/docs") == 200, "from this machine the server is open"
-        start(*folder.client(0, "0,1,2", front))
-        start(*folder.client(1, "3,4,5", front))
-        assert server.ended(240) == 0, server.text
-    finally:
-        proxy.terminate()
-        proxy.wait(20)
-
-
-def status(folder: Folder, port: int, path: str) -> int:
-    context = ssl.create_default_context(cafile=str(folder.authority.certificate))
-    request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", method="GET" if path == "/docs" else "POST", data=None)
-    try:
-        with urllib.request.urlopen(request, timeout=10, context=context) as response:
-            return int(response.status)
-    except urllib.error.HTTPError as error:
-        return error.code

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
+
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -95,7 +98,7 @@ def asked(path: str, peer: str = "10.1.2.3", inner: int = 200, closed_until: str
             statuses.append(event["status"])
 
     encoded = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "path": path, "client": (peer, 1), "headers": encoded, "inner": inner}
+    scope = {"type": "http", "path": path, "client": (peer, 1), "headers": encoded, "inner": inner, "server": ("10.9.9.9", 9092)}
     asyncio.run(Gate(_app, longest=100, closed_until=closed_until)(scope, None, send))
     return statuses[0]
 
@@ -107,6 +110,7 @@ def test_the_gate_lets_strangers_reach_what_nodes_need_and_nothing_else(capfd: p
         assert asked(path, peer="127.0.0.1") == 200
     assert asked("/v1/control/start-run", peer="::1") == 200
     assert asked("/v1/control/start-run", peer="") == 403
+    assert asked("/v1/control/start-run", peer="10.9.9.9") == 200, "the server's own address"
     assert asked("/v1/fleet/push-object", content_length="101") == 413
     assert asked("/v1/fleet/push-object", transfer_encoding="chunked") == 411
     gate = tmp_path / "open"

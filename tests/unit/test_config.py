@@ -131,7 +131,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
 
 def by_command(monkeypatch: pytest.MonkeyPatch, started: list[Experiment], *arguments: str) -> Experiment:
     monkeypatch.setattr(sys, "argv", ["fedrts", "run", *arguments])
-    monkeypatch.setattr("fedrts.cli.run.interruptible", lambda play, folder, quiet: play(None))
+    monkeypatch.setattr("fedrts.cli.run.interruptible", lambda play, *_: play(None))
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 0
@@ -509,7 +509,7 @@ def test_resolved_file_is_complete(tmp_path):
     missing = set(config.flat(Experiment().model_dump())) - written
     assert missing == {"init", "out", "topology.prunable"}  # TOML has no null
     text = folder.experiment_file().read_text("utf-8")
-    assert text.count('"auto"') == 2  # checkpoint.every: a pace, not a decision; engine.name: decided when the model is there
+    assert text.count('"auto"') == 3  # checkpoint.every: a pace, no decision; engine.name, engine.kernel: decided when the model is there
     assert "[versions]" in text
 
 

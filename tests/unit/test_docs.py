@@ -41,11 +41,11 @@ def test_generated_parts_are_those_of_the_code():
 
 
 def test_stale_parts_are_found_and_rewritten(tmp_path, capsys):
-    copy = shutil.copytree(PAGES, tmp_path / "methods")
-    stale = copy / "fedrts.md"
+    copy = shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    stale = copy / "methods" / "fedrts.md"
     stale.write_text(stale.read_text("utf-8").replace("| `gamma` | `0.5` |", "| `gamma` | `0.4` |"), "utf-8")
     assert generate.main(["--check"], copy) == 1
-    assert capsys.readouterr().out == "fedrts.md is stale\n"
+    assert capsys.readouterr().out == "methods/fedrts.md is stale\n"
     assert generate.main([], copy) == 0
     assert stale.read_text("utf-8") == page("fedrts")
     stale.write_text("no marks", "utf-8")

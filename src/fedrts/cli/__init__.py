@@ -16,7 +16,9 @@ from fedrts.cli import run  # noqa: F401
 from fedrts.cli import compare  # noqa: F401
 from fedrts.cli import reproduce  # noqa: F401
 from fedrts.cli import folder  # noqa: F401
+from fedrts.cli import report  # noqa: F401
 from fedrts.cli import cost  # noqa: F401
+from fedrts.cli import regret  # noqa: F401
 from fedrts.cli import catalogue  # noqa: F401
 from fedrts.cli import deployment  # noqa: F401
 # isort: on

@@ -34,27 +34,26 @@ def compare(
     tune_rounds: Annotated[int | None, typer.Option(help="Of a trial; default as many as a run.")] = None,
     jobs: Jobs = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the comparison; the same command goes on where it stopped.")] = None,
-    data: Annotated[str | None, typer.Option(help="As in `fedrts run`, like the options below.")] = None,
-    model: Annotated[str | None, typer.Option()] = None,
-    rounds: Annotated[int | None, typer.Option()] = None,
-    clients: Annotated[int | None, typer.Option()] = None,
-    per_round: Annotated[int | None, typer.Option()] = None,
-    epochs: Annotated[int | None, typer.Option()] = None,
-    batch_size: Annotated[int | None, typer.Option()] = None,
-    lr: Annotated[float | None, typer.Option()] = None,
-    engine: Annotated[str | None, typer.Option()] = None,
-    device: Annotated[str | None, typer.Option()] = None,
-    precision: Annotated[str | None, typer.Option()] = None,
-    value_type: Annotated[str | None, typer.Option()] = None,
-    init: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    data: Annotated[str | None, typer.Option(help="A name from `fedrts data`, folder:PATH, npz:PATH, or an import path.")] = None,
+    model: Annotated[str | None, typer.Option(help="A name from `fedrts models`, an import path, or auto.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients in the federation.")] = None,
+    per_round: Annotated[int | None, typer.Option(help="Clients that take part in a round.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the local data in a round.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Of each run: auto, serial or batched.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Of training on a GPU: float32, tf32 or bf16.")] = None,
+    value_type: Annotated[str | None, typer.Option(help="How values travel: float32, float16 or int8.")] = None,
+    init: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from the weights of this safetensors file.")] = None,
     data_dir: DataDir = None,
     assignments: Assignments = None,
     quiet: Quiet = False,
 ) -> None:
     """Run methods × densities × seeds × any other keys and write a table with statistics.
 
-    Cells are ordinary run folders under OUT/runs; finished ones are never run again. Exit code 1: some cells failed, the others are in
-    the table; 130: interrupted, the same command goes on.
+    The same command goes on where it stopped; finished cells are never run again. Exit code 1: some cells failed, the rest is in the table.
     """
     if not methods:
         raise InputError("name what to compare: --methods fedrts,random (see `fedrts methods`)")

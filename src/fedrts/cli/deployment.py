@@ -51,9 +51,9 @@ def server(
     if RunFolder(folder).summary() is not None:
         print(f"{folder} is finished; `fedrts inspect {folder}` shows it")
     elif (folder / "experiment.toml").exists():
-        interruptible(lambda observer: api.resume(folder, data_dir=data_dir, observer=observer, door=door), folder, quiet, again)
+        interruptible(lambda observer: api.resume(folder, data_dir=data_dir, observer=observer, door=door), folder, quiet, again=again)
     else:
-        interruptible(lambda observer: api.start(resolved, observer, data_dir, door), folder, quiet, again)
+        interruptible(lambda observer: api.start(resolved, observer, data_dir, door), folder, quiet, again=again)
 
 
 @app.command()

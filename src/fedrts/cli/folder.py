@@ -45,16 +45,19 @@ def evaluate(
 class Format(enum.StrEnum):
     safetensors = "safetensors"
     dense = "dense"
+    onnx = "onnx"
 
 
 @app.command()
 def export(
     run_dir: RunDir,
-    format: Annotated[Format, typer.Option(help="safetensors, or dense: a PyTorch state dict (.pt).")] = Format.safetensors,
-    out: Annotated[Path | None, typer.Option(help="File to write; default export.safetensors or export.pt in the run folder.")] = None,
+    format: Annotated[
+        Format, typer.Option(help="safetensors; dense: a PyTorch state dict (.pt); onnx: checked with onnxruntime.")
+    ] = Format.safetensors,
+    out: Annotated[Path | None, typer.Option(help="File to write; default export.safetensors, .pt or .onnx in the run folder.")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Write the model of a run folder for use elsewhere; both forms load with `load_state_dict(strict=True)`."""
+    """Write the model of a run folder for use elsewhere. Tensors load with `load_state_dict(strict=True)`; ONNX needs no PyTorch."""
     from fedrts.inspection import export_run
 
     print(export_run(run_dir, format.value, out, data_dir))

@@ -51,7 +51,8 @@ def reproduce(
     folder = out or Path("runs", f"{Path(name).stem}-{scale.value}")
     if scale is ScaleOption.paper and not yes:
         duration = reproduction.estimate.in_words(reproduction.estimated_seconds(chosen, "paper", data_dir))
-        _confirm(f"{reproduction.size_of(chosen.paper).runs} runs take at most {duration} on this machine (by timing plain training steps)")
+        runs = reproduction.size_of(chosen.paper).runs
+        _confirm(f"{runs} runs take {duration} on this machine (by timing plain training steps; less where clients run side by side)")
     with as_interruption(f"interrupted; the same command goes on in {folder}"):
         if quiet:
             document = reproduction.reproduce(name, folder, scale.value, jobs=jobs, data_dir=data_dir)

@@ -41,6 +41,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<time>-<data>-<method>-<seed>.")] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Measure which engine and how many slots are fastest here; remembered.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Write a trace of some rounds, and tables, to RUN_DIR/profile.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder too.")] = False,
     data_dir: DataDir = None,
     assignments: Assignments = None,
     quiet: Quiet = False,
@@ -76,7 +77,7 @@ def run(
     def play(observer: Observer) -> Result:
         return api.start(resolved, watched(observer, folder, profile), data_dir)
 
-    interruptible(play, folder, quiet)
+    interruptible(play, folder, quiet, tensorboard)
 
 
 def measured(experiment: Experiment, data_dir: Path | None, quiet: bool) -> Experiment:
@@ -115,13 +116,17 @@ def resume(run_dir: RunDir, data_dir: DataDir = None, quiet: Quiet = False) -> N
     if RunFolder(run_dir).summary() is not None:
         print(f"{run_dir} is finished; `fedrts inspect {run_dir}` shows it")
         return
-    interruptible(lambda observer: api.resume(run_dir, data_dir=data_dir, observer=observer), run_dir, quiet)
+    tensorboard = (run_dir / "tensorboard").is_dir()
+    interruptible(lambda observer: api.resume(run_dir, data_dir=data_dir, observer=observer), run_dir, quiet, tensorboard)
 
 
-def interruptible(play: Callable[[Observer], Result], folder: Path, quiet: bool, again: str | None = None) -> None:
+def interruptible(
+    play: Callable[[Observer], Result], folder: Path, quiet: bool, tensorboard: bool = False, again: str | None = None
+) -> None:
     """Play a run for a person: progress, and a word on how to go on after Ctrl-C or SIGTERM."""
-    from fedrts.observe import Silent
+    from fedrts.observe import Several, Silent
     from fedrts.observe.console import ConsoleObserver
+    from fedrts.observe.tensorboard import TensorBoardObserver
 
     with as_interruption(f"interrupted; continue with: {again or f'fedrts resume {folder}'}"):
-        play(Silent() if quiet else ConsoleObserver())
+        play(Several(Silent() if quiet else ConsoleObserver(), *([TensorBoardObserver()] if tensorboard else [])))

@@ -19,7 +19,7 @@ from fedrts.folder import RunFolder
 from fedrts.rounds import Record
 
 _MAY_DIFFER = ("out", "engine.", "device")
-"""Keys of a run that were decided, or chosen elsewhere, when it began."""
+"""Beginnings of keys of a run that were decided, or chosen elsewhere, when it began."""
 
 
 @dataclass(frozen=True)

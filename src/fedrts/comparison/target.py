@@ -23,24 +23,27 @@ class Point:
     flops: float
 
 
-def smoothed(history: History, window: int = WINDOW) -> list[Point]:
+def smoothed(history: History, window: int = WINDOW, key: str = "accuracy") -> list[Point]:
     """A point for every evaluated round from the `window`-th on; its accuracy is the mean of the evaluations in the last `window` rounds.
 
-    The cost of a set-up (round −1) is part of every point's.
+    The cost of a set-up (round −1) is part of every point's. `key` is another measure in place of the accuracy.
     """
     points = []
     sent, flops = 0, 0.0
     for number, line in enumerate(history):
         sent += line["upload_bytes"] + line["download_bytes"]
         flops += line["flops"]
-        if line["accuracy"] is None or line["round"] + 1 < window:
+        if line[key] is None or line["round"] + 1 < window:
             continue
         recent = (earlier for earlier in history[max(0, number - window + 1) : number + 1] if earlier["round"] > line["round"] - window)
-        values = [earlier["accuracy"] for earlier in recent if earlier["accuracy"] is not None]
+        values = [earlier[key] for earlier in recent if earlier[key] is not None]
         points.append(Point(line["round"], sum(values) / len(values), sent, flops))
     return points
 
 
-def cost_to_target(history: History, target: float, window: int = WINDOW) -> Point | None:
+def cost_to_target(
+    history: History, target: float, window: int = WINDOW, key: str = "accuracy", lower_is_better: bool = False
+) -> Point | None:
     """The first point that reaches `target`; None if none does."""
-    return next((point for point in smoothed(history, window) if point.accuracy >= target), None)
+    sign = -1 if lower_is_better else 1
+    return next((point for point in smoothed(history, window, key) if sign * point.accuracy >= sign * target), None)

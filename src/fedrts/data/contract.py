@@ -100,12 +100,15 @@ class Data:
 
     def evaluate(self, module: nn.Module, batch_size: int) -> Metrics:
         """The task's metrics on the test set, and `valid_accuracy` where there is a validation set."""
-        reader = module if self.view is None else _Reader(module, self.view)
-        metrics = self.task.evaluate(reader, self.test_x, self.targets(self.test_y), batch_size)
+        metrics = self.judge(module, self.test_x, self.test_y, batch_size)
         if self.valid_x is None or self.valid_y is None:
             return metrics
-        chosen_by = self.task.evaluate(reader, self.valid_x, self.targets(self.valid_y), batch_size)
-        return {**metrics, "valid_accuracy": chosen_by["accuracy"]}
+        return {**metrics, "valid_accuracy": self.judge(module, self.valid_x, self.valid_y, batch_size)["accuracy"]}
+
+    def judge(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
+        """The task's metrics on rows and targets as they are stored, without augmentation."""
+        reader = module if self.view is None else _Reader(module, self.view)
+        return self.task.evaluate(reader, x, self.targets(y), batch_size)
 
     def with_validation(self, share: float) -> Data:
         """With a random `share` of the training rows, the same for every seed, split off as validation set."""
@@ -117,6 +120,11 @@ class Data:
     def to(self, device: torch.device | str) -> Data:
         moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **moved, view=self.view and self.view.to(device))
+
+
+def is_label(y: Tensor) -> bool:
+    """Are these targets one class per sample?"""
+    return y.dim() == 1 and not y.is_floating_point()
 
 
 class _Reader(nn.Module):

@@ -58,9 +58,9 @@ def decided(asked: Settings, bench: Workbench, per_round: int) -> Settings:
         raise InputError(f"engine.precision = '{asked.precision}' needs a GPU: this run is on {device}; use float32")
     if asked.precision == "bf16" and asked.name in ("serial", "flower"):
         raise InputError("engine.precision = 'bf16' needs the batched engine: set engine.name = 'batched', or use tf32")
-    small = bench.batch_macs <= WORTH_VECTORISING[device.type]
-    if asked.name == "flower":
+    if asked.name == "flower":  # the server itself only evaluates
         return asked
+    small = bench.batch_macs <= WORTH_VECTORISING[device.type]
     if asked.name == "ray":
         return _spread(asked, bench, per_round)
     if asked.name == "serial" or (asked.name == "auto" and device.type == "cpu" and not small):

@@ -81,14 +81,14 @@ def _with_fleet(run: Assembled, fleet: Fleet) -> Assembled:
         run = with_samples(run, [fleet.roster.entries[client].samples for client in range(experiment.clients.total)])
     elif there < guard.needed(experiment.clients.per_round):
         raise InputError(f"{there} clients came within {experiment.engine.wait:g} s: too few for a round; start more nodes, then resume")
-    timeout = min(experiment.engine.timeout, guard.deadline or float("inf"))
     engine = FlowerEngine(
         fleet,
         run.bench,
         run.plan.samples,
         run.plan.engine,
         guard.needed(experiment.clients.per_round),
-        timeout,
+        experiment.engine.timeout,
+        guard.deadline or float("inf"),
         experiment.engine.wait,
         ordered=guard.over_select == 0,
     )

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import IO, Any
 
 from flwr.app import Message
@@ -40,7 +41,7 @@ class Parcel:
 
     node: int
     activation: str | None
-    blobs: dict[int, bytes]
+    clients: tuple[int, ...]
     whole: bool = False
     """It carries whole masks."""
     incoming: Incoming | None = None
@@ -80,6 +81,8 @@ class FlowerEngine:
     """Replies without which a round is repeated."""
     timeout: float
     """Seconds that nodes have for an order."""
+    deadline: float
+    """Seconds after which replies of a round are late, whatever it was that took so long."""
     wait: float
     """Seconds to wait for enough nodes."""
     ordered: bool = True
@@ -113,14 +116,13 @@ class _Exchange:
 
     def replies(self) -> Iterator[Reply | Failure]:
         """The outcome of every client once."""
+        started = time.monotonic()
         self._send_all()
-        due = time.monotonic() + self.engine.timeout
+        due = min(started + self.engine.deadline, time.monotonic() + self.engine.timeout)
         waiting = list(self.clients)
         while waiting:
-            ready = [client for client in waiting if client in self.outcomes]
-            if self.engine.ordered:
-                ready = waiting[: next((place for place, client in enumerate(waiting) if client not in self.outcomes), len(waiting))]
-            for client in ready:
+            arrived = self.outcomes.__contains__
+            for client in list(takewhile(arrived, waiting) if self.engine.ordered else filter(arrived, waiting)):
                 waiting.remove(client)
                 yield self._made_of(client, self.outcomes.pop(client))
             if not waiting:
@@ -163,7 +165,7 @@ class _Exchange:
         if name is None:
             self.outcomes |= {client: self._failure(client, UNREACHABLE) for client in blobs}
         else:
-            self.parcels[name] = Parcel(node, fleet.activation(node), blobs, whole)
+            self.parcels[name] = Parcel(node, fleet.activation(node), tuple(blobs), whole)
 
     def _receive(self) -> bool:
         """Take what has come; true if anything did."""
@@ -190,7 +192,7 @@ class _Exchange:
                 code, reason = head.error.code, head.error.reason
                 raise WireError(UNREACHABLE if code in _LOST else reason[:300] or f"error {code}")
             most = codec.most(self.order.exchange.up, self.order.frame)
-            parcel.incoming = Incoming(head.metadata.message_id, tree, len(parcel.blobs) * most + _OVERHEAD)
+            parcel.incoming = Incoming(head.metadata.message_id, tree, len(parcel.clients) * most + _OVERHEAD)
         except WireError as error:
             self._failed(name, parcel, str(error))
             self.engine.fleet.link.done_with(head.metadata.message_id)
@@ -213,9 +215,9 @@ class _Exchange:
             parcel.activation, parcel.incoming, parcel.unheard = None, None, True  # lost, see below
             self.engine.fleet.meet_again(parcel.node)
             return
-        missing = {client for client in _numbers(facts.get("missing")) if client in parcel.blobs and client not in blobs}
+        missing = {client for client in _numbers(facts.get("missing")) if client in parcel.clients and client not in blobs}
         reasons = dict(zip(_numbers(facts.get("failed")), _words(facts.get("reasons")), strict=False))
-        for client in parcel.blobs:
+        for client in parcel.clients:
             if client in blobs:
                 self.outcomes[client] = Arrived.of(blobs[client])
             elif client not in missing or parcel.whole:
@@ -236,15 +238,15 @@ class _Exchange:
             del self.parcels[name]
             if not parcel.unheard:
                 fleet.forgotten.add(name)
-            here = {client: self._encoded(client, None) for client in parcel.blobs if fleet.hosts.get(client) == parcel.node}
-            self.outcomes |= {client: self._failure(client, UNREACHABLE) for client in parcel.blobs if client not in here}
+            here = {client: self._encoded(client, None) for client in parcel.clients if fleet.hosts.get(client) == parcel.node}
+            self.outcomes |= {client: self._failure(client, UNREACHABLE) for client in parcel.clients if client not in here}
             self.resent |= {client: self.resent.get(client, 0) + len(data) for client, data in here.items()}
             if here:
                 self._send(parcel.node, here, whole=True)
 
     def _failed(self, name: str, parcel: Parcel, reason: str) -> None:
         del self.parcels[name]
-        self.outcomes |= {client: self._failure(client, reason) for client in parcel.blobs}
+        self.outcomes |= {client: self._failure(client, reason) for client in parcel.clients}
 
     def _failure(self, client: int, reason: str) -> Failure:
         return Failure(client, reason, self.resent.get(client, 0), time.monotonic())

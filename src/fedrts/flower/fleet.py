@@ -168,7 +168,7 @@ class Fleet:
                 node.hello, node.asked = self.link.push(message), time.monotonic()
 
     def _listen(self) -> None:
-        asked = {node.hello: number for number, node in self.nodes.items() if node.hello is not None}
+        asked = {node.hello: number for number, node in self.nodes.items() if node.hello and node.incoming is None}
         for head, tree in self.link.replies(list(asked)):
             number = asked.get(head.metadata.reply_to_message_id)
             if number is None:

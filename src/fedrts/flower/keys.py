@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -114,7 +115,7 @@ def issue(name: str, folder: Path) -> tuple[Path, Path]:
         raise InputError(f"{private} is there already: choose another name")
     folder.mkdir(parents=True, exist_ok=True)
     key = _new_key()
-    _write_secret(private, _private(key))
+    _write_secret(private, _private(key, serialization.PrivateFormat.OpenSSH))  # which Flower's own SuperNode wants
     write_atomically(public, _public(key.public_key()))
     return private, public
 
@@ -145,6 +146,18 @@ def read_public_key(file: Path) -> bytes:
 Key = ec.EllipticCurvePrivateKey
 
 
+def read_private_key(file: Path) -> Key:
+    """A node's private key, in OpenSSH's format or PKCS#8."""
+    try:
+        data = file.read_bytes()
+        key = serialization.load_ssh_private_key(data, None) if b"OPENSSH" in data[:64] else serialization.load_pem_private_key(data, None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InputError(f"cannot read the key {file}: {getattr(error, 'strerror', None) or error}") from error
+    if not isinstance(key, Key):
+        raise InputError(f"{file} is no elliptic-curve private key: `fedrts keys issue` makes one")
+    return key
+
+
 def _loaded(pem: bytes) -> Key:
     key = serialization.load_pem_private_key(pem, None)
     if not isinstance(key, Key):
@@ -156,8 +169,8 @@ def _new_key() -> Key:
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def _private(key: Key) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+def _private(key: Key, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
 def _public(key: ec.EllipticCurvePublicKey) -> bytes:

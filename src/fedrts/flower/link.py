@@ -201,9 +201,13 @@ def _await(process: Any, address: Address, certificate: bytes | None, tail: list
             if process.poll() is not None:
                 time.sleep(0.2)  # its last words
                 raise InputError(f"the SuperLink at {address.own} did not start: {tail[-1] if tail else 'it says nothing'}")
-            with contextlib.suppress(httpx.TransportError):
+            try:
                 probe.get(f"{'https' if certificate else 'http'}://{address.own}/health")
                 return
+            except httpx.TransportError as error:
+                if "certificate verify failed" in str(error).lower():
+                    host = address.own.rpartition(":")[0]
+                    raise InputError(f"the server's certificate is not for {host}: `fedrts keys init … --renew --host {host}`") from error
             time.sleep(0.1)
     raise InputError(f"the SuperLink at {address.own} did not start within {_STARTING:.0f} seconds")
 

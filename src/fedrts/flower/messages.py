@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable import inflatable_object as objects
-from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, inflate_object_from_contents
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError, inflate_object_from_contents
 
 from fedrts.wire.errors import WireError
 
@@ -62,6 +62,8 @@ class Incoming:
                 piece = pull(self.missing[-1])
             except ObjectUnavailableError:
                 return False
+            except ObjectPullError as error:
+                raise WireError("a part of the message was never sent") from error
             self._fits(sum(map(len, self.contents.values())) + len(piece))
             self.contents[self.missing.pop()] = piece
         return True

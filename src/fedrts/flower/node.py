@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
@@ -32,7 +31,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 )
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, push_objects
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import bytes_to_private_key, generate_key_pairs, public_key_to_bytes
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -40,6 +39,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedrts.errors import InputError
 from fedrts.flower import HELLO, STRANGER
 from fedrts.flower.host import Host
+from fedrts.flower.keys import read_private_key
 from fedrts.flower.messages import Incoming, content, opened
 from fedrts.wire.errors import WireError
 
@@ -68,15 +68,7 @@ class Server:
 
     def private_key(self) -> ec.EllipticCurvePrivateKey | None:
         """The node's key; None without one."""
-        if self.key is None:
-            return None
-        try:
-            key = bytes_to_private_key(self.key.read_bytes())
-        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise InputError(f"cannot read the key {self.key}: {getattr(error, 'strerror', None) or error}") from error
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise InputError(f"{self.key} is no elliptic-curve private key: `fedrts keys issue` makes one")
-        return key
+        return None if self.key is None else read_private_key(self.key)
 
     def authority(self) -> bytes | None:
         """The certificate that the server's must be signed by; None: those that the system trusts."""

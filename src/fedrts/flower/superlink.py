@@ -39,7 +39,7 @@ class Gate:
         headers = dict(scope["headers"])
         peer = scope["client"][0] if scope.get("client") else ""
         who = f"{peer or 'somebody'}{key_name(headers)} at {scope['path']}"
-        if not scope["path"].startswith(OPEN) and not _is_local(peer):
+        if not scope["path"].startswith(OPEN) and not _is_local(peer, scope.get("server")):
             await _answer(send, 403, f"{who}: this address is for the server itself")
             return
         if self.closed_until and scope["path"].startswith(OPEN):
@@ -82,7 +82,10 @@ def key_name(headers: dict[bytes, bytes]) -> str:
         return ""
 
 
-def _is_local(peer: str) -> bool:
+def _is_local(peer: str, server: tuple[str, int] | None) -> bool:
+    """Does somebody on this machine ask? Then it comes from loopback, or from the very address that it goes to."""
+    if peer and server is not None and peer == server[0]:
+        return True
     try:
         return ipaddress.ip_address(peer).is_loopback
     except ValueError:

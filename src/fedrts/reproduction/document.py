@@ -51,7 +51,9 @@ class Document:
 
     def _preamble(self) -> str:
         seeds = self.scale.seeds
-        words = [f"`fedrts reproduce {self.name} --scale {self.size}`, seeds {', '.join(map(str, seeds))}."]
+        words = [
+            f"`fedrts reproduce {self.name} --scale {self.size}`, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}."
+        ]
         words += ["Mean ± standard error over seeds; **best** and *second best* of each column."]
         if self.size == "small":
             words += ["Small scale: it shows that everything works, and is not comparable with published numbers."]

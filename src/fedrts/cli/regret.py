@@ -1,0 +1,84 @@
+"""The bandit of the theory: `fedrts regret`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedrts.cli.app import Quiet, app
+from fedrts.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from fedrts.bandit.study import Settings, Study
+
+
+@app.command()
+def regret(
+    out: Annotated[Path, typer.Option(help="Folder for regret.csv, regret.md, regret.json and regret.png.")],
+    arms: Annotated[int, typer.Option(help="N: arms (links).")] = 1000,
+    pick: Annotated[int, typer.Option(help="K: arms played in a step.")] = 100,
+    steps: Annotated[int, typer.Option(help="T.")] = 10_000,
+    scale: Annotated[
+        list[float] | None, typer.Option(help="λ of TSAdj; repeatable. Default 1 (the theory) and 10 (the experiments).")
+    ] = None,
+    repetitions: Annotated[int, typer.Option(help="Independent repetitions, played side by side.")] = 20,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    gap: Annotated[float, typer.Option(help="Between the means of the K best arms and the others.")] = 0.4,
+    means: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own means, one a line; sets the number of arms.")] = None,
+    reward: Annotated[
+        str, typer.Option(help="total (top K), any_success, or your own as pkg.module:name: (actions, means) [..., N] → rewards [...].")
+    ] = "total",
+    clients: Annotated[int, typer.Option(help="An outcome is the mean of so many Bernoulli draws: 1 in the theory.")] = 1,
+    lipschitz: Annotated[float, typer.Option(help="L of the reward's continuity, in the bound.")] = 1.0,
+    universal: Annotated[float, typer.Option(help="U of the bound: the paper does not give it.")] = 1.0,
+    epsilon: Annotated[float | None, typer.Option(help="ε of the bound; default: what makes it smallest.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Regret of Thompson sampling (TSAdj) against CUCB, greedy and random on the bandit of the theory, and the theorem's bound."""
+    from fedrts import regret as files
+    from fedrts.bandit.study import Settings
+
+    own = files.read_means(means) if means else None
+    settings = Settings(
+        len(own) if own else arms,
+        pick,
+        steps,
+        tuple(scale or (1.0, 10.0)),
+        repetitions,
+        seed,
+        gap,
+        own,
+        reward,
+        clients,
+        lipschitz,
+        universal,
+        epsilon,
+    )
+    files.check_out(out)
+    found = _watched(settings, quiet)
+    written = files.write(found, out)
+    if quiet:
+        return
+    print_table(files.rows(found, brief=True), False)
+    print("\n".join(files.words(found)))
+    print(f"{found.seconds:.1f} s; wrote {', '.join(map(str, written))}")
+
+
+def _watched(settings: Settings, quiet: bool) -> Study:
+    """The study, with a bar for each policy; Ctrl-C ends it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from fedrts.bandit.study import names, study
+
+    console = Console(stderr=True)
+    try:
+        with Progress(console=console, disable=quiet or not console.is_terminal) as progress:
+            bars = {name: progress.add_task(name, total=settings.steps) for name in names(settings)}
+            return study(settings, lambda name, step: progress.update(bars[name], completed=step))
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,104 @@
+"""A model as an ONNX file, held against the module before it is handed out."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedrts.errors import InputError, optional
+
+TOLERANCE = 1e-4
+"""Largest difference of an output, as a share of max(1, largest output)."""
+
+
+def onnx_bytes(module: nn.Module, inputs: Tensor) -> bytes:
+    """ONNX of `module` (in evaluation mode) for inputs like `inputs [batch, …]`, with free batch size and, for tokens, length.
+
+    Parameters keep their names and their bits, zeros included; the graph is not rewritten (runtimes do that on loading). onnxruntime
+    must give the module's outputs on `inputs`, on one row and, for tokens, on half their length: otherwise this is an error.
+    """
+    for name in ("onnxscript", "onnxruntime"):
+        optional(name, "onnx")
+    module = module.cpu().eval()
+    model = _converted(module, inputs)
+    _check_weights(module, model)
+    content: bytes = model.SerializeToString()
+    tokens = not inputs.is_floating_point()
+    _check_outputs(module, content, [inputs, inputs[:1], *([inputs[:, : max(1, inputs.shape[1] // 2)]] if tokens else [])])
+    return content
+
+
+def _converted(module: nn.Module, inputs: Tensor) -> Any:
+    """The module as an ONNX ModelProto, without the traces of this machine that the exporter leaves in it."""
+    free: dict[int, Any] = {0: torch.export.Dim("batch")}
+    if not inputs.is_floating_point():
+        free[1] = torch.export.Dim("length", max=inputs.shape[1])
+    with _quiet():
+        try:
+            program = torch.onnx.export(
+                module,
+                (torch.cat([inputs, inputs])[:3],),  # of one row the exporter would make a constant
+                dynamo=True,
+                dynamic_shapes=(free,),
+                input_names=["input"],
+                output_names=["output"],
+                optimize=False,
+                verbose=False,
+            )
+        except Exception as error:
+            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise InputError(f"this model cannot be written as ONNX: {reason}; use --format safetensors") from error
+    assert program is not None
+    model = program.model_proto
+    for part in [*model.graph.node, *(node for function in model.functions for node in function.node)]:
+        del part.metadata_props[:]  # stack traces with paths
+    return model
+
+
+def _check_weights(module: nn.Module, model: Any) -> None:
+    """Is every parameter in the file as it is in the module? Tied ones stand there once."""
+    to_array = optional("onnx.numpy_helper", "onnx").to_array
+    written = {entry.name: to_array(entry) for entry in model.graph.initializer}
+    names: dict[Tensor, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    for tensor, called in names.items():
+        if not any(name in written and np.array_equal(written[name], tensor.detach().numpy()) for name in called):
+            raise InputError(f"the ONNX exporter changed the parameter {called[0]}: use --format safetensors")
+
+
+def _check_outputs(module: nn.Module, content: bytes, batches: list[Tensor]) -> None:
+    """Does onnxruntime compute what the module computes?"""
+    runtime = optional("onnxruntime", "onnx")
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    for batch in batches:
+        with torch.no_grad():
+            wanted = module(batch).numpy()
+        (given,) = session.run(None, {"input": batch.numpy()})
+        difference = float(np.abs(given - wanted).max()) if given.shape == wanted.shape else float("inf")
+        if not difference <= TOLERANCE * max(1.0, float(np.abs(wanted).max())):
+            raise InputError(
+                f"the ONNX file disagrees with the model by {difference:.3g} on inputs of shape {list(batch.shape)}: nothing was written; "
+                "use --format safetensors"
+            )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks about packages that are not needed and functions of its own."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,96 @@
+"""What a report says, from the runs that were found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from fedrts.report import people, progress, tables, topology
+from fedrts.report.format import cell, text
+from fedrts.report.model import Chapter, Figure, Report, Section, Table
+from fedrts.report.quantities import Metric, last_ten, metric_of, over
+from fedrts.report.read import Found, Run
+from fedrts.report.settings import Problem, grouped
+from fedrts.tally import EXCUSED
+
+
+def compose(found: Found) -> Report:
+    """The whole report."""
+    problems, repeats = grouped(found.runs)
+    chapters = [_chapter(problem) for problem in problems]
+    settings = sum(len(problem.settings) for problem in problems)
+    title = problems[0].title if len(problems) == 1 else f"{len(problems)} pairs of data and model"
+    text = f"{_count(sum(len(problem.runs) for problem in problems), 'run')}, {_count(settings, 'setting')}"
+    return Report(title, text, [*found.problems, *repeats, *failures(found.runs)], chapters)
+
+
+def failures(runs: Iterable[Run]) -> list[str]:
+    """A line for every unfinished run and for every reason why replies were rejected."""
+    found = []
+    for run in runs:
+        if not run.finished:
+            found.append(f"{run.path}: unfinished after {run.played} of {run.settings['rounds']} rounds; fedrts resume {run.path}")
+        reasons = Counter(str(entry["reason"]) for line in run.history for entry in line["rejected"])
+        rejected = {reason: count for reason, count in reasons.items() if reason not in EXCUSED}
+        if rejected:
+            what = "; ".join(f"{count} × {reason}" for reason, count in sorted(rejected.items(), key=lambda entry: -entry[1])[:3])
+            found.append(f"{run.path}: {_count(sum(rejected.values()), 'rejected reply', 'rejected replies')}: {what}")
+    return found
+
+
+def _chapter(problem: Problem) -> Chapter:
+    metric = metric_of(problem)
+    return Chapter(problem.id, problem.title, headline(problem, metric), _sections(problem, metric))
+
+
+def headline(problem: Problem, metric: Metric) -> str:
+    """The best sparse setting and the best dense one, in a sentence."""
+    ranked = [(found, setting) for setting in problem.finished if (found := over(setting, lambda run: last_ten(run, metric.key)))]
+    ranked.sort(key=lambda pair: pair[0].value, reverse=not metric.lower_is_better)
+    words = []
+    for dense, kind in ((False, "Best sparse setting"), (True, "best dense one")):
+        best = next(((found, setting) for found, setting in ranked if setting.dense == dense), None)
+        if best is not None:
+            ratio = over(best[1], lambda run: run.summary["comm_ratio"] if run.summary else None)
+            sent = f", sending {text(ratio.value, 'percent')} of dense averaging's bytes" if ratio and not dense else ""
+            words.append(f"{kind}: {best[1].label} with {metric.name} {cell(best[0], metric.format)}{sent}")
+    return "; ".join(words) and "; ".join(words)[0].upper() + "; ".join(words)[1:] + " (mean of the last ten rounds)."
+
+
+def _sections(problem: Problem, metric: Metric) -> list[Section]:
+    parts: list[tuple[str, str, str, list[Figure | Table | None]]] = [
+        (
+            "results",
+            "Results",
+            "",
+            [tables.results(problem, metric) if problem.finished else None, *progress.figures(problem, metric)],
+        ),
+        (
+            "cost",
+            "Cost",
+            "Measured bytes are lengths of encoded messages; FLOPs are counted, not felt: dense kernels do the full work.",
+            [tables.cost(problem) if problem.finished else None, tables.to_target(problem, metric)],
+        ),
+        (
+            "topology",
+            "Topology",
+            "Is it stable, where is it dense, and what does the server believe of its links?",
+            [*topology.figures(problem)],
+        ),
+        (
+            "fairness",
+            "Classes and clients",
+            "Pruning can cost minorities more than others: whom does the final model serve how well?",
+            [tables.fairness(problem, metric), *people.figures(problem, metric)],
+        ),
+        ("configuration", "Configuration", "", [*tables.configuration(problem), tables.runs(problem)]),
+    ]
+    return [
+        Section(f"{problem.id}-{name}", title, text, [item for item in items if item is not None])
+        for name, title, text, items in parts
+        if any(item is not None for item in items)
+    ]
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,53 @@
+"""The report as one HTML file that needs nothing else: styles, script and data are inside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup
+
+import fedrts
+from fedrts.report.format import cell, number
+from fedrts.report.model import Point, Report
+
+_SCRIPTS = ("numbers.js", "draw.js", "page.js")
+"""One after the other in one function: later ones use what earlier ones define."""
+
+
+def render(report: Report) -> str:
+    """The file's text."""
+    assets = files("fedrts.report") / "assets"
+    css, page, *scripts = ((assets / name).read_text("utf-8") for name in ("report.css", "report.html.jinja", *_SCRIPTS))
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(page).render(
+        report=report,
+        version=fedrts.__version__,
+        css=Markup(css),
+        js=Markup('(() => {\n"use strict";\n' + "".join(scripts) + "})();"),
+        figures=Markup(inlined({figure.id: plain(figure) for figure in report.figures})),
+        cell=cell,
+        number=number,
+    )
+
+
+def inlined(content: object) -> str:
+    """JSON that may stand inside a script element: nothing in it can close that."""
+    return json.dumps(content, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def plain(content: Any) -> Any:
+    """Figures as JSON: points as short lists, numbers to six digits, what nothing reads left out."""
+    if isinstance(content, Point):
+        return [plain(value) for value in (content.x, content.y, content.error, content.runs)]
+    if is_dataclass(content):
+        return {field.name: plain(getattr(content, field.name)) for field in fields(content) if field.name not in ("id", "caption")}
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        return [plain(value) for value in content]
+    if isinstance(content, float):
+        return int(content) if content.is_integer() else float(f"{content:.6g}")
+    return content

@@ -1,0 +1,173 @@
+"""Figures and tables as plain data: HTML, PNG, CSV and Markdown are all made of these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Format = Literal["number", "percent", "bytes", "flops", "integer", "seconds"]
+Cell = str | float | int | None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is along one side of a figure."""
+
+    title: str
+    format: Format = "number"
+    scale: Literal["linear", "log"] = "linear"
+    zero: bool = False
+    """Begin at 0."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A mean over runs."""
+
+    x: float
+    y: float
+    error: float | None = None
+    """Standard error over seeds; None of a single run."""
+    runs: int = 1
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of points."""
+
+    name: str
+    points: Sequence[Point]
+    hue: int = 0
+    """Chooses colour and marker."""
+    dash: int = 0
+    """Chooses the dash pattern."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Curves, with bands or bars of ± one standard error."""
+
+    id: str
+    title: str
+    caption: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    references: Sequence[tuple[str, float]] = ()
+    """Horizontal lines: (name, y)."""
+    whiskers: bool = False
+    """Errors as bars on points, not as bands."""
+    kind: Literal["lines"] = "lines"
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A matrix in shades; None where there is nothing."""
+
+    id: str
+    title: str
+    caption: str
+    x: Axis
+    y: Axis
+    columns: Sequence[str]
+    rows: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+    format: Format = "number"
+    what: str = "value"
+    """What a shade stands for."""
+    low: float | None = 0.0
+    high: float | None = None
+    """Ends of the shades; None: those of the values."""
+    kind: Literal["heat"] = "heat"
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One bar a row, in parts."""
+
+    id: str
+    title: str
+    caption: str
+    x: Axis
+    rows: Sequence[str]
+    parts: Sequence[tuple[str, Sequence[float]]]
+    """(name, one value a row); a row's bar is their sum."""
+    kind: Literal["bars"] = "bars"
+
+
+Figure = Lines | Heat | Bars
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table."""
+
+    title: str
+    format: Format | Literal["text"] = "text"
+    note: str = ""
+    """What it means, in a few words."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A cell: mean and standard error over seeds."""
+
+    value: float
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells."""
+
+    id: str
+    title: str
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell | Mean]]
+    folded: bool = False
+    """Shown on demand: long, and seldom wanted."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with what belongs under it."""
+
+    id: str
+    title: str
+    text: str = ""
+    items: Sequence[Figure | Table] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """All that is said of one problem."""
+
+    id: str
+    title: str
+    text: str
+    sections: Sequence[Section]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of it."""
+
+    title: str
+    text: str
+    problems: Sequence[str]
+    """Lines about what failed or was left out."""
+    chapters: Sequence[Chapter]
+
+    @property
+    def items(self) -> list[Figure | Table]:
+        return [item for chapter in self.chapters for section in chapter.sections for item in section.items]
+
+    @property
+    def figures(self) -> list[Figure]:
+        return [item for item in self.items if not isinstance(item, Table)]
+
+    @property
+    def tables(self) -> list[Table]:
+        return [item for item in self.items if isinstance(item, Table)]

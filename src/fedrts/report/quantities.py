@@ -1,0 +1,120 @@
+"""Numbers out of runs: means over seeds, curves against what they cost, the last ten rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import TypeVar
+
+from fedrts.report.model import Axis, Format, Mean, Point
+from fedrts.report.read import Line, Run
+from fedrts.report.settings import Problem, Setting
+
+T = TypeVar("T")
+
+MOST_POINTS = 200
+"""Of a curve; a longer one is thinned evenly, its first and last point stay."""
+LAST = 10
+
+
+@dataclass(frozen=True)
+class Metric:
+    """By what models of a problem are judged."""
+
+    key: str
+    name: str
+    format: Format
+    lower_is_better: bool = False
+
+    def axis(self, values: Sequence[float] = ()) -> Axis:
+        if not self.lower_is_better:
+            return Axis(f"test {self.name}", "percent")
+        wide = bool(values) and min(values) > 0 and max(values) > 10 * min(values)
+        return Axis(f"test {self.name}", "number", "log" if wide else "linear")
+
+
+ACCURACY = Metric("accuracy", "accuracy", "percent")
+PERPLEXITY = Metric("perplexity", "perplexity", "number", lower_is_better=True)
+
+
+def metric_of(problem: Problem) -> Metric:
+    """Perplexity for language, otherwise accuracy."""
+    return PERPLEXITY if any(run.is_language for run in problem.runs) else ACCURACY
+
+
+def mean(values: Sequence[float]) -> Mean | None:
+    """Mean and standard error (of one value: no error)."""
+    if not values:
+        return None
+    return Mean(fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None)
+
+
+def over(setting: Setting, of: Callable[[Run], float | None]) -> Mean | None:
+    """A quantity's mean over the runs of a setting that have it."""
+    return mean([value for run in setting.runs if (value := of(run)) is not None])
+
+
+def last_ten(run: Run, key: str) -> float | None:
+    """The mean over the evaluations of the last ten rounds."""
+    values = [line[key] for line in run.history[-LAST:] if line.get(key) is not None]
+    return fmean(values) if values else None
+
+
+def by_round(line: Line, sums: dict[str, float]) -> float:
+    """Rounds played."""
+    return float(line["round"] + 1)
+
+
+def by_bytes(line: Line, sums: dict[str, float]) -> float:
+    """Bytes sent so far."""
+    return sums["bytes"]
+
+
+def by_flops(line: Line, sums: dict[str, float]) -> float:
+    """FLOPs spent so far."""
+    return sums["flops"]
+
+
+Along = Callable[[Line, dict[str, float]], float]
+
+
+def curve(setting: Setting, value: Callable[[Line], float | None], along: Along = by_round) -> list[Point]:
+    """Means over a setting's runs at every round in which one of them has a value; x is a mean, too."""
+    at: dict[int, list[tuple[float, float]]] = {}
+    for run in setting.runs:
+        sums = {"bytes": 0.0, "flops": 0.0}
+        for line in run.history:
+            sums["bytes"] += line["upload_bytes"] + line["download_bytes"]
+            sums["flops"] += line["flops"]
+            y = value(line)
+            if y is not None and line["round"] >= 0:
+                at.setdefault(line["round"], []).append((along(line, sums), float(y)))
+    return [averaged(at[index]) for index in thinned(sorted(at))]
+
+
+def averaged(pairs: Sequence[tuple[float, float]]) -> Point:
+    """The point at the mean of (x, y) over runs."""
+    made = mean([y for _, y in pairs])
+    assert made is not None, "there is at least one run"
+    return Point(sum(x for x, _ in pairs) / len(pairs), made.value, made.error, len(pairs))
+
+
+def thinned(entries: Sequence[T], most: int = MOST_POINTS) -> list[T]:
+    """At most so many of the entries, evenly taken; the first and the last stay."""
+    if len(entries) <= most:
+        return list(entries)
+    return [entries[round(place * (len(entries) - 1) / (most - 1))] for place in range(most)]
+
+
+def worst_decile(values: Sequence[float], lower_is_better: bool = False) -> float:
+    """The mean of the worst tenth (rounded up) of the values."""
+    ordered = sorted(values, reverse=lower_is_better)
+    return fmean(ordered[: math.ceil(len(ordered) / 10)])
+
+
+def spread(values: Sequence[float]) -> float:
+    """The standard deviation of the values as a whole population."""
+    middle = fmean(values)
+    return math.sqrt(fmean((value - middle) ** 2 for value in values))

@@ -1,0 +1,162 @@
+"""Run folders as plain structures: what the report is made of."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from fedrts import methods
+from fedrts.comparison.record import FILE as COMPARISON
+from fedrts.config import flat
+from fedrts.errors import InputError
+from fedrts.folder import RunFolder
+from fedrts.report import schema
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder."""
+
+    path: str
+    settings: Mapping[str, Any]
+    """The experiment, flat: `table.key` → value; the density of a dense method is 1."""
+    versions: Mapping[str, Any]
+    dense: bool
+    history: Sequence[Line]
+    topology: Sequence[Line] = ()
+    clients: Sequence[Line] = ()
+    summary: Mapping[str, Any] | None = None
+    """None: unfinished."""
+    fairness: Mapping[str, Any] | None = None
+    links: Mapping[str, int] = field(default_factory=dict)
+    """Links of every prunable layer, active or not; of a finished run."""
+
+    @property
+    def finished(self) -> bool:
+        return self.summary is not None
+
+    @property
+    def seed(self) -> int:
+        return int(self.settings["seed"])
+
+    @property
+    def method(self) -> str:
+        return str(self.settings["method"])
+
+    @property
+    def played(self) -> int:
+        """Rounds that are over."""
+        return sum(line["round"] >= 0 for line in self.history)
+
+    @property
+    def is_language(self) -> bool:
+        return any(line.get("perplexity") is not None for line in self.history)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What there is in the given folders."""
+
+    runs: Sequence[Run]
+    problems: Sequence[str] = field(default_factory=tuple)
+    """One line each: folders that could not be read, cells that failed."""
+
+
+def find(paths: Iterable[Path]) -> Found:
+    """All runs in and below `paths`, in the order of their names; what is damaged becomes a line of `problems`."""
+    runs: list[Run] = []
+    problems: list[str] = []
+    folders: dict[Path, None] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise InputError(f"there is no folder {path}")
+        below = sorted(file.parent for file in path.rglob("experiment.toml"))
+        if not below:
+            problems.append(f"{path}: no run folder in it (none has an experiment.toml)")
+        folders |= dict.fromkeys(folder for folder in below if not _is_private(folder.relative_to(path)) and not _is_trial(folder))
+        try:
+            problems += _failed_cells(path)
+        except InputError as error:
+            problems.append(str(error))
+    for folder in folders:
+        try:
+            runs.append(read(folder))
+        except (InputError, OSError) as error:
+            problems.append(f"{folder}: left out: {' '.join(str(error).split())}")
+    return Found(runs, problems)
+
+
+def read(path: Path) -> Run:
+    """The run in a folder, finished or not."""
+    folder = RunFolder(path)
+    try:
+        settings = tomllib.loads(folder.experiment_file().read_text("utf-8"))
+    except ValueError as error:
+        raise InputError(f"experiment.toml is damaged: {error}") from error
+    versions = settings.pop("versions", {})
+    schema.check(schema.Experiment, settings, "experiment.toml")
+    summary, history, topology = folder.summary(), folder.history(), folder.topology()
+    clients, fairness = _json(path / "clients.json"), _json(path / "fairness.json")
+    schema.check(schema.Summary | None, summary, "summary.json")
+    schema.check(list[schema.HistoryLine], history, "history.jsonl")
+    schema.check(list[schema.TopologyLine], topology, "topology.jsonl")
+    schema.check(list[schema.Client] | None, clients, "clients.json")
+    schema.check(schema.Fairness | None, fairness, "fairness.json")
+    dense = _is_dense(settings["method"], summary)
+    keys = {**flat(settings), "density": 1.0 if dense else settings["density"]}
+    return Run(str(path), keys, versions, dense, history, topology, clients or [], summary, fairness, _links(path / "masks.safetensors"))
+
+
+def _is_dense(method: str, summary: Mapping[str, Any] | None) -> bool:
+    """By the catalogue, or, for a method that is not here, by what the run came to."""
+    try:
+        return methods.get(method).dense
+    except InputError:
+        return summary is not None and float(summary["density"]) == 1.0
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes()) if file.exists() else None
+    except ValueError as error:
+        raise InputError(f"{file.name} is damaged: {error}") from error
+
+
+def _links(file: Path) -> dict[str, int]:
+    """Sizes of the masks; only the file's header is read."""
+    if not file.exists():
+        return {}
+    try:
+        with safe_open(file, "numpy") as masks:
+            return {name: math.prod(masks.get_slice(name).get_shape()) for name in masks.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise InputError(f"{file.name} is damaged: {error}") from error
+
+
+def _is_private(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _is_trial(folder: Path) -> bool:
+    """Is this one of the short runs by which a comparison chose its learning rates?"""
+    return any(parent.name == "tuning" and (parent.parent / COMPARISON).exists() for parent in folder.parents)
+
+
+def _failed_cells(path: Path) -> list[str]:
+    """What comparisons in and below this folder say of cells that failed."""
+    found = []
+    for file in sorted(path.rglob("failures.json")):
+        if (file.parent / COMPARISON).exists():
+            cells = _json(file)
+            schema.check(dict[str, schema.Failure], cells, str(file))
+            found += [f"{file.parent}: cell {name} failed: {' '.join(entry['reason'].split())}" for name, entry in cells.items()]
+    return found

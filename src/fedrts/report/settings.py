@@ -1,0 +1,177 @@
+"""Which runs belong together: problems (data and model), in them settings (all keys but the seed), named by what differs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from fedrts.report.read import Run
+
+_SAME_RESULT = {"seed", "out", "device", "engine.name", "engine.slots", "checkpoint.every", "eval.fairness", "eval.batch_size"}
+"""Keys that tell no setting from another."""
+_OWN = "method_options."
+"""Options of a method are compared among its own runs alone."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in their seed alone."""
+
+    label: str
+    """What tells it from the others of its problem."""
+    without_density: str
+    runs: Sequence[Run]
+    hue: int
+    dash: int
+    finished: bool
+
+    @property
+    def method(self) -> str:
+        return self.runs[0].method
+
+    @property
+    def dense(self) -> bool:
+        return self.runs[0].dense
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A data set and a model."""
+
+    id: str
+    title: str
+    settings: Sequence[Setting]
+
+    @property
+    def finished(self) -> list[Setting]:
+        return [setting for setting in self.settings if setting.finished]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for setting in self.settings for run in setting.runs]
+
+
+def grouped(runs: Sequence[Run]) -> tuple[list[Problem], list[str]]:
+    """The problems, and a line for every run that repeats another's setting and seed: only the first counts."""
+    first: dict[str, Run] = {}
+    repeats = []
+    for run in runs:
+        key = _text(
+            {**_compared(run), "seed": run.seed, "finished": run.finished, "data": run.settings["data"], "model": run.settings["model"]}
+        )
+        if first.setdefault(key, run) is not run:
+            repeats.append(f"{run.path}: left out, it repeats {first[key].path} (same setting and seed)")
+    by_problem: dict[tuple[str, str], list[Run]] = {}
+    for run in first.values():
+        by_problem.setdefault((str(run.settings["data"]), str(run.settings["model"])), []).append(run)
+    problems: list[Problem] = []
+    for number, ((data, model), members) in enumerate(by_problem.items()):
+        slug = re.sub(r"[^a-z0-9]+", "-", f"{short(data)}-{short(model)}".lower()).strip("-")
+        taken = any(problem.id == slug for problem in problems)
+        problems.append(Problem(f"{slug}-{number}" if taken else slug, f"{short(data)} · {short(model)}", _settings(members)))
+    return problems, repeats
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The keys in which runs of one problem differ, the method first, then the density."""
+    keys = sorted({key for run in runs for key in _compared(run)})
+    found = [key for key in keys if _differs(key, runs)]
+    order = {"method": 0, "density": 1}
+    return sorted(found, key=lambda key: (order.get(key, 2), key.startswith(_OWN), key))
+
+
+def common(runs: Sequence[Run]) -> dict[str, Any]:
+    """The keys that all runs share, with their values."""
+    shared = set.intersection(*(set(run.settings) for run in runs))
+    first = runs[0].settings
+    return {key: first[key] for key in first if key in shared and all(run.settings[key] == first[key] for run in runs)}
+
+
+def unlikeness(run: Run, other: Run) -> int:
+    """In how many keys two runs differ, those of the method aside."""
+    mine, theirs = (
+        {k: v for k, v in _compared(one).items() if k not in ("method", "density") and not k.startswith(_OWN)} for one in (run, other)
+    )
+    return sum(mine.get(key) != theirs.get(key) for key in mine.keys() | theirs.keys())
+
+
+def short(name: str) -> str:
+    """A name without the path before it: of an import path, a file, a folder."""
+    tail = name.rpartition(":")[2]
+    return PurePath(tail).stem if tail != name or "/" in tail else name
+
+
+def shown(value: object) -> str:
+    """A setting's value for people."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _settings(runs: Sequence[Run]) -> list[Setting]:
+    keys = differing(runs)
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_text({**_compared(run), "finished": run.finished}), []).append(run)
+    ordered = sorted(groups.values(), key=lambda group: _rank(group[0], keys))
+    several = "method" in keys
+    hues = {
+        text: number for number, text in enumerate(dict.fromkeys(run[0].method if several else _text(_compared(run[0])) for run in ordered))
+    }
+    rests = list(dict.fromkeys(_named(group[0], [key for key in keys if key != "method"]) for group in ordered if not group[0].dense))
+    made = []
+    for group in ordered:
+        run = group[0]
+        rest = _named(run, [key for key in keys if key != "method"])
+        suffix = "" if run.finished else " (unfinished)"
+        made.append(
+            Setting(
+                (_named(run, keys) or short(run.method)) + suffix,
+                (_named(run, [key for key in keys if key != "density"]) or short(run.method)) + suffix,
+                sorted(group, key=lambda run: run.seed),
+                hues[run.method if several else _text(_compared(run))],
+                rests.index(rest) if several and rest in rests else 0,
+                run.finished,
+            )
+        )
+    return made
+
+
+def _named(run: Run, keys: Iterable[str]) -> str:
+    """`method density · key=value …`, of these keys."""
+    values = _compared(run)
+    words = []
+    for key in keys:
+        if key not in values or (key == "density" and run.dense):
+            continue
+        value = shown(values[key])
+        words.append(short(value) if key == "method" else f"d={value}" if key == "density" else f"{key.rpartition('.')[2]}={value}")
+    return " ".join(words)
+
+
+def _rank(run: Run, keys: Sequence[str]) -> tuple[object, ...]:
+    """Dense methods first, then by method, from dense to sparse."""
+    others = [_text({"value": run.settings.get(key)}) for key in keys if key not in ("method", "density")]
+    return (not run.dense, run.method, -float(run.settings["density"]), others, not run.finished)
+
+
+def _differs(key: str, runs: Sequence[Run]) -> bool:
+    if key.startswith(_OWN):
+        by_method: dict[str, set[str]] = {}
+        for run in runs:
+            by_method.setdefault(run.method, set()).add(_text({"value": run.settings.get(key)}))
+        return any(len(values) > 1 for values in by_method.values())
+    considered = [run for run in runs if not run.dense] if key == "density" else runs
+    return len({_text({"value": run.settings.get(key)}) for run in considered}) > 1
+
+
+def _compared(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in run.settings.items() if key not in _SAME_RESULT and key not in ("data", "model")}
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True, default=str)

@@ -1,0 +1,189 @@
+"""Tables: results, cost, cost to target, fairness, configuration, runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from fedrts.comparison.target import Point, cost_to_target
+from fedrts.report.model import Cell, Column, Mean, Table
+from fedrts.report.people import class_values, client_values
+from fedrts.report.quantities import ACCURACY, Metric, last_ten, mean, over, spread, worst_decile
+from fedrts.report.read import Run
+from fedrts.report.settings import Problem, Setting, common, differing, shown, unlikeness
+from fedrts.tally import EXCUSED
+
+Row = list[Cell | Mean]
+_FOLDED = 12
+"""Runs from which on their table is folded."""
+
+
+def results(problem: Problem, metric: Metric) -> Table:
+    """How good every setting became."""
+    columns = [
+        Column("setting"),
+        Column("runs", "integer", "seeds"),
+        Column("density", "percent", "active and dense parameters over all"),
+        *([Column("perplexity", "number", "mean of the last ten rounds")] if metric.lower_is_better else []),
+        Column("accuracy", "percent", "on the test set, mean of the last ten rounds"),
+        Column("best", "percent", "best evaluation; chosen on the validation split where there is one"),
+        Column("loss", "number", "of the final model on the test set"),
+    ]
+    rows = []
+    for setting in problem.finished:
+        row: Row = [setting.label, len(setting.runs), _without_error(over(setting, _summed("density")))]
+        if metric.lower_is_better:
+            row.append(over(setting, lambda run: last_ten(run, metric.key)))
+        rows.append(
+            [*row, over(setting, _summed("accuracy_last10")), over(setting, _summed("best_accuracy")), over(setting, _summed("loss"))]
+        )
+    return Table(f"{problem.id}-results", "How good models became", "On the test set; mean ± standard error over seeds.", columns, rows)
+
+
+def cost(problem: Problem) -> Table:
+    """What every setting spent."""
+    columns = [
+        Column("setting"),
+        Column("up", "bytes", "sent by all clients over the run, as encoded"),
+        Column("down", "bytes", "sent to all clients over the run, as encoded"),
+        Column("of dense", "percent", "bytes over those of dense averaging with the same messages"),
+        Column("paper, outer round", "bytes", "the paper's accounting: one client, one outer round, both ways"),
+        Column("FLOPs", "flops", "of training, all clients, counted from layer densities"),
+        Column("time", "seconds", "of the simulation"),
+        Column("samples/s", "integer", "trained on, in the simulation"),
+    ]
+    keys = ("upload_bytes", "download_bytes", "comm_ratio", "paper_comm_mb", "flops", "seconds", "samples_per_second")
+    rows: list[Row] = []
+    for setting in problem.finished:
+        cells = [over(setting, _summed(key)) for key in keys]
+        cells[3] = cells[3] and Mean(cells[3].value * 1e6)
+        rows.append([setting.label, *cells])
+    return Table(f"{problem.id}-cost", "What whole runs cost", "Mean ± standard error over seeds.", columns, rows)
+
+
+def to_target(problem: Problem, metric: Metric) -> Table | None:
+    """What it takes to be as good as dense averaging, run by run against the dense run of the same seed."""
+    dense = [run for setting in problem.finished if setting.dense for run in setting.runs]
+    if not dense:
+        return None
+    columns = [
+        Column("setting"),
+        Column("target", metric.format, "the dense run's mean of its last ten rounds"),
+        Column("reached", "text", "runs that reach it, of those with a dense run of their seed"),
+        Column("rounds", "number", "until the 10-round mean reaches it"),
+        Column("sent until then", "bytes", "by and to all clients"),
+        Column("FLOPs until then", "flops", "of training, all clients"),
+    ]
+    rows: list[Row] = []
+    for setting in problem.finished:
+        paired = [(run, target) for run in setting.runs if (target := _target(run, dense, metric)) is not None]
+        if not paired:
+            continue
+        costs = [cost_to_target(run.history, target, key=metric.key, lower_is_better=metric.lower_is_better) for run, target in paired]
+        there = [entry for entry in costs if entry is not None]
+        reached = f"{len(there)} of {len(paired)}" if there else "not reached"
+        spent: list[Callable[[Point], float]] = [lambda entry: entry.round + 1, lambda entry: entry.bytes, lambda entry: entry.flops]
+        rows.append(
+            [setting.label, mean([target for _, target in paired]), reached, *(mean([of(entry) for entry in there]) for of in spent)]
+        )
+    caption = (
+        "Until the mean over ten rounds is as good as that of dense averaging with the same data, model and seed at its end. "
+        "Means are over the runs that reach it."
+    )
+    return Table(f"{problem.id}-target", "Cost to target", caption, columns, rows)
+
+
+def _target(run: Run, dense: Sequence[Run], metric: Metric) -> float | None:
+    """What dense averaging came to with this run's seed: of the dense runs most like it, the one that sends most (nothing is quantised)."""
+    peers = [other for other in dense if other.seed == run.seed]
+    if not peers:
+        return None
+    best = min(peers, key=lambda other: (unlikeness(run, other), -float((other.summary or {})["comm_ratio"])))
+    return last_ten(best, metric.key)
+
+
+def fairness(problem: Problem, metric: Metric) -> Table | None:
+    """How unequally a model serves classes and clients."""
+    judged = [setting for setting in problem.finished if any(client_values(run, metric) for run in setting.runs)]
+    if not judged:
+        return None
+    by_class = any(class_values(run) for setting in judged for run in setting.runs)
+    columns = [
+        Column("setting"),
+        Column("clients' mean", metric.format, "of every client's value on its own data, unweighted"),
+        Column("worst decile", metric.format, "mean over the tenth of the clients served worst"),
+        Column("spread", metric.format, "standard deviation over clients"),
+    ]
+    if by_class:
+        columns += [
+            Column("worst decile, expected", "percent", "the same of test accuracy weighted by each client's labels"),
+            Column("spread, expected", "percent", "its standard deviation over clients"),
+            Column("worst class", "percent", "test accuracy of the class served worst"),
+            Column("which", "text", "that class, by seed"),
+            Column("spread over classes", "percent", "standard deviation of test accuracy over classes"),
+        ]
+    rows = [_fairness_row(setting, metric, by_class) for setting in judged]
+    return Table(f"{problem.id}-fairness", "Fairness", "Of the final model; mean ± standard error over seeds.", columns, rows)
+
+
+def _fairness_row(setting: Setting, metric: Metric, by_class: bool) -> Row:
+    def of(statistic: Callable[[Sequence[float]], float], key: str | None = None) -> Mean | None:
+        return over(setting, lambda run: statistic(values) if (values := client_values(run, metric, key)) else None)
+
+    row: Row = [setting.label, of(fmean), of(lambda values: worst_decile(values, metric.lower_is_better)), of(spread)]
+    if by_class:
+        classes = [found for run in setting.runs if (found := class_values(run))]
+        worst = ", ".join(str(min(found, key=lambda label: found[label])) for found in classes)
+        row += [of(worst_decile, "expected_accuracy"), of(spread, "expected_accuracy")]
+        row += [mean([min(found.values()) for found in classes]), worst, mean([spread(list(found.values())) for found in classes])]
+    return row
+
+
+def configuration(problem: Problem) -> list[Table]:
+    """What differs between the settings, and what they share."""
+    keys = differing(problem.runs)
+    found = []
+    if keys and len(problem.settings) > 1:
+        rows: list[Row] = [
+            [setting.label, *(shown(setting.runs[0].settings.get(key, "–")) for key in keys)] for setting in problem.settings
+        ]
+        caption = "The keys in which the settings differ; – where a method has no such option."
+        found.append(Table(f"{problem.id}-differs", "What differs", caption, [Column("setting"), *(Column(key) for key in keys)], rows))
+    same: list[Row] = [[key, shown(value)] for key, value in common(problem.runs).items() if key not in ("seed", "out")]
+    found.append(
+        Table(
+            f"{problem.id}-common", "What is common", "The keys that all runs share.", [Column("key"), Column("value")], same, folded=True
+        )
+    )
+    return found
+
+
+def runs(problem: Problem) -> Table:
+    """Every run folder."""
+    columns = [
+        Column("folder"),
+        Column("setting"),
+        Column("seed", "integer"),
+        Column("state"),
+        Column("accuracy", "percent", "mean of the last ten rounds so far"),
+        Column("rejected", "integer", "replies that did not count, drop-outs and late ones aside"),
+        Column("missing", "integer", "replies that dropped out or came late"),
+        Column("version", "text", "of fedrts, torch"),
+    ]
+    rows: list[Row] = []
+    for setting in problem.settings:
+        for run in setting.runs:
+            state = "finished" if run.finished else f"round {run.played} of {run.settings['rounds']}"
+            reasons = [entry["reason"] for line in run.history for entry in line["rejected"]]
+            excused = sum(reason in EXCUSED for reason in reasons)
+            version = ", ".join(str(run.versions[name]) for name in ("fedrts", "torch") if name in run.versions)
+            rows.append([run.path, setting.label, run.seed, state, last_ten(run, ACCURACY.key), len(reasons) - excused, excused, version])
+    return Table(f"{problem.id}-runs", "Runs", "One line a run folder.", columns, rows, folded=len(rows) > _FOLDED)
+
+
+def _without_error(found: Mean | None) -> float | None:
+    return found.value if found else None
+
+
+def _summed(key: str) -> Callable[[Run], float | None]:
+    return lambda run: run.summary.get(key) if run.summary else None

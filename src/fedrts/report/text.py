@@ -1,0 +1,92 @@
+"""The report as CSV and Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+from fedrts.report.format import cell
+from fedrts.report.model import Bars, Cell, Figure, Heat, Mean, Report, Table
+
+FILES = "report"
+"""The folder beside report.html with pictures and CSV files."""
+
+
+def table_csv(table: Table) -> str:
+    """Plain numbers; a mean takes two columns, the second for its standard error."""
+    with_error = [any(isinstance(row[place], Mean) for row in table.rows) for place in range(len(table.columns))]
+    head = [
+        name
+        for column, more in zip(table.columns, with_error, strict=True)
+        for name in ([column.title, f"{column.title} ±"] if more else [column.title])
+    ]
+    rows = [[part for value, more in zip(row, with_error, strict=True) for part in _plain(value, more)] for row in table.rows]
+    return _csv([head, *rows])
+
+
+def figure_csv(figure: Figure) -> str:
+    """Tidy: one line a value."""
+    lines: list[list[Cell]]
+    if isinstance(figure, Heat):
+        lines = [
+            [name, column, value]
+            for name, row in zip(figure.rows, figure.values, strict=True)
+            for column, value in zip(figure.columns, row, strict=True)
+        ]
+        return _csv([[figure.y.title, figure.x.title, figure.what], *lines])
+    if isinstance(figure, Bars):
+        head, rows = ["row", "part", figure.x.title], zip(figure.rows, *(values for _, values in figure.parts), strict=True)
+        names = [name for name, _ in figure.parts]
+        return _csv([head, *([row, name, value] for row, *values in rows for name, value in zip(names, values, strict=True))])
+    lines = [[series.name, point.x, point.y, point.error, point.runs] for series in figure.series for point in series.points]
+    lines += [[name, None, value, None, None] for name, value in figure.references]
+    return _csv([["series", figure.x.title, figure.y.title, "standard error", "runs"], *lines])
+
+
+def markdown(report: Report, pictures: bool) -> str:
+    """The whole report; `pictures`: with links to the PNG files."""
+    lines = [f"# {report.title}", "", report.text, "", "## Failures", ""]
+    lines += [f"- {_escaped(line)}" for line in report.problems] or [
+        "None: every run is finished, no reply was rejected, nothing was left out."
+    ]
+    for chapter in report.chapters:
+        lines += ["", f"## {_escaped(chapter.title)}", "", _escaped(chapter.text)]
+        for section in chapter.sections:
+            lines += ["", f"### {section.title}", *(["", section.text] if section.text else [])]
+            for item in section.items:
+                lines += ["", f"#### {_escaped(item.title)}", "", _escaped(item.caption), ""]
+                lines += table_lines(item) if isinstance(item, Table) else _figure_lines(item, pictures)
+    return "\n".join(lines) + "\n"
+
+
+def table_lines(table: Table) -> list[str]:
+    """A Markdown table, and what its columns mean."""
+    sides = ["---" if column.format == "text" else "---:" for column in table.columns]
+    rows = [[column.title for column in table.columns], sides]
+    rows += [[cell(value, column.format) for value, column in zip(row, table.columns, strict=True)] for row in table.rows]
+    notes = [f"*{column.title}*: {column.note}" for column in table.columns if column.note]
+    drawn = ["| " + " | ".join(entry if entry in sides else _escaped(entry) for entry in row) + " |" for row in rows]
+    return [*drawn, *(["", "; ".join(notes) + "."] if notes else [])]
+
+
+def _figure_lines(figure: Figure, pictures: bool) -> list[str]:
+    picture = [f"![{figure.title}]({FILES}/{figure.id}.png)", ""] if pictures else []
+    return [*picture, f"[numbers]({FILES}/{figure.id}.csv)"]
+
+
+def _plain(value: Cell | Mean, with_error: bool) -> list[Cell]:
+    if isinstance(value, Mean):
+        return [value.value, value.error]
+    return [value, None] if with_error else [value]
+
+
+def _csv(rows: Iterable[Sequence[Cell]]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    return buffer.getvalue()
+
+
+def _escaped(words: str) -> str:
+    """Text that Markdown leaves as it is."""
+    return words.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

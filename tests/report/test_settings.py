@@ -1,0 +1,92 @@
+"""Runs are put together and named by what differs."""
+
+from pathlib import Path
+
+from fedrts.report.read import find
+from fedrts.report.settings import common, differing, grouped, short, unlikeness
+from handmade import write
+
+
+def problems(tmp_path, *runs):
+    for number, run in enumerate(runs):
+        write(tmp_path / f"{number:03}", **{"accuracies": [0.1, 0.2], **run})
+    return grouped(find([tmp_path]).runs)
+
+
+def labels(tmp_path, *runs):
+    (problem,), _ = problems(tmp_path, *runs)
+    return [setting.label for setting in problem.settings]
+
+
+def test_one_setting_is_named_by_its_method(tmp_path):
+    assert labels(tmp_path, {"seed": 0}, {"seed": 1}) == ["fedrts"]
+
+
+def test_methods_and_densities_from_dense_to_sparse(tmp_path):
+    runs = [{"method": method, "density": density} for method in ("random", "fedrts", "fedavg") for density in (0.1, 0.2)]
+    assert labels(tmp_path, *runs) == ["fedavg", "fedrts d=0.2", "fedrts d=0.1", "random d=0.2", "random d=0.1"]
+
+
+def test_the_density_of_dense_methods_tells_nothing(tmp_path):
+    assert labels(tmp_path, {"method": "fedavg", "density": 0.2}, {"density": 0.3}) == ["fedavg", "fedrts"]
+
+
+def test_only_keys_that_differ_are_named(tmp_path):
+    found = labels(tmp_path, {"clients": {"total": 2, "alpha": 0.5}}, {"clients": {"total": 2, "alpha": 0.1}})
+    assert found == ["alpha=0.1", "alpha=0.5"]
+
+
+def test_a_methods_options_are_compared_with_its_own_runs_alone(tmp_path):
+    runs = [{"method_options": {"gamma": 0.5}}, {"method": "random"}, {"method": "fedtiny", "method_options": {"abns": True}}]
+    assert labels(tmp_path / "a", *runs) == ["fedrts", "fedtiny", "random"]
+    found = labels(tmp_path / "b", *runs, {"method_options": {"gamma": 0.9}})
+    assert found == ["fedrts gamma=0.5", "fedrts gamma=0.9", "fedtiny", "random"]
+
+
+def test_engine_device_and_folder_are_no_settings(tmp_path):
+    runs = [{"seed": 0, "device": "cpu", "out": "a"}, {"seed": 1, "device": "cuda", "out": "b", "engine": {"name": "batched"}}]
+    assert labels(tmp_path, *runs) == ["fedrts"]
+
+
+def test_a_repeated_seed_counts_once_and_is_said(tmp_path):
+    (problem,), repeats = problems(tmp_path, {"seed": 0}, {"seed": 1}, {"seed": 0})
+    assert [run.seed for run in problem.runs] == [0, 1]
+    assert repeats == [f"{tmp_path / '002'}: left out, it repeats {tmp_path / '000'} (same setting and seed)"]
+
+
+def test_unfinished_runs_stand_apart(tmp_path):
+    (problem,), _ = problems(tmp_path, {"seed": 0}, {"seed": 1, "finished": False})
+    assert [setting.label for setting in problem.settings] == ["fedrts", "fedrts (unfinished)"]
+    assert [setting.label for setting in problem.finished] == ["fedrts"]
+
+
+def test_data_and_model_make_problems(tmp_path):
+    found, _ = problems(tmp_path, {}, {"model": "cnn"}, {"data": "folder:/a/b/photos.d"}, {"data": "pkg.module:rings"})
+    assert {problem.title for problem in found} == {"digits · mlp", "digits · cnn", "photos · mlp", "rings · mlp"}
+    assert len({problem.id for problem in found}) == 4
+
+
+def test_ids_stay_apart_where_names_do_not(tmp_path):
+    found, _ = problems(tmp_path, {"data": "npz:/a/x.npz"}, {"data": "npz:/b/x.npz"})
+    assert len({problem.id for problem in found}) == 2
+
+
+def test_methods_have_a_hue_and_other_keys_a_dash(tmp_path):
+    (problem,), _ = problems(
+        tmp_path, *({"method": m, "density": d} for m in ("fedrts", "random") for d in (0.2, 0.1)), {"method": "fedavg"}
+    )
+    looks = {setting.label: (setting.hue, setting.dash) for setting in problem.settings}
+    assert looks == {"fedavg": (0, 0), "fedrts d=0.2": (1, 0), "fedrts d=0.1": (1, 1), "random d=0.2": (2, 0), "random d=0.1": (2, 1)}
+
+
+def test_what_differs_and_what_is_common(tmp_path):
+    (problem,), _ = problems(tmp_path, {"density": 0.2}, {"density": 0.1, "train": {"lr": 0.5}})
+    assert differing(problem.runs) == ["density", "train.lr"]
+    assert common(problem.runs)["clients.total"] == 2
+    assert "train.lr" not in common(problem.runs)
+    assert unlikeness(*problem.runs) == 1
+
+
+def test_short_names():
+    assert [short(name) for name in ("digits", "npz:/a/b.npz", "pkg.mod:make", "tiny_gpt")] == ["digits", "b", "make", "tiny_gpt"]
+    assert short(str(Path("my") / "model.py")) == "model"

@@ -1,0 +1,83 @@
+"""ONNX files: what onnxruntime computes, that weights keep their bits and zeros, and that a mismatch is never written."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from fedrts import models, onnx_export
+from fedrts.errors import InputError
+
+FAMILIES = {
+    "mlp": ((64,), {}),
+    "cnn": ((1, 8, 8), {}),
+    "resnet18_small": ((3, 32, 32), {}),
+    "shufflenet_v2": ((3, 32, 32), {}),
+    "tiny_gpt": ((16,), {}),
+}
+
+
+def sparse(name):
+    """A model of the zoo with four fifths of its matrices zero and BatchNorm statistics of its own, and inputs."""
+    shape, options = FAMILIES[name]
+    torch.manual_seed(0)
+    module = models.get(name)(shape, 50, **options)
+    inputs = torch.randint(0, 50, (5, *shape)) if name == "tiny_gpt" else torch.randn(5, *shape)
+    with torch.no_grad():
+        module.train()(inputs)
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(torch.rand_like(parameter) < 0.2)
+    return module.eval(), inputs
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp", *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(600)]) for name in FAMILIES if name != "mlp")]
+)
+def test_onnxruntime_computes_what_the_module_computes(name):
+    module, inputs = sparse(name)
+    content = onnx_export.onnx_bytes(module, inputs)
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    for rows in (1, 2, 9):
+        batch = inputs[torch.arange(rows) % len(inputs)]
+        if name == "tiny_gpt":
+            batch = batch[:, :7]
+        with torch.no_grad():
+            wanted = module(batch).numpy()
+        np.testing.assert_allclose(session.run(["output"], {"input": batch.numpy()})[0], wanted, atol=1e-5, rtol=1e-4)
+
+    written = {entry.name: onnx.numpy_helper.to_array(entry) for entry in onnx.load_from_string(content).graph.initializer}
+    for key, parameter in module.named_parameters():
+        value = written.get(key, written.get("lm_head.weight"))  # the embedding is tied to it
+        assert np.array_equal(value, parameter.detach().numpy()), key
+    assert b"site-packages" not in content  # no stack traces
+
+
+def test_what_disagrees_is_refused(monkeypatch):
+    module, inputs = sparse("mlp")
+    converted = onnx_export._converted
+
+    def broken(module, inputs):
+        model = converted(module, inputs)
+        (bias,) = (entry for entry in model.graph.initializer if list(entry.dims) == [50])
+        bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + np.float32(0.01), bias.name))
+        return model
+
+    monkeypatch.setattr(onnx_export, "_converted", broken)
+    with pytest.raises(InputError, match=r"changed the parameter \S*\.bias"):
+        onnx_export.onnx_bytes(module, inputs)
+    monkeypatch.setattr(onnx_export, "_check_weights", lambda module, model: None)
+    with pytest.raises(InputError, match=r"disagrees with the model by 0\.01 on inputs of shape \[5, 64\]"):
+        onnx_export.onnx_bytes(module, inputs)
+
+
+def test_a_model_that_cannot_be_exported_is_one_line():
+    class Peeks(nn.Module):
+        def forward(self, x):
+            return x * 2 if x.sum().item() > 0 else x
+
+    with pytest.raises(InputError, match="cannot be written as ONNX") as caught:
+        onnx_export.onnx_bytes(Peeks(), torch.randn(4, 3))
+    assert len(str(caught.value).splitlines()) == 1
