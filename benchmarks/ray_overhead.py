@@ -36,7 +36,7 @@ from fedrts.sparse.mask import Mask
 from fedrts.tally import Tally
 
 HERE = Path(__file__).resolve().parent
-WARM_UP, ROUNDS, REPEATS, ACTORS = 3, 20, 3, 2
+WARM_UP, ROUNDS, REPEATS, ACTORS = 3, 20, 2, 2
 
 
 def watched(worker: Any) -> None:
