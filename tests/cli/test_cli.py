@@ -76,7 +76,7 @@ def test_experiment_file(run_dir):
     assert content["versions"]["fedrts"] == package.__version__
     assert content["versions"]["torch"] == torch.__version__
     assert (content["rounds"], content["seed"], content["clients"]["total"], content["train"]["epochs"]) == (3, 3, 6, 1)
-    assert (content["model"], content["engine"]["name"], content["topology"]["end"]) == ("mlp", "serial", 1)
+    assert (content["model"], content["engine"]["name"], content["topology"]["end"]) == ("mlp", "batched", 1)
 
 
 def test_history(run_dir):

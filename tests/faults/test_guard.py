@@ -456,8 +456,16 @@ def test_who_misbehaved_is_remembered_over_a_restart(tmp_path, monkeypatch):
             if record.round == 5:
                 raise Stop
 
-    common = {"data": "toy_images", "model": "mlp", "method": "fedrts", "density": 0.5, "rounds": 12, "train": {"epochs": 1}}
-    common |= {"clients": {"total": 5, "per_round": 4, "partition": "iid", "min_size": 1}, "checkpoint": {"every": 1}, "engine": "serial"}
+    common = {
+        "data": "toy_images",
+        "model": "mlp",
+        "method": "fedrts",
+        "density": 0.5,
+        "rounds": 12,
+        "engine": "serial",
+        "train": {"epochs": 1},
+    }
+    common |= {"clients": {"total": 5, "per_round": 4, "partition": "iid", "min_size": 1}, "checkpoint": {"every": 1}}
     whole = fedrts.run(**common, out=str(tmp_path / "whole"))
     with pytest.raises(Stop):
         fedrts.run(**common, out=str(tmp_path / "cut"), observer=Stopper())

@@ -33,7 +33,7 @@ CROWDED = 1e10
 
 @dataclass(frozen=True)
 class Settings:
-    """The table `[engine]` of an experiment."""
+    """What the table `[engine]` of an experiment says of this machine's engines."""
 
     name: Name = "auto"
     kernel: KernelName = "auto"
@@ -47,7 +47,7 @@ class Settings:
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Settings:
-        """Those of the table's keys that concern the choice."""
+        """Of a table that may hold other engines' keys too."""
         return Settings(**{entry.name: table[entry.name] for entry in fields(Settings)})
 
 
