@@ -36,10 +36,12 @@ bench: $(READY)          ## measurements, printed as tables; benchmarks/results 
 	$(BIN)/python benchmarks/agreement.py
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/million.py
+	$(BIN)/python benchmarks/ray_overhead.py
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,flower,images,onnx,plot,tensorboard,text]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,flower,images,onnx,plot,ray,tensorboard,text]"
 	touch $@
 
 clean:

@@ -13,6 +13,7 @@ import argparse
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,13 @@ def main() -> None:
         model = perceptron((1, 8, 8), 10)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         x, y = parts()[int(context.node_config["partition-id"])]
+        began = time.perf_counter()
         local(model, x, y)
-        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
+        metrics = {"num-examples": len(y), "seconds": time.perf_counter() - began}
+        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord(metrics)}
         return Message(content=RecordDict(content), reply_to=message)
 
+    busy: list[float] = []
     laps = Laps("cpu", seconds=options.seconds)
     samples = PER_ROUND * EPOCHS * (len(parts()[0][1]) // BATCH * BATCH)
 
@@ -71,6 +75,7 @@ def main() -> None:
             if failed := [reply for reply in replies if reply.has_error()]:
                 raise RuntimeError(f"{len(failed)} of {len(replies)} clients failed: {failed[0].error.reason}")
             found = super().aggregate_train(server_round, replies)
+            busy.append(sum(float(reply.content["metrics"]["seconds"]) for reply in replies))
             if laps.lap(samples):
                 raise Enough
             return found
@@ -84,7 +89,8 @@ def main() -> None:
         try:
             strategy.start(grid=grid, initial_arrays=ArrayRecord(perceptron((1, 8, 8), 10).state_dict()), num_rounds=10_000)
         except Enough:
-            say({"who": f"Flower {flwr.__version__} simulation", **laps.result()})
+            cores = len(os.sched_getaffinity(0))
+            say({"who": f"Flower {flwr.__version__} simulation", **laps.result(), "training_seconds": busy[laps.warm_up :], "cores": cores})
         except RuntimeError as error:
             say({"error": str(error).partition("\n")[0]})
 

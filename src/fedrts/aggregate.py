@@ -7,7 +7,7 @@ client's weights at once, and hold them until the round is over.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -53,6 +53,17 @@ class Sums:
                 total.sum.add_(payload, alpha=share)
                 total.weight += share
 
+    def merge(self, other: Sums) -> None:
+        """Take in the sums over other clients."""
+        self._clients += other._clients
+        self._samples += other._samples
+        for name, theirs in other._totals.items():
+            ours = self._totals.get(name)
+            sum, weight = (theirs.sum, theirs.weight) if ours is None else (ours.sum + theirs.sum, ours.weight + theirs.weight)
+            self._totals[name] = _Total(sum, theirs.dtype, weight)
+        if self._weights is not None and other._weights is not None:
+            self._weights.merge(other._weights)
+
     def mean(self) -> Means:
         """Weighted means by name, in the type of the contributions (shares in float32)."""
         means = {name: (total.sum / total.weight).to(total.dtype) for name, total in self._totals.items()}
@@ -79,6 +90,10 @@ class Reduction(Protocol):
     """Another way than the mean to make one vector of the clients' weights."""
 
     def add(self, weights: Tensor, weight: int) -> None: ...
+
+    def merge(self, other: Any) -> None:
+        """Take in another one of the same kind, of other clients."""
+        ...
 
     def result(self) -> Tensor: ...
 
@@ -112,6 +127,9 @@ class Clipped:
             update *= self.bound / norm
         self._sums.add({"update": update}, weight)
 
+    def merge(self, other: Clipped) -> None:
+        self._sums.merge(other._sums)
+
     def result(self) -> Tensor:
         return (self.reference + self._sums.mean()["update"]).to(self.reference.dtype)
 
@@ -125,6 +143,9 @@ class Sorted:
 
     def add(self, weights: Tensor, weight: int) -> None:
         self._held.append(weights)
+
+    def merge(self, other: Sorted) -> None:
+        self._held += other._held
 
     def result(self) -> Tensor:
         count = len(self._held)

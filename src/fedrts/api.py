@@ -6,7 +6,7 @@ import contextlib
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from fedrts.checkpoint import Pace, Saved
 from fedrts.config import Experiment
 from fedrts.data.own import federate
 from fedrts.data.partition import SITES
+from fedrts.engines import choice, ray
 from fedrts.errors import InputError
 from fedrts.fairness import judged
 from fedrts.folder import RunFolder, check_versions
@@ -74,6 +75,7 @@ def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None 
     try:
         assembled = assemble(resolved, data_dir)
         check_protection(assembled, assembled.method.begin(assembled.setup))
+        _check_engine(assembled)
     except Exception:  # what shows only now leaves no folder behind that would be in the way of the next try
         folder.discard()
         raise
@@ -125,6 +127,7 @@ def train(
     held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
     assembled = put_together(resolved, model, held, rows, prunable)
     check_protection(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
+    _check_engine(assembled)
     folder = RunFolder(out) if out else None
     if folder is not None and not (resume and (folder.path / "experiment.toml").exists()):
         folder.create(assembled.experiment)
@@ -183,9 +186,20 @@ def _play(
         return _play_rounds(run, folder, saved, observer)
 
 
+def _check_engine(run: Assembled) -> None:
+    """What the engine lacks shows before there is anything to lose."""
+    if run.experiment.engine.name == "ray":
+        ray.require()
+
+
 @contextlib.contextmanager
 def _engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, door: Door | None) -> Iterator[Assembled]:
-    """The run with its engine ready: over Flower there are processes to start, and to end."""
+    """The run with its engine ready: over Ray and Flower there are processes to start, and to end."""
+    if run.experiment.engine.name == "ray":
+        settings = choice.Settings.of(run.experiment.engine.model_dump())
+        with ray.spread(settings, run.bench, run.rows, run.experiment.eval.batch_size) as engine:
+            yield replace(run, plan=replace(run.plan, engine=engine))
+        return
     if run.experiment.engine.name != "flower":
         yield run
         return

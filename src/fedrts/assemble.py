@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from fedrts import config, data, models
 from fedrts.client import LocalTraining, Workbench
 from fedrts.config import Experiment
 from fedrts.data.contract import Data
+from fedrts.data.holdings import Holdings
 from fedrts.data.partition import SITES, divide
-from fedrts.engines import choice
+from fedrts.engines import choice, ray
 from fedrts.errors import InputError, note
 from fedrts.guard import Guard
 from fedrts.initial import load_weights
@@ -43,11 +45,11 @@ class Assembled:
     setup: Setup
     plan: Plan
     data: Data
-    rows: Sequence[Tensor]
+    rows: Holdings
     training: LocalTraining
     bench: Workbench
 
-    @property
+    @cached_property
     def identity(self) -> dict[str, Any]:
         """What a checkpoint belongs to beside the experiment: the model's layout, its layers, and who holds how many samples."""
         held = repr((list(self.plan.samples), self.data.fingerprint))
@@ -55,7 +57,7 @@ class Assembled:
         return {"model": self.layout.fingerprint, "clients": samples, "layers": [entry.name for entry in self.layout.layers]}
 
 
-def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tuple[Data, list[Tensor]]:
+def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tuple[Data, Holdings]:
     """The data of a resolved experiment, and the row numbers of every client."""
     held = data.load(experiment.data, experiment.data_options, data_dir)
     c, key = experiment.clients, random.key(experiment.seed, "partition")
@@ -87,9 +89,10 @@ def build_model(experiment: Experiment, input_shape: tuple[int, ...], classes: i
 
 
 def put_together(
-    experiment: Experiment, module: nn.Module, held: Data, rows: Sequence[Tensor], prunable: Prunable | None = None
+    experiment: Experiment, module: nn.Module, held: Data, parts: Sequence[Tensor], prunable: Prunable | None = None
 ) -> Assembled:
-    """The run of `module` on clients that hold `rows` of `held`."""
+    """The run of `module` on clients that hold the rows `parts` of `held`."""
+    rows = Holdings.of(parts)
     device = torch.device(experiment.device)
     method = config.make_method(experiment)
     module = _started(experiment, method, module).to(device)
@@ -103,7 +106,7 @@ def put_together(
         held.input_shape,
         rng=lambda purpose: random.key(e.seed, "server", -1, purpose),
         module=module,
-        samples=sum(len(part) for part in rows),
+        samples=sum(rows.sizes),
         budget=e.topology.budget,
         layer_density=e.topology.layer_density,
         init_mask=e.topology.init_mask,
@@ -120,26 +123,28 @@ def put_together(
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {held.input_shape}: {reason}") from error
     bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()))
     asked = choice.Settings.of(e.engine.model_dump())
-    if asked.name not in ("serial", "flower") and e.guard.deadline:
+    if asked.name in ("auto", "batched") and e.guard.deadline:
         if asked.name == "batched":
             note("clients run one after the other, not side by side: guard.deadline tells early replies from late ones")
         asked = replace(asked, name="serial")
+    guard = Guard(**e.guard.model_dump())
+    if asked.name == "ray":
+        ray.refuse(guard)
     settings = choice.decided(asked, bench, e.clients.per_round)
     experiment = experiment.model_copy(update={"engine": e.engine.model_copy(update=asdict(settings))})
     engine = choice.make(settings, bench, rows, e.eval.batch_size)
     schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer)
-    sizes = [len(part) for part in rows]
     plan = Plan(
         method,
         engine,
         layout,
         schedule,
         e.rounds,
-        samples=sizes,
+        samples=rows.sizes,
         per_round=e.clients.per_round,
         seed=e.seed,
         eval_every=e.eval.every,
-        guard=Guard(**e.guard.model_dump()),
+        guard=guard,
         value_type=e.wire.value_type,
         dropout=e.clients.dropout,
         optimizer=ServerOptimizer(t.server_optimizer, t.server_lr or 1.0, t.server_momentum, t.server_beta2, t.server_tau),
@@ -149,7 +154,7 @@ def put_together(
 
 def with_samples(run: Assembled, samples: Sequence[int]) -> Assembled:
     """A run whose sites have said how many samples they hold."""
-    rows = [torch.zeros(count, dtype=torch.int64) for count in samples]
+    rows = Holdings.cut(torch.zeros(sum(samples), dtype=torch.int64), samples)
     return replace(run, rows=rows, setup=replace(run.setup, samples=sum(samples)), plan=replace(run.plan, samples=list(samples)))
 
 

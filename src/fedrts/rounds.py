@@ -10,31 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrts.aggregate import Sums, reduction
-from fedrts.client import Failure, Order, Reply
-from fedrts.engines import Engine
+from fedrts.aggregate import Sums
+from fedrts.client import Order
+from fedrts.engines import Adding, Engine
 from fedrts.errors import InputError
-from fedrts.guard import Guard, judge
+from fedrts.guard import Guard
 from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Exchange, Round, State
-from fedrts.phases import each, phase
+from fedrts.phases import phase
 from fedrts.server_optimizer import ServerOptimizer
 from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
+from fedrts.tally import DROPPED, Question, tally
 from fedrts.traffic import Lengths
-from fedrts.wire import codec
-from fedrts.wire.codec import Kind
 from fedrts.wire.quantise import ValueType
 
 ALWAYS_EVALUATED = 10
 """The last rounds of a run, each of which is evaluated."""
-
-DROPPED, LATE, UNREACHABLE = "dropped out", "late", "not reachable"
-EXCUSED = (DROPPED, LATE, UNREACHABLE)
-"""Reasons why a reply is missing that are no rejection."""
 
 _BINS = 20
 
@@ -63,8 +58,8 @@ class Plan:
 
         The set-up is held with round 0's clients.
         """
-        order = sampled(self.seed, index, attempt, len(self.samples))
         asked = self.guard.asked(self.per_round)
+        order = sampled(self.seed, index, attempt, len(self.samples), asked + len(quarantined))
         chosen = [client for client in order if client not in quarantined][:asked]
         return chosen if asked > self.per_round else sorted(chosen)
 
@@ -85,9 +80,9 @@ class Plan:
         return index >= 0 and ((index + 1) % self.eval_every == 0 or index >= self.rounds - ALWAYS_EVALUATED)
 
 
-def sampled(seed: int, index: int, attempt: int, clients: int, count: int | None = None) -> list[int]:
-    """`count` of the clients (default: all) in the order in which a round asks them."""
-    order: list[int] = random.permutation(random.key(seed, "sample", max(index, 0), attempt), clients)[:count].tolist()
+def sampled(seed: int, index: int, attempt: int, clients: int, count: int) -> list[int]:
+    """The first `count` of the clients in the order in which a round asks them."""
+    order: list[int] = random.first(random.key(seed, "sample", max(index, 0), attempt), clients, count).tolist()
     return order
 
 
@@ -188,9 +183,7 @@ def updated(plan: Plan, state: State, order: Order, sums: Sums) -> State:
 def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list[int], ledger: Ledger, record: Record) -> Sums:
     """Send an order to `clients` and sum what may count of their replies; `record.clients` are those that did."""
     samples = {client: plan.samples[client] for client in clients}
-    votes = plan.guard.vote_weights(samples)
     gone = [client for client in clients if plan.drops_out(order.round.index, attempt, client)]
-    missing = dict.fromkeys(gone, DROPPED)
     lengths = Lengths(order.exchange.down, order.sent, order.frame, ledger.traffic.lengths)
     held = {}
     for client in clients:
@@ -198,42 +191,22 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
         record.download_bytes += lengths.download(held[client])
         ledger.traffic.send(client, order.frame.mask)
     order = replace(order, held=held)
-    comparable = order.round.index >= 0 and order.round.exchange == 0  # what dense averaging would have sent too
-    ledger.messages += len(clients) * comparable
-    sums = Sums(reduction(plan.guard, order))
-    frame = order.upload_frame()
-    counted: list[int] = []
-    answered: set[int] = set()
     due = time.monotonic() + plan.guard.deadline if plan.guard.deadline else float("inf")
-    for reply in each("clients", plan.engine.run(order, [client for client in clients if client not in missing])):
-        record.download_bytes += reply.resent
-        if isinstance(reply, Failure) and reply.reason in EXCUSED:
-            missing[reply.client] = reply.reason
-            continue
-        if (reply.at or time.monotonic()) > due:
-            missing |= {client: LATE for client in clients if client not in answered and client not in missing}
-            break
-        answered.add(reply.client)
-        with phase("guard"):
-            rejection = judge(reply, order, plan.guard, samples, counted)
-        if rejection is not None:
-            record.rejected.append({"client": reply.client, "reason": rejection.reason})
-            if rejection.blamed:
-                ledger.strikes.add(reply.client, order.round.index)
-            continue
-        assert isinstance(reply, Reply)  # a failure never counts
-        with phase("sums"):
-            record.upload_bytes += reply.size or codec.size(Kind.UPLOAD, order.exchange.up, reply.message, frame)
-            ledger.messages += comparable
-            record.flops += reply.flops
-            opened = {name: entry.open(reply.message[name], order.opening_frame) for name, entry in order.exchange.up.items()}
-            sums.add(plan.method.contribution(opened, state, order.round), reply.samples, votes[reply.client])
-        counted.append(reply.client)
-        if len(counted) == plan.per_round:
-            break
-    record.rejected += [{"client": client, "reason": reason} for client, reason in missing.items()]
-    record.clients = sorted(counted)
-    return sums
+    asked = [client for client in clients if client not in gone]
+    known = State(state.values, state.mask)  # what clients know too: contributions may be made where they are
+    question = Question(order, known, plan.method, plan.guard, samples, asked, plan.per_round, due)
+    found = plan.engine.tally(question) if isinstance(plan.engine, Adding) else tally(question, plan.engine.run(order, asked))
+    comparable = order.round.index >= 0 and order.round.exchange == 0  # what dense averaging would have sent too
+    ledger.messages += (len(clients) + len(found.counted)) * comparable
+    for client in found.blamed:
+        ledger.strikes.add(client, order.round.index)
+    record.download_bytes += found.resent_bytes
+    record.upload_bytes += found.upload_bytes
+    record.flops += found.flops
+    missing = dict.fromkeys(gone, DROPPED) | found.missing
+    record.rejected += found.rejected + [{"client": client, "reason": reason} for client, reason in missing.items()]
+    record.clients = sorted(found.counted)
+    return found.sums
 
 
 def density(layout: Layout, mask: Mask) -> float:

@@ -17,11 +17,15 @@ from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
 from fedrts.privacy import spent
 from fedrts.sparse.cost import Book
+from fedrts.tally import EXCUSED
 from fedrts.wire.fields import Indices
+
+LISTED = 10_000
+"""Clients at most that clients.json describes: it is for people and plots."""
 
 
 def describe_clients(held: Data, parts: Sequence[Tensor], ours: bool = True) -> list[dict[str, Any]]:
-    """clients.json: what every client holds; of data that is not ours, no labels."""
+    """clients.json: what every client holds (of more than `LISTED`, the first); of data that is not ours, no labels."""
     labels = held.y.cpu()
     return [
         {
@@ -29,7 +33,7 @@ def describe_clients(held: Data, parts: Sequence[Tensor], ours: bool = True) -> 
             "samples": len(rows),
             "labels": torch.bincount(labels[rows.cpu()], minlength=held.classes).tolist() if ours and is_label(labels) else None,
         }
-        for client, rows in enumerate(parts)
+        for client, rows in enumerate(parts[:LISTED])
     ]
 
 
@@ -85,7 +89,7 @@ def summarise(run: Assembled, state: State, ledger: Ledger, history: Sequence[Ma
         "flops": sum(line["flops"] for line in history),
         "seconds": seconds,
         "samples_per_second": samples / seconds,
-        "rejected_replies": sum(entry["reason"] not in rounds.EXCUSED for line in history for entry in line["rejected"]),
+        "rejected_replies": sum(entry["reason"] not in EXCUSED for line in history for entry in line["rejected"]),
         "version": fedrts.__version__,
     }
 

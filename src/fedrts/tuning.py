@@ -17,7 +17,7 @@ from fedrts.client import Order, Workbench
 from fedrts.config import Experiment
 from fedrts.engines import choice
 from fedrts.engines.choice import Settings
-from fedrts.errors import note
+from fedrts.errors import InputError, note
 from fedrts.folder import device_name
 
 BATCHES = 8
@@ -41,6 +41,8 @@ def tune(experiment: Experiment, data_dir: str | Path | None = None) -> Tuned:
     """A resolved experiment with the engine that is the fastest here; keys of `[engine]` that are set stay as they are."""
     run = assemble(experiment, data_dir)
     asked = Settings.of(experiment.engine.model_dump())
+    if asked.name in ("ray", "flower"):
+        raise InputError(f"--tune measures engines of one process, not '{asked.name}': tune with --engine batched on one of its machines")
     key = _key(run, asked)
     found = _recall(key)
     speeds = found or _measure_all(run, asked)

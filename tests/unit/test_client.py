@@ -112,7 +112,7 @@ def test_a_single_sample_is_skipped_under_batchnorm(toy):
     run = toy("fedavg", "cnn")
     job = Job(run.plan.engine.bench, {}, None, torch.arange(1), key=1)
     assert list(job.batches(0)) == []
-    run.plan.engine.rows[0] = torch.arange(1)
+    run.plan.engine.rows = [torch.arange(1)]
     state = run.method.begin(run.setup)
     (reply,) = ask(run, EVERYTHING, state, 0, [0])
     assert torch.equal(reply.message["weights"], state.weights)

@@ -18,7 +18,7 @@ def test_partitions_are_disjoint_complete_and_large_enough(kind, clients, alpha,
     parts = divide(kind, labels, clients, alpha, 5, key, each)
     assert len(parts) == clients
     assert min(map(len, parts)) >= 5
-    assert sorted(torch.cat(parts).tolist()) == list(range(600))
+    assert sorted(torch.cat(list(parts)).tolist()) == list(range(600))
     again = divide(kind, labels, clients, alpha, 5, key, each)
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
     other = divide(kind, labels, clients, alpha, 5, key + 2, each)

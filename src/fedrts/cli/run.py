@@ -33,7 +33,7 @@ def run(
     batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, serial, batched or flower.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, serial, batched, ray or flower.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     precision: Annotated[str | None, typer.Option(help="Of training on a GPU: float32, tf32 or bf16.")] = None,
     value_type: Annotated[str | None, typer.Option(help="How values travel: float32 (lossless), float16 or int8.")] = None,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedrts import config
 from fedrts.comparison import pool as pools
 from fedrts.comparison import record, tuning
+from fedrts.comparison.cluster import Cluster
 from fedrts.comparison.grid import TUNE_SEED, Cell, Grid, Tuning, check_method
 from fedrts.comparison.play import News, Task
 from fedrts.comparison.pool import Pool
 from fedrts.comparison.results import DEFAULT_METRIC, Compared
 from fedrts.comparison.table import check_metric
+from fedrts.engines.choice import Settings
 from fedrts.errors import InputError
 from fedrts.folder import RunFolder
 
@@ -126,7 +128,12 @@ def make_pool(cells: Sequence[Cell], jobs: int | None) -> tuple[Pool, int]:
     """Who plays the cells, and the threads of each."""
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs must be at least 1 (got {jobs})")
-    jobs = jobs or pools.default_jobs(cells[0].experiment.device, len(cells))
+    first = cells[0].experiment
+    jobs = jobs or pools.default_jobs(first.device, len(cells))
+    if first.engine.name == "ray":
+        settings = Settings.of(first.engine.model_dump())
+        gpus = settings.gpus or (1 / pools.JOBS_ON_GPU if first.device != "cpu" else 0)
+        return Cluster(jobs, replace(settings, gpus=gpus)), int(settings.cpus) or pools.default_threads(jobs)
     return pools.make(jobs), pools.default_threads(jobs)
 
 

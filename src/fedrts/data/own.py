@@ -11,16 +11,17 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fedrts.data.contract import Data, parted
+from fedrts.data.holdings import Holdings
 from fedrts.errors import InputError
 from fedrts.tasks import Task
 
 
-def federate(clients: Sequence[Dataset[Any]], test: Dataset[Any], task: Task) -> tuple[Data, list[Tensor]]:
+def federate(clients: Sequence[Dataset[Any]], test: Dataset[Any], task: Task) -> tuple[Data, Holdings]:
     """One `Data` with the rows of all clients one after the other, and every client's row numbers."""
     pairs = [_arrays(dataset, f"clients[{index}]") for index, dataset in enumerate(clients)]
     test_x, test_y = _arrays(test, "test")
     x, y = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
-    rows = list(torch.arange(len(y)).split([len(pair[1]) for pair in pairs]))
+    rows = Holdings.cut(torch.arange(len(y)), [len(pair[1]) for pair in pairs])
     integer = not y.is_floating_point()
     classes = int(max(y.max(), test_y.max())) + 1 if integer and y.numel() else 0
     return Data(x, y, test_x, test_y, classes=classes, task=task), rows

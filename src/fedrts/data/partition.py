@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrts.data.holdings import Holdings
 from fedrts.errors import InputError, note
 from fedrts.sparse import random
 
@@ -18,14 +19,14 @@ SITES: Partition = "sites"
 _REDRAWS = 100
 
 
-def divide(kind: str, labels: Tensor, clients: int, alpha: float, min_size: int, key: int, classes_per_client: int = 2) -> list[Tensor]:
+def divide(kind: str, labels: Tensor, clients: int, alpha: float, min_size: int, key: int, classes_per_client: int = 2) -> Holdings:
     """The row numbers of every client: disjoint and complete, each client with at least `min_size` rows.
 
     `dirichlet` skews labels and `quantity` sizes, the more the lower `alpha`; `shards` gives a client `classes_per_client` labels.
     """
     assert kind in get_args(Partition), kind
     if kind == SITES:
-        return [torch.zeros(0, dtype=torch.int64)] * clients  # how many samples each has they say themselves
+        return Holdings.cut(torch.zeros(0, dtype=torch.int64), [0] * clients)  # how many samples each has they say themselves
     rows = len(labels)
     if kind in ("dirichlet", "shards") and (labels.dim() != 1 or labels.is_floating_point()):
         raise InputError(
@@ -40,13 +41,15 @@ def divide(kind: str, labels: Tensor, clients: int, alpha: float, min_size: int,
             f"there are {rows:,}: lower one of them"
         )
     if kind == "iid":
-        return [part.sort().values for part in random.permutation(key, rows).tensor_split(clients)]
+        sizes = torch.full((clients,), rows // clients) + (torch.arange(clients) < rows % clients)
+        owner = torch.repeat_interleave(torch.arange(clients), sizes)
+        return Holdings.cut((owner * rows + random.permutation(key, rows)).sort().values % rows, sizes.tolist())
     rng = np.random.default_rng(random.seed(key))
     if kind == "quantity":
-        return list(random.permutation(key, rows).split(_sizes(rows, clients, alpha, min_size, rng)))
+        return Holdings.cut(random.permutation(key, rows), _sizes(rows, clients, alpha, min_size, rng))
     if kind == "shards":
-        return _shards(labels.cpu().numpy(), clients, classes_per_client, min_size, rng)
-    return _dirichlet(labels.cpu().numpy(), clients, alpha, min_size, rng)
+        return Holdings.of(_shards(labels.cpu().numpy(), clients, classes_per_client, min_size, rng))
+    return Holdings.of(_dirichlet(labels.cpu().numpy(), clients, alpha, min_size, rng))
 
 
 def _sizes(rows: int, clients: int, alpha: float, min_size: int, rng: np.random.Generator) -> list[int]:
@@ -57,7 +60,8 @@ def _sizes(rows: int, clients: int, alpha: float, min_size: int, rng: np.random.
     share = draw * (rows - clients * min_size)
     sizes = np.floor(share).astype(np.int64) + min_size
     sizes[np.argsort(np.floor(share) - share, kind="stable")[: rows - sizes.sum()]] += 1
-    return [int(size) for size in sizes]
+    result: list[int] = sizes.tolist()
+    return result
 
 
 def _shards(labels: np.ndarray, clients: int, each: int, min_size: int, rng: np.random.Generator) -> list[Tensor]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fedrts.client import Failure, Order, Reply
 from fedrts.methods.contract import State
+from fedrts.tally import Question, Tally
 from fedrts.tasks import Metrics
 
 
@@ -25,3 +26,10 @@ class Engine(Protocol):
     def evaluate(self, state: State) -> Metrics:
         """Metrics of the server's model on the test set, and `valid_accuracy` where there is a validation set."""
         ...
+
+
+@runtime_checkable
+class Adding(Protocol):
+    """An engine whose workers judge and add up the replies of their clients themselves, so that only sums come back."""
+
+    def tally(self, question: Question) -> Tally: ...

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import singledispatchmethod
+from functools import cached_property, singledispatchmethod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedrts.client import Job, Order, Reply, Workbench
+from fedrts.data.holdings import Holdings
 from fedrts.engines.kernels import Kernel
 from fedrts.engines.serial import SerialEngine
 from fedrts.engines.slots import Turn, busy, length, schedule
@@ -76,6 +77,10 @@ class BatchedEngine:
     workers: int = 1
     """Threads that share the clients, each on a core of its own."""
     _known: dict[tuple[object, ...], Slots] = field(default_factory=dict)
+
+    @cached_property
+    def _longest(self) -> int:
+        return Holdings.of(self.rows).largest
 
     @property
     def label(self) -> str:
@@ -229,7 +234,7 @@ class BatchedEngine:
         found = self._known.get(key)
         if found is None or len(found.rows) < length(turns):
             bench = self.bench
-            capacity = max(length(turns), bench.training.samples(max(map(len, self.rows))) // size)
+            capacity = max(length(turns), bench.training.samples(self._longest) // size)
             like = cohort.tensors["weights"]
             found = Slots(self.kernel, bench, width, size, capacity, like, masks, bool(step.record))
             self._known[key] = found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -19,12 +20,13 @@ from fedrts.engines.recorded import Recorded
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, note
 
-Name = Literal["auto", "serial", "batched", "flower"]
+Name = Literal["auto", "serial", "batched", "flower", "ray"]
 KernelName = Literal["auto", "vectorised", "streamed"]
 
 WORTH_VECTORISING = {"cpu": 2e7, "cuda": 1e8}
 """MACs of a batch's forward pass up to which one vectorised program beats one program a client."""
 MOST_SLOTS = 128
+ACTORS_ON_CPU = 2
 CROWDED = 1e10
 """MACs of a batch's forward pass from which on more than five programs on one GPU get into each other's way."""
 
@@ -38,6 +40,10 @@ class Settings:
     slots: int = 0
     workers: int = 0
     precision: Precision = "float32"
+    actors: int = 0
+    cpus: float = 0.0
+    gpus: float = 0.0
+    address: str = "local"
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Settings:
@@ -55,6 +61,8 @@ def decided(asked: Settings, bench: Workbench, per_round: int) -> Settings:
     if asked.name == "flower":  # the server itself only evaluates
         return asked
     small = bench.batch_macs <= WORTH_VECTORISING[device.type]
+    if asked.name == "ray":
+        return _spread(asked, bench, per_round)
     if asked.name == "serial" or (asked.name == "auto" and device.type == "cpu" and not small):
         return replace(asked, name="serial")
     objective = Objective(bench.module, bench.data.task, bench.layout, asked.precision)
@@ -66,7 +74,22 @@ def decided(asked: Settings, bench: Workbench, per_round: int) -> Settings:
         return replace(asked, name="serial", precision="tf32" if asked.precision == "bf16" else asked.precision)
     workers = asked.workers or (min(torch.get_num_threads(), per_round) if device.type == "cpu" else 1)
     slots = asked.slots or min(per_round, _most(kernel, workers, bench), _need(bench, objective).slots(free_bytes(device)))
-    return Settings("batched", kernel, slots, min(workers, slots), asked.precision)
+    return replace(asked, name="batched", kernel=kernel, slots=slots, workers=min(workers, slots))
+
+
+def _spread(asked: Settings, bench: Workbench, per_round: int) -> Settings:
+    """Actors with an engine each, of which `slots` says whether its clients run side by side (0: one after the other)."""
+    on_gpu = bench.gradient.device.type == "cuda"
+    if asked.gpus and not on_gpu:
+        raise InputError(f"engine.gpus = {asked.gpus:g} needs clients that train on a GPU: set device = 'cuda', or engine.gpus = 0")
+    gpus = (asked.gpus or 1.0) if on_gpu else 0.0
+    actors = asked.actors or (max(1, int(torch.cuda.device_count() / gpus)) if on_gpu else ACTORS_ON_CPU)
+    cpus = asked.cpus or max(1, (os.cpu_count() or 1) // actors)
+    workers = asked.workers or (0 if on_gpu else max(1, int(cpus)))
+    inner = decided(replace(asked, name="auto", workers=workers), bench, -(-per_round // actors))
+    if inner.name == "serial":
+        inner = replace(inner, kernel="auto", slots=0, workers=0)
+    return replace(inner, name="ray", actors=actors, cpus=cpus, gpus=gpus)
 
 
 def _most(kernel: KernelName, workers: int, bench: Workbench) -> int:
@@ -82,13 +105,13 @@ def make(settings: Settings, bench: Workbench, rows: Sequence[Tensor], eval_batc
     """The engine of settings that are decided."""
     device = bench.gradient.device
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.precision != "float32"
-    serial = SerialEngine(bench, [part.to(device) for part in rows], eval_batch_size)
-    if settings.name in ("serial", "flower"):
+    serial = SerialEngine(bench, rows, eval_batch_size)
+    if settings.name in ("serial", "flower", "ray"):  # over Flower and Ray, the server itself only evaluates
         return serial
     objective = Objective(bench.module, bench.data.task, bench.layout, settings.precision)
     kernel = _kernel(settings.kernel, objective, device)
     together = _need(bench, objective).together(free_bytes(device), settings.slots)
-    return BatchedEngine(bench, [part.cpu() for part in rows], kernel, settings.slots, together, serial, settings.workers)
+    return BatchedEngine(bench, rows, kernel, settings.slots, together, serial, settings.workers)
 
 
 def _kernel(name: KernelName, objective: Objective, device: torch.device) -> Kernel:

@@ -20,8 +20,8 @@ from fedrts.flower import STRANGER, WORK
 from fedrts.flower.fleet import Fleet
 from fedrts.flower.messages import Incoming, content, opened
 from fedrts.methods.contract import State
-from fedrts.rounds import LATE, UNREACHABLE
 from fedrts.sparse.mask import Mask
+from fedrts.tally import LATE, UNREACHABLE
 from fedrts.tasks import Metrics
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind

@@ -49,7 +49,10 @@ class Method(BaseModel):
         return Train()
 
     def contribution(self, message: Message, state: State, round: Round) -> Message:
-        """What one client adds to the sums, made of its message; tensors may have leading axes for several clients."""
+        """What one client adds to the sums, made of its message; tensors may have leading axes for several clients.
+
+        `state` has the weights and the mask that clients were sent, without the method's memory: this may run where clients are.
+        """
         return message
 
     def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:

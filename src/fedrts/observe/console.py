@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedrts.rounds import EXCUSED
+from fedrts.tally import EXCUSED
 
 if TYPE_CHECKING:
     from fedrts.config import Experiment

@@ -11,7 +11,7 @@ from fedrts.report.model import Chapter, Figure, Report, Section, Table
 from fedrts.report.quantities import Metric, last_ten, metric_of, over
 from fedrts.report.read import Found, Run
 from fedrts.report.settings import Problem, grouped
-from fedrts.rounds import EXCUSED
+from fedrts.tally import EXCUSED
 
 
 def compose(found: Found) -> Report:

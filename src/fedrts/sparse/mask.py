@@ -27,6 +27,10 @@ class Mask:
         self.bits = bits
         self.sizes = tuple(sizes)
 
+    def __reduce__(self) -> tuple[type[Mask], tuple[Tensor, tuple[int, ...]]]:
+        """What is cached is not copied along."""
+        return Mask, (self.bits, self.sizes)
+
     @staticmethod
     def full(sizes: Sequence[int], device: torch.device | str = "cpu") -> Mask:
         return Mask(torch.ones(sum(sizes), dtype=torch.bool, device=device), sizes)

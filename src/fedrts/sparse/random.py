@@ -58,6 +58,14 @@ def permutation(key: int, count: int, device: torch.device | str = "cpu") -> Ten
     return torch.argsort(bits(key, count, device), stable=True)
 
 
+def first(key: int, count: int, picks: int) -> Tensor:
+    """`permutation(key, count)[:picks]` without the rest: all `count` hashes are looked at, only `picks` are put in order.
+
+    The same numbers, because the hash of one key is a bijection: no two of its numbers are equal.
+    """
+    return torch.topk(bits(key, count), min(picks, count), largest=False, sorted=True).indices
+
+
 def permutations(keys: Sequence[int], counts: Sequence[int]) -> list[Tensor]:
     """`permutation(key, count)` of several keys at once."""
     most = max(counts, default=0)
@@ -68,7 +76,7 @@ def permutations(keys: Sequence[int], counts: Sequence[int]) -> list[Tensor]:
 
 def choose(key: int, count: int, picks: int) -> list[int]:
     """`picks` different numbers out of `range(count)`, in ascending order."""
-    return sorted(permutation(key, count)[:picks].tolist())
+    return sorted(first(key, count, picks).tolist())
 
 
 def seed(key: int) -> int:

@@ -1,0 +1,65 @@
+"""Cells as tasks of Ray: on this machine, or over a cluster whose machines see the same folders."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedrts.comparison.play import News, Task, Tell, play
+from fedrts.engines.choice import Settings
+from fedrts.engines.ray import connected, find_modules
+
+_PATIENCE = 0.2
+"""Seconds between two looks for news."""
+
+
+@dataclass
+class Cluster:
+    """At most `jobs` tasks at once, each in a process of its own; inside it the engine is left to choose."""
+
+    jobs: int
+    settings: Settings
+    """Address and resources: those of an actor are those of a cell."""
+
+    def play(self, tasks: Sequence[Task], tell: Tell) -> None:
+        if not tasks:
+            return
+        cpus = self.settings.cpus or 1.0
+        with connected(replace(self.settings, actors=self.jobs, cpus=cpus)) as ray:
+            from ray.util.queue import Queue
+
+            news = Queue(actor_options={"num_cpus": 0})
+            remote = ray.remote(num_cpus=cpus, num_gpus=self.settings.gpus, max_retries=0, max_calls=1)(_play)
+            waiting, running = deque(tasks), dict[Any, Task]()
+            while waiting or running:
+                while waiting and len(running) < self.jobs:
+                    task = waiting.popleft()
+                    running[remote.remote(_elsewhere(task), news, list(sys.path))] = task
+                over, _ = ray.wait(list(running), timeout=_PATIENCE)
+                for told in news.get_nowait_batch(news.qsize()):
+                    tell(told)
+                for reference in over:
+                    _check(ray, reference, running.pop(reference), tell)
+
+
+def _elsewhere(task: Task) -> Task:
+    """A task that means the same in another process: absolute paths, and an engine of its own instead of Ray's."""
+    engine = task.experiment.engine.model_copy(update={"name": "auto"})
+    data_dir = task.data_dir and task.data_dir.absolute()
+    return replace(task, folder=task.folder.absolute(), data_dir=data_dir, experiment=task.experiment.model_copy(update={"engine": engine}))
+
+
+def _play(task: Task, news: Any, paths: list[str]) -> None:
+    find_modules(paths)
+    play(task, news.put)
+
+
+def _check(ray: Any, reference: Any, task: Task, tell: Tell) -> None:
+    """A task that ended without a word has failed."""
+    try:
+        ray.get(reference)
+    except ray.exceptions.RayError as error:
+        tell(News(task.name, "failed", text=f"its process died: {str(error).strip().partition(chr(10))[0]}"))

@@ -1,0 +1,59 @@
+"""Who holds which rows, for any number of clients: two tensors, and not an object a client."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import overload
+
+import torch
+from torch import Tensor
+
+
+class Holdings(Sequence[Tensor]):
+    """The row numbers of every client, one client after the other in one tensor: client c holds `rows[bounds[c]:bounds[c + 1]]`."""
+
+    def __init__(self, rows: Tensor, bounds: Tensor) -> None:
+        self.rows, self.bounds = rows, bounds
+
+    @staticmethod
+    def cut(rows: Tensor, sizes: Iterable[int]) -> Holdings:
+        """`rows [n]` given away in their order: the first client gets `sizes[0]` of them, and so on."""
+        bounds = torch.as_tensor(sizes if isinstance(sizes, Sequence) else list(sizes), dtype=torch.int64).cumsum(0)
+        return Holdings(rows, torch.cat([bounds.new_zeros(1), bounds]))
+
+    @staticmethod
+    def of(parts: Sequence[Tensor]) -> Holdings:
+        """Of the clients' row numbers one by one."""
+        if isinstance(parts, Holdings):
+            return parts
+        return Holdings.cut(torch.cat([part.cpu() for part in parts]), [len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @overload
+    def __getitem__(self, client: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, client: slice) -> list[Tensor]: ...
+    def __getitem__(self, client: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(client, slice):
+            return [self[index] for index in range(*client.indices(len(self)))]
+        if not -len(self) <= client < len(self):
+            raise IndexError(f"client {client} of {len(self)}")
+        start, stop = self.bounds[client % len(self) :][:2].tolist()
+        return self.rows[start:stop]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[client] for client in range(len(self)))
+
+    @cached_property
+    def sizes(self) -> array[int]:
+        """n_k of every client: eight bytes each."""
+        return array("q", self.bounds.diff().numpy().tobytes())
+
+    @property
+    def largest(self) -> int:
+        """Rows of the client that holds most."""
+        return int(self.bounds.diff().max())

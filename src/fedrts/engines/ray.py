@@ -1,0 +1,278 @@
+"""Many devices, many machines: Ray actors that each run an engine over a share of the round's clients.
+
+An actor gets the data once, through Ray's object store (of which all actors on a machine see the same memory), and in every round one
+order, which is the same for all, and the numbers of its clients. It judges and adds up their replies itself. So sums come back and no
+client's model: traffic follows actors × model. Shares and the order in which their sums are added are a function of the round's clients
+alone, and a share that was lost with its actor is worked through again: the result has the same bits, whatever happened on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from math import ceil
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrts.client import Failure, Order, Reply, Workbench
+from fedrts.data.contract import Data
+from fedrts.data.holdings import Holdings
+from fedrts.engines import Engine, choice
+from fedrts.engines.choice import Settings
+from fedrts.engines.serial import SerialEngine
+from fedrts.engines.slots import schedule
+from fedrts.errors import InputError, note, optional
+from fedrts.guard import Guard
+from fedrts.methods.contract import State
+from fedrts.tally import Question, Tally, tally
+from fedrts.tasks import Metrics
+
+RETRIES = 3
+"""How often a share is tried again when its actor dies."""
+FAN_IN = 8
+"""Tallies that are added in one place."""
+_SPARE_STORE = 2**28
+"""Bytes of the object store beside data and sums."""
+
+
+def refuse(guard: Guard) -> None:
+    """One line about what cannot be divided among actors; `guard` is an experiment's."""
+    if guard.reducer in ("median", "trimmed_mean"):
+        raise InputError(
+            f"guard.reducer = '{guard.reducer}' needs every client's weights in one place, and ray's actors send back sums: "
+            "use 'mean' or 'clip', or --engine batched"
+        )
+    for name in ("deadline", "over_select"):
+        if getattr(guard, name):
+            raise InputError(
+                f"guard.{name} tells early replies from late ones, and ray's actors send back sums: set it to 0, or --engine serial"
+            )
+
+
+def require() -> None:
+    """Is Ray there?"""
+    if find_spec("ray") is None:
+        optional("ray", "ray")
+
+
+@contextlib.contextmanager
+def spread(settings: Settings, bench: Workbench, rows: Sequence[Tensor], eval_batch_size: int) -> Iterator[RayEngine]:
+    """An engine of actors as `settings` (which are decided) have them; nothing of it is left afterwards."""
+    with connected(settings, _store_bytes(settings, bench, rows)) as ray:
+        store = _stored(ray, settings, bench, Holdings.of(rows), eval_batch_size)
+        options = {"num_cpus": settings.cpus, "num_gpus": settings.gpus, "max_restarts": -1, "max_task_retries": RETRIES}
+        actor = ray.remote(**options)(Worker)
+        actors = [actor.remote() for _ in range(settings.actors)]
+        try:
+            yield RayEngine(ray, actors, store, bench, SerialEngine(bench, rows, eval_batch_size), settings)
+        finally:
+            for each in actors:
+                ray.kill(each)
+
+
+@contextlib.contextmanager
+def connected(settings: Settings, store_bytes: int | None = None) -> Iterator[Any]:
+    """The module `ray`, connected: to a Ray of our own on this machine's loopback, to a cluster, or to the one that there is."""
+    local = settings.address == "local"
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if local:
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # read on import; off, Ray listens on loopback only, on Linux too
+    ray = optional("ray", "ray")
+    if ray.is_initialized():
+        yield ray
+        return
+    ours = {"num_cpus": max(1, ceil(settings.actors * settings.cpus)), "include_dashboard": False, "object_store_memory": store_bytes}
+    try:
+        with _same_handlers():
+            ray.init(address=settings.address, log_to_driver=False, logging_level="ERROR", **(ours if local else {}))
+        if local and not (address := ray.util.get_node_ip_address()).startswith("127."):
+            note(f"Ray was imported before fedrts could tell it to listen on loopback: it listens on {address}")
+        yield ray
+    except ConnectionError as error:
+        raise InputError(
+            f"engine.address = '{settings.address}': there is no Ray cluster ({_first_line(error)}); start one with `ray start`"
+        ) from error
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _same_handlers() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; whoever had it gets it back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@dataclass
+class RayEngine:
+    """Divides the clients of a round among actors; the server's model is evaluated here."""
+
+    ray: Any
+    actors: list[Any]
+    store: list[Any]
+    """Of what actors are made, and made again: it stays in Ray's store as long as it is named here."""
+    bench: Workbench
+    serial: SerialEngine
+    settings: Settings
+
+    @property
+    def label(self) -> str:
+        s = self.settings
+        each = f"{s.gpus:g} GPU" if s.gpus else f"{s.cpus:g} CPU"
+        how = f"{s.slots} {s.kernel} slots" if s.slots else "one client after the other"
+        return f"ray engine ({s.actors} actors of {each}, {how})"
+
+    def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply | Failure]:
+        raise NotImplementedError("actors send back sums, not replies: see tally")
+
+    def tally(self, question: Question) -> Tally:
+        """Every actor's tally of its share, added in the order of the shares."""
+        lean = replace(question, order=replace(question.order, held={}), state=replace(question.state))  # without what is cached
+        packed = self.ray.put(pack(lean))
+        parts = shares([self.bench.training.samples(question.samples[client]) for client in question.asked], len(self.actors))
+        asked = [[question.asked[place] for place in part] for part in parts]
+        try:
+            found = self.ray.get(
+                self._few([actor.tally.remote(packed, some, self.store) for actor, some in zip(self.actors, asked, strict=False)])
+            )
+        except self.ray.exceptions.RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, InputError) else error) from None
+        except self.ray.exceptions.RayActorError as error:
+            raise InputError(
+                f"round {question.order.round.index}: a ray actor died {RETRIES + 1} times over its share of the clients "
+                f"({_first_line(error)}): nothing of the round was applied; mend the cause (out of memory?), then resume"
+            ) from error
+        total = tally(replace(question, asked=()), ())
+        for part in found:
+            total.add(unpack(part, self.bench.gradient.device))
+        return total
+
+    def _few(self, tallies: list[Any]) -> list[Any]:
+        """References to at most `FAN_IN` tallies: of more, groups of neighbours are added where they are, as often as it takes."""
+        while len(tallies) > FAN_IN:
+            groups = [tallies[start : start + FAN_IN] for start in range(0, len(tallies), FAN_IN)]
+            tallies = [self.ray.remote(num_cpus=0)(added).remote(*group) for group in groups]
+        return tallies
+
+    def evaluate(self, state: State) -> Metrics:
+        return self.serial.evaluate(state)
+
+
+def shares(steps: Sequence[int], count: int) -> list[list[int]]:
+    """Places of `steps` in at most `count` shares of about equal sums, none of them empty; in each, places ascend."""
+    turns = schedule([max(number, 1) for number in steps], count)
+    found: dict[int, list[int]] = {}
+    for turn in sorted(turns, key=lambda turn: turn.client):
+        found.setdefault(turn.slot, []).append(turn.client)
+    return [found[slot] for slot in sorted(found)]
+
+
+class Worker:
+    """An actor: a workbench of its own and an engine on it, made when there is work; after a death that is so again."""
+
+    def __init__(self) -> None:
+        self.engine: Engine | None = None
+        self.device = torch.device("cpu")
+
+    def tally(self, packed: np.ndarray, clients: list[int], store: list[Any]) -> np.ndarray:
+        """The packed tally of a share of a packed question's clients."""
+        engine = self.engine or self._made(*store)
+        question: Question = replace(unpack(packed, self.device), asked=clients)
+        return pack(tally(question, engine.run(question.order, clients)))
+
+    def _made(self, paths: list[str], *references: Any) -> Engine:
+        find_modules(paths)
+        packed, arrays = optional("ray", "ray").get(list(references))
+        blueprint = unpack(packed, "cpu")
+        settings: Settings = blueprint["settings"]
+        self.device = torch.device("cuda" if settings.gpus else "cpu")
+        torch.set_num_threads(max(1, int(settings.cpus)))
+        held = {name: tensor_of(array) for name, array in arrays.items()}
+        none = held["x"][:0], held["y"][:0]
+        data = Data(held["x"], held["y"], *none, **blueprint["data"]).to(self.device)
+        bench = Workbench(blueprint["module"].to(self.device), data=data, **blueprint["bench"])
+        inner = replace(settings, name="batched" if settings.slots else "serial")
+        self.engine = choice.make(inner, bench, Holdings(held["rows"], held["bounds"]), blueprint["eval_batch_size"])
+        return self.engine
+
+    def pid(self) -> int:
+        """The number of the actor's process."""
+        return os.getpid()
+
+
+def added(*packed: np.ndarray) -> np.ndarray:
+    """Packed tallies as one, added in their order."""
+    first, *others = (unpack(one, "cpu") for one in packed)
+    for other in others:
+        first.add(other)
+    return pack(first)
+
+
+def pack(value: object) -> np.ndarray:
+    """Anything with tensors in it as bytes, which Ray hands on without copying."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer, pickle_module=optional("ray.cloudpickle", "ray"))
+    return np.frombuffer(buffer.getbuffer(), dtype=np.uint8)
+
+
+def unpack(packed: np.ndarray, device: torch.device | str) -> Any:
+    """What was packed by a process of the same run, its tensors on `device`."""
+    return torch.load(io.BytesIO(packed.data), map_location=device, weights_only=False)
+
+
+def find_modules(paths: list[str]) -> None:
+    """In a process that Ray started: look for modules where the first one looks too."""
+    sys.path += [path for path in paths if path not in sys.path]
+
+
+def tensor_of(array: np.ndarray) -> Tensor:
+    """A tensor over memory that belongs to all actors of a machine, and is only read."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def _stored(ray: Any, settings: Settings, bench: Workbench, rows: Holdings, eval_batch_size: int) -> list[Any]:
+    """What every actor is made of: where modules are found, and references to a packed blueprint and to the training data as arrays."""
+    data = bench.data
+    blueprint = {
+        "settings": settings,
+        "module": bench.module,
+        "data": {"classes": data.classes, "task": data.task, "view": data.view and data.view.to("cpu")},
+        "bench": {name: getattr(bench, name) for name in ("layout", "training", "seed", "macs", "protection")},
+        "eval_batch_size": eval_batch_size,
+    }
+    arrays = {name: tensor.cpu().numpy() for name, tensor in (("x", data.x), ("y", data.y), ("rows", rows.rows), ("bounds", rows.bounds))}
+    try:
+        return [list(sys.path), ray.put(pack(blueprint)), ray.put(arrays)]
+    except (TypeError, AttributeError, RuntimeError) as error:
+        raise InputError(f"this model or task cannot be sent to ray's actors ({_first_line(error)}): use --engine batched") from error
+
+
+def _store_bytes(settings: Settings, bench: Workbench, rows: Sequence[Tensor]) -> int:
+    """What the object store of this machine has to hold."""
+    held = Holdings.of(rows)
+    data = sum(tensor.nbytes for tensor in (bench.data.x, bench.data.y, held.rows, held.bounds))
+    return int(1.1 * data) + 64 * bench.layout.length * (settings.actors + 2) + _SPARE_STORE
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,211 @@
+"""Ray's actors against the serial engine: the same client program over shares of a round, and sums instead of replies."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fedrts
+from fedrts import rounds
+from fedrts.engines import choice
+from fedrts.engines import ray as engine_module
+from fedrts.engines.ray import connected, shares, spread
+from fedrts.engines.serial import SerialEngine
+from fedrts.errors import InputError
+from fedrts.observe import Silent
+from sidebyside import agree, in_double, unequal
+
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported, as `connected` has it
+ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'fedrts[ray]'")
+
+TWO = choice.Settings(name="ray", kernel="vectorised", slots=2, workers=1, actors=2, cpus=0.5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started():
+    """One Ray for all tests here: starting it takes seconds."""
+    with connected(replace(TWO, actors=2, cpus=2.0), 2**28) as module:
+        yield module
+
+
+def played(engine, run, setup):
+    return list(rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), -1))
+
+
+SLOW = [pytest.param(*pair, marks=pytest.mark.slow) for pair in (("feddst", "mlp"), ("fedavg", "tiny_gpt"), ("fedtiny", "cnn"))]
+
+
+@pytest.mark.parametrize(("method", "model"), [("fedrts", "cnn"), *SLOW])
+def test_two_actors_agree_with_one_client_after_the_other(method, model):
+    """Outer rounds included; and an actor that was killed between two rounds changes no bit."""
+    run = unequal(method, model)
+    bench, setup = in_double(run)
+    with spread(TWO, bench, run.rows, 64) as engine:
+        found = played(engine, run, setup)
+        if model == "cnn":  # Ray copies what is as small as the toy text
+            for access in ray.get([actor.__ray_call__.remote(_access) for actor in engine.actors]):
+                assert access.endswith("s"), "the data lies in memory that actors share"
+        first = ray.get(engine.actors[0].pid.remote())
+        os.kill(first, signal.SIGKILL)
+        again = played(engine, run, setup)
+        assert ray.get(engine.actors[0].pid.remote()) != first
+    agree(played(SerialEngine(bench, run.rows, 64), run, setup), found)
+    assert any(one.record.outer for one in found)
+    for a, b in zip(found, again, strict=True):
+        assert torch.equal(a.state.weights, b.state.weights)
+        assert a.state.mask == b.state.mask
+
+
+class Mortal(nn.Module):
+    """Kills its process once, in the middle of a client's training, if the file `marker` is there."""
+
+    def __init__(self, marker):
+        super().__init__()
+        self.marker = str(marker)
+        self.calls = 0
+        self.inside, self.outside = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        self.calls += 1
+        if float(x.detach().sum()) < 1e30 and self.calls > 5 and os.path.exists(self.marker):  # looks at numbers: clients take turns
+            os.unlink(self.marker)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.outside(self.inside(x).relu())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
+def test_an_actor_killed_in_the_middle_of_its_share_changes_no_bit(tmp_path):
+    generator = torch.Generator().manual_seed(3)
+    sets = [TensorDataset(torch.randn(size, 6, generator=generator), torch.arange(size) % 3) for size in (30, 8, 17, 24, 41)]
+    marker = tmp_path / "die"
+
+    class Executioner(Silent):
+        def played(self, record):
+            if record.round == 1:
+                marker.touch()
+
+    def trained(observer=None):
+        torch.manual_seed(0)
+        common = {"engine": {"name": "ray", "cpus": 0.5}, "batch_size": 8, "density": 0.5, "topology": {"interval": 2, "end": 4}}
+        return fedrts.train(model=Mortal(marker), clients=sets, test=sets[0], rounds=4, lr=0.1, observer=observer, **common)
+
+    whole, bereaved = trained(), trained(Executioner())
+    assert not marker.exists()  # it has died
+    assert torch.equal(whole.state.weights, bereaved.state.weights)
+    assert whole.state.mask == bereaved.state.mask
+    same = ("clients", "rejected", "loss", "upload_bytes", "download_bytes", "flops")
+    assert [[line[key] for key in same] for line in whole.history] == [[line[key] for key in same] for line in bereaved.history]
+
+
+@pytest.mark.parametrize(
+    ("guard", "word"),
+    [
+        ({"reducer": "median"}, "guard.reducer = 'median' needs every client's weights"),
+        ({"reducer": "trimmed_mean"}, "guard.reducer = 'trimmed_mean' needs every client's weights"),
+        ({"deadline": 5.0}, "guard.deadline"),
+        ({"over_select": 0.5}, "guard.over_select"),
+    ],
+)
+def test_what_needs_every_client_is_refused(toy, guard, word):
+    with pytest.raises(InputError, match=word):
+        toy("fedrts", engine="ray", guard=guard)
+
+
+def test_no_gpu_no_share_of_it(toy):
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match=r"engine\.gpus"):
+            toy("fedrts", engine={"name": "ray", "gpus": 0.5})
+
+
+@pytest.mark.slow
+def test_clipping_votes_dropouts_and_rejections_are_those_of_one_process(toy, monkeypatch):
+    """A sum that is no mean, a cap on votes, clients that vanish: what actors judge is what the server would have judged."""
+    monkeypatch.setattr(engine_module, "FAN_IN", 2)  # five tallies: added in twos, twice
+    guard = {"reducer": "clip", "norm_bound": 0.01, "max_share": 0.3}
+    run = toy("fedrts", "mlp", clients={"total": 7, "per_round": 6, "dropout": 0.3}, guard=guard)
+    bench, setup = in_double(run)
+    with spread(replace(TWO, actors=5, cpus=0.2), bench, run.rows, 64) as engine:
+        found = played(engine, run, setup)
+        nobody = replace(run.plan, guard=replace(run.plan.guard, reducer="mean", norm_bound=1e-9), engine=engine)
+        with pytest.raises(InputError, match=r"fewer than .* usable replies .* above the bound"):
+            rounds.play_round(nobody, run.method.begin(setup), 0)
+    for a, b in zip(played(SerialEngine(bench, run.rows, 64), run, setup), found, strict=True):
+        torch.testing.assert_close(a.state.weights, b.state.weights, rtol=0, atol=1e-9)
+        assert (a.record.clients, a.record.upload_bytes) == (b.record.clients, b.record.upload_bytes)
+        assert sorted(a.record.rejected, key=str) == sorted(b.record.rejected, key=str)
+
+
+def _access(worker):
+    """How the memory of an actor's inputs is mapped: the last letter is `s` where it is shared, `p` where it is private."""
+    address = worker.engine.bench.data.x.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, stop = (int(part, 16) for part in line.split()[0].split("-"))
+        if start <= address < stop:
+            return line.split()[1]
+    return ""
+
+
+def test_shares_are_balanced_complete_and_never_empty():
+    steps = [5, 1, 1, 1, 9, 3, 0, 2]
+    parts = shares(steps, 3)
+    assert sorted(place for part in parts for place in part) == list(range(8))
+    assert max(sum(max(steps[place], 1) for place in part) for part in parts) <= 9
+    assert shares([4, 4], 5) == [[0], [1]]
+    assert shares([], 5) == []
+
+
+def test_ray_listens_on_loopback_only(started):
+    assert started.util.get_node_ip_address() == "127.0.0.1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_process_and_resumes_to_the_same_bits(tmp_path, how):
+    base = [sys.executable, "-m", "fedrts"]
+    settings = ["--engine", "ray", "--rounds", "8", "--set", "train.epochs=1", "--set", "eval.every=1", "--quiet"]
+    subprocess.run([*base, "run", *settings, "--out", str(tmp_path / "whole")], check=True)
+    cut = subprocess.Popen([*base, "run", *settings, "--out", str(tmp_path / "cut")], stderr=subprocess.PIPE, text=True)
+    history = tmp_path / "cut" / "history.jsonl"
+    while not (history.exists() and history.read_text().count("\n") >= 2):
+        time.sleep(0.01)
+        assert cut.poll() is None
+    cut.send_signal(how)
+    _, said = cut.communicate(timeout=60)
+    assert (cut.returncode, "fedrts resume" in said) == (130, True), said
+    assert not [name for name in _processes() if f"--out {tmp_path}" in name or f"--raylet-pid={cut.pid}" in name]
+    subprocess.run([*base, "resume", str(tmp_path / "cut"), "--quiet"], check=True)
+    for name in ("model.safetensors", "masks.safetensors", "topology.jsonl"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def _processes():
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            yield (folder / "cmdline").read_text().replace("\0", " ")
+
+
+@pytest.mark.slow
+def test_cells_of_a_comparison_are_tasks_with_the_same_resume_rules(tmp_path):
+    common = {"methods": ["fedrts", "random"], "seeds": (0,), "rounds": 2, "epochs": 1}
+    spread_out = fedrts.compare(**common, jobs=2, engine="ray", out=tmp_path / "ray")
+    fedrts.compare(**common, out=tmp_path / "here")
+    assert not spread_out.failures
+    for name in ("fedrts-d0.2-s0", "random-d0.2-s0"):
+        first, second = (tmp_path / kind / "runs" / name / "model.safetensors" for kind in ("ray", "here"))
+        assert first.read_bytes() == second.read_bytes()
+    (tmp_path / "ray" / "runs" / "random-d0.2-s0" / "summary.json").unlink()
+    kept = tmp_path / "ray" / "runs" / "fedrts-d0.2-s0" / "summary.json"
+    before = kept.stat().st_mtime_ns
+    assert not fedrts.compare(**common, jobs=2, engine="ray", out=tmp_path / "ray").failures  # only what is missing is played
+    assert (tmp_path / "ray" / "runs" / "random-d0.2-s0" / "summary.json").exists()
+    assert kept.stat().st_mtime_ns == before
