@@ -218,7 +218,7 @@ def test_rounding_the_broadcast_never_reaches_the_server(toy):
 def test_every_client_and_round_has_a_rounding_of_its_own(toy):
     """Two clients with the same data and one batch make the same change; a third of its values are rounded to other levels."""
     run = toy("fedpaq", "mlp", clients={"total": 2, "per_round": 2}, train={"batch_size": 120})
-    run.plan.engine.rows[1] = run.plan.engine.rows[0]
+    run.plan.engine.rows = [run.plan.engine.rows[0]] * 2
     state, shorts = run.method.begin(run.setup), {}
     for index in (0, 1):
         current = run.plan.round(index, state.mask)

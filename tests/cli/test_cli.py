@@ -586,7 +586,7 @@ def test_resume_with_another_version_says_so(fedrts, unfinished):
 def test_interrupted_during_training(process, fedrts, tmp_path, number):
     """A real process: exit 130, one line that says how to go on, and that command then finishes the run."""
     out = tmp_path / "run"
-    running = process("run", "--rounds", "20", "--epochs", "1", "--clients", "6", "--per-round", "3", "--out", out)
+    running = process("run", "--rounds", "20", "--epochs", "1", "--clients", "6", "--per-round", "3", "--engine", "serial", "--out", out)
     deadline = time.monotonic() + 60
     history = out / "history.jsonl"
     while not (history.exists() and history.read_bytes().count(b"\n") >= 2):
