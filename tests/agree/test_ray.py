@@ -41,10 +41,11 @@ def played(engine, run, setup):
     return list(rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), -1))
 
 
-SLOW = [pytest.param(*pair, marks=pytest.mark.slow) for pair in (("feddst", "mlp"), ("fedavg", "tiny_gpt"), ("fedtiny", "cnn"))]
+PAIRS = [("fedrts", "cnn"), ("feddst", "mlp"), ("fedavg", "tiny_gpt"), ("fedtiny", "cnn")]
 
 
-@pytest.mark.parametrize(("method", "model"), [("fedrts", "cnn"), *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "model"), PAIRS)
 def test_two_actors_agree_with_one_client_after_the_other(method, model):
     """Outer rounds included; and an actor that was killed between two rounds changes no bit."""
     run = unequal(method, model)
