@@ -48,6 +48,16 @@ def test_engine_device_and_folder_are_no_settings(tmp_path):
     assert labels(tmp_path, *runs) == ["fedrts"]
 
 
+def test_what_was_decided_for_an_engine_is_no_setting_but_its_precision_is(tmp_path):
+    tables = [
+        {"name": "batched", "kernel": "vectorised", "slots": 10, "workers": 2},
+        {"name": "batched", "kernel": "streamed", "workers": 1},
+    ]
+    (problem,), _ = problems(tmp_path / "same", *({"seed": seed, "engine": table} for seed, table in enumerate(tables)))
+    assert [len(setting.runs) for setting in problem.settings] == [2]
+    assert len(labels(tmp_path / "other", {"engine": {"precision": "bf16"}}, {"engine": {"precision": "float32"}})) == 2
+
+
 def test_a_repeated_seed_counts_once_and_is_said(tmp_path):
     (problem,), repeats = problems(tmp_path, {"seed": 0}, {"seed": 1}, {"seed": 0})
     assert [run.seed for run in problem.runs] == [0, 1]

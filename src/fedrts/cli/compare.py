@@ -8,7 +8,24 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from fedrts.cli.app import Assignments, DataDir, ExperimentFile, Jobs, Quiet, app
+from fedrts.cli.app import (
+    Assignments,
+    BatchSize,
+    DataDir,
+    Device,
+    Epochs,
+    ExperimentFile,
+    Init,
+    Jobs,
+    Model,
+    PerRound,
+    Precision,
+    Quiet,
+    Rate,
+    Rounds,
+    ValueType,
+    app,
+)
 from fedrts.cli.interrupt import as_interruption
 from fedrts.errors import InputError
 
@@ -35,18 +52,18 @@ def compare(
     jobs: Jobs = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the comparison; the same command goes on where it stopped.")] = None,
     data: Annotated[str | None, typer.Option(help="A name from `fedrts data`, folder:PATH, npz:PATH, or an import path.")] = None,
-    model: Annotated[str | None, typer.Option(help="A name from `fedrts models`, an import path, or auto.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
+    model: Model = None,
+    rounds: Rounds = None,
     clients: Annotated[int | None, typer.Option(help="Clients in the federation.")] = None,
-    per_round: Annotated[int | None, typer.Option(help="Clients that take part in a round.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the local data in a round.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    per_round: PerRound = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
     engine: Annotated[str | None, typer.Option(help="Of each run: auto, serial or batched.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    precision: Annotated[str | None, typer.Option(help="Of training on a GPU: float32, tf32 or bf16.")] = None,
-    value_type: Annotated[str | None, typer.Option(help="How values travel: float32, float16 or int8.")] = None,
-    init: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from the weights of this safetensors file.")] = None,
+    device: Device = None,
+    precision: Precision = None,
+    value_type: ValueType = None,
+    init: Init = None,
     data_dir: DataDir = None,
     assignments: Assignments = None,
     quiet: Quiet = False,

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrts.cli.app import AsJson, Assignments, DataDir, ExperimentFile, app
+from fedrts.cli.app import (
+    AsJson,
+    Assignments,
+    BatchSize,
+    DataDir,
+    Density,
+    Epochs,
+    ExperimentFile,
+    MethodName,
+    Model,
+    Seed,
+    ValueType,
+    app,
+)
 from fedrts.cli.tables import print_csv
 from fedrts.errors import InputError
 
@@ -18,18 +31,18 @@ if TYPE_CHECKING:
 @app.command()
 def cost(
     experiment: ExperimentFile = None,
-    model: Annotated[str | None, typer.Option(help="A name from `fedrts models`, an import path, or auto.")] = None,
-    method: Annotated[str | None, typer.Option(help="A name from `fedrts methods`.")] = None,
-    density: Annotated[float | None, typer.Option(help="Share of all parameters that stay active.")] = None,
+    model: Model = None,
+    method: MethodName = None,
+    density: Density = None,
     data: Annotated[str | None, typer.Option(help="What the model reads: a name from `fedrts data`, or an import path.")] = None,
     input_shape: Annotated[str | None, typer.Option(metavar="N,N,…", help="Instead of data: 3,32,32 for images, 256 for tokens.")] = None,
     classes: Annotated[int | None, typer.Option(help="With an input shape: classes, or words of the vocabulary.")] = None,
     samples: Annotated[int | None, typer.Option(help="Samples of the client; default its share of the data, or 500.")] = None,
     clients: Annotated[int | None, typer.Option(help="Clients among which the data is divided.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the local data in a round.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
-    value_type: Annotated[str | None, typer.Option(help="How values travel: float32 (lossless), float16 or int8.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    value_type: ValueType = None,
+    seed: Seed = None,
     data_dir: DataDir = None,
     exact: Annotated[bool, typer.Option("--exact", help="Measure a client that really trains, not one step on two samples.")] = False,
     assignments: Assignments = None,

@@ -8,7 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrts.cli.app import Assignments, DataDir, ExperimentFile, Quiet, RunDir, app
+from fedrts.cli.app import (
+    Assignments,
+    BatchSize,
+    DataDir,
+    Density,
+    Device,
+    Epochs,
+    ExperimentFile,
+    Init,
+    MethodName,
+    Model,
+    PerRound,
+    Precision,
+    Quiet,
+    Rate,
+    Rounds,
+    RunDir,
+    Seed,
+    ValueType,
+    app,
+)
 from fedrts.cli.interrupt import as_interruption
 
 if TYPE_CHECKING:
@@ -20,24 +40,24 @@ if TYPE_CHECKING:
 @app.command()
 def run(
     experiment: ExperimentFile = None,
-    method: Annotated[str | None, typer.Option(help="A name from `fedrts methods`.")] = None,
+    method: MethodName = None,
     data: Annotated[
         str | None, typer.Option(help="A name from `fedrts data`, folder:PATH, npz:PATH, or an import path pkg.module:name.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="A name from `fedrts models`, an import path, or auto.")] = None,
-    density: Annotated[float | None, typer.Option(help="Share of all parameters that stay active.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
+    model: Model = None,
+    density: Density = None,
+    rounds: Rounds = None,
     clients: Annotated[int | None, typer.Option(help="Clients in the federation.")] = None,
-    per_round: Annotated[int | None, typer.Option(help="Clients that take part in a round.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the local data in a round.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    per_round: PerRound = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
+    seed: Seed = None,
     engine: Annotated[str | None, typer.Option(help="auto, serial, batched, ray or flower.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    precision: Annotated[str | None, typer.Option(help="Of training on a GPU: float32, tf32 or bf16.")] = None,
-    value_type: Annotated[str | None, typer.Option(help="How values travel: float32 (lossless), float16 or int8.")] = None,
-    init: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from the weights of this safetensors file.")] = None,
+    device: Device = None,
+    precision: Precision = None,
+    value_type: ValueType = None,
+    init: Init = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<time>-<data>-<method>-<seed>.")] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Measure which engine and how many slots are fastest here; remembered.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Write a trace of some rounds, and tables, to RUN_DIR/profile.")] = False,

@@ -11,8 +11,8 @@ from typing import Any
 
 from fedrts.report.read import Run
 
-_SAME_RESULT = {"seed", "out", "device", "engine.name", "engine.slots", "checkpoint.every", "eval.fairness", "eval.batch_size"}
-"""Keys that tell no setting from another."""
+_SAME_RESULT = {"seed", "out", "device", "checkpoint.every", "eval.fairness", "eval.batch_size"}
+"""Keys that tell no setting from another; nor does who ran the clients (`engine.`), apart from the precision."""
 _OWN = "method_options."
 """Options of a method are compared among its own runs alone."""
 
@@ -99,6 +99,11 @@ def unlikeness(run: Run, other: Run) -> int:
     return sum(mine.get(key) != theirs.get(key) for key in mine.keys() | theirs.keys())
 
 
+def _matters(key: str) -> bool:
+    """Can a key change what a run comes to, apart from chance and rounding?"""
+    return key not in _SAME_RESULT and (not key.startswith("engine.") or key == "engine.precision")
+
+
 def short(name: str) -> str:
     """A name without the path before it: of an import path, a file, a folder."""
     tail = name.rpartition(":")[2]
@@ -170,7 +175,7 @@ def _differs(key: str, runs: Sequence[Run]) -> bool:
 
 
 def _compared(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in run.settings.items() if key not in _SAME_RESULT and key not in ("data", "model")}
+    return {key: value for key, value in run.settings.items() if _matters(key) and key not in ("data", "model")}
 
 
 def _text(values: Mapping[str, Any]) -> str:
