@@ -95,11 +95,17 @@ class Order:
         parameters = self.reference[: len(self.reference) - self.frame.statistics]
         return float(torch.linalg.vector_norm(parameters, dtype=torch.float64))
 
+    @cached_property
+    def variances(self) -> Tensor:
+        """Where among a model's statistics the variances are: `[v]`."""
+        places = [torch.arange(span.start, span.stop) for span in self.frame.layout.variances()]
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *places]).to(self.frame.mask.bits.device)
+
     def upload_frame(self, key: int = 0) -> Frame:
         """What both sides know of an upload; the `key` of its rounding is the client's alone."""
         return replace(self.frame, key=key, reference=self.reference)
 
-    @property
+    @cached_property
     def opening_frame(self) -> Frame:
         """With which the server opens an upload: changes are from its own weights, which stay precise: W ← W + Σ p_k Q(ΔW_k)."""
         return replace(self.frame, reference=self.values if self.reference is not None else None)
@@ -124,6 +130,8 @@ class Reply:
     """Bytes of a second download, to a client that turned out to lack the mask."""
     at: float | None = None
     """When it came (`time.monotonic`), where that is not now."""
+    more: bool = False
+    """The next reply is there too: whoever looks at this one may look at both together."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,8 @@ class Failure:
     reason: str
     resent: int = 0
     at: float | None = None
+    more: bool = False
+    """See `Reply`."""
 
 
 @dataclass(frozen=True)

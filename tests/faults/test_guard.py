@@ -13,7 +13,7 @@ from fedrts.aggregate import Clipped, Sorted, Sums
 from fedrts.client import Failure, Reply
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, Note
-from fedrts.guard import Guard, decode_reply, encode_reply, judge
+from fedrts.guard import Guard, decode_reply, encode_reply, faults
 from fedrts.ledger import Ledger
 from fedrts.observe import Silent
 from fedrts.wire.errors import WireError
@@ -488,10 +488,10 @@ def test_statistics_of_candidates_are_checked_too(toy, value, reason):
     order = order_of(run, exchange, state, -1)
     (reply,) = run.plan.engine.run(order, [1])
     samples = dict(enumerate(run.plan.samples))
-    assert judge(reply, order, run.plan.guard, samples, []) is None
+    assert faults([reply], order, run.plan.guard, samples) == [None]
     statistics = reply.message["statistics"].clone()
     last = run.layout.length - run.layout.parameters  # of the first candidate, whose last statistics are a variance
     statistics[last - 1] = value
-    rejection = judge(replace(reply, message={"statistics": statistics}), order, run.plan.guard, samples, [])
-    assert rejection is not None
-    assert reason in rejection.reason
+    (fault,) = faults([replace(reply, message={"statistics": statistics})], order, run.plan.guard, samples)
+    assert fault is not None
+    assert reason in fault

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, singledispatchmethod
 from typing import NamedTuple
 
@@ -110,7 +110,7 @@ class BatchedEngine:
                 self._halve(error, min(self.together, len(waiting)))
                 continue
             waiting = waiting[len(replies) :]
-            yield from replies
+            yield from (replace(reply, more=reply is not replies[-1]) for reply in replies)
 
     def _halve(self, error: BaseException, tried: int) -> None:
         """After running out of memory with so many clients: half of them side by side, or (with one slot) half of them held."""

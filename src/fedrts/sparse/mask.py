@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrts.sparse.topk import top
+from fedrts.sparse.layout import starts
+from fedrts.sparse.topk import by_layer, top
 
 
 class Mask:
@@ -43,7 +44,12 @@ class Mask:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """K^l: active links in each layer."""
-        return tuple(int(part.count_nonzero()) for part in self.bits.split(list(self.sizes)))
+        return by_layer(self.bits, self.sizes)
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """Where each layer begins, and the last one ends: `[layers + 1]`."""
+        return torch.tensor(starts(self.sizes), device=self.bits.device)
 
     @cached_property
     def active(self) -> Tensor:

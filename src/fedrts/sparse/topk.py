@@ -35,11 +35,20 @@ def top_indices(scores: Tensor, k: Sequence[int], mask: Tensor, sizes: Sequence[
 
     Layers with k = 0 contribute nothing; a k above the number of candidates is an error.
     """
-    candidates = mask.nonzero().squeeze(-1)
-    available = [int(part.count_nonzero()) for part in mask.split(list(sizes))]
+    return top_among(scores, k, mask.nonzero().squeeze(-1), by_layer(mask, sizes))
+
+
+def top_among(scores: Tensor, k: Sequence[int], candidates: Tensor, available: Sequence[int]) -> Tensor:
+    """The same among ascending `candidates [C]`, of which `available[l]` are in each layer."""
     if any(wanted > there for wanted, there in zip(k, available, strict=True)):
-        raise ValueError(f"cannot choose {list(k)} of {available} candidates")
+        raise ValueError(f"cannot choose {list(k)} of {list(available)} candidates")
     return candidates[top(scores[candidates], k, available)]
+
+
+def by_layer(bits: Tensor, sizes: Sequence[int]) -> tuple[int, ...]:
+    """How many of the `bits [S]` are set in each layer; a device is waited for once."""
+    parts = [part.count_nonzero() for part in bits.split(list(sizes))]
+    return tuple(torch.stack(parts).tolist()) if parts else ()
 
 
 def _largest(scores: np.ndarray, k: int, chosen: np.ndarray) -> None:

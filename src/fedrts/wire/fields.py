@@ -7,7 +7,6 @@ are named; a `Short` where values travel in fewer bits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -21,6 +20,7 @@ from fedrts.sparse.layout import Entry, Layout, starts
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.topk import top_indices
 from fedrts.wire import positions
+from fedrts.wire.checks import Check, at_least, failed, finite
 from fedrts.wire.packing import Bits, Reader, bytes_of, varint, varint_size
 from fedrts.wire.quantise import LEVELS, Norm, Quantised, ValueType, blocks_of
 
@@ -102,8 +102,8 @@ class Field(Protocol):
         """No payload is longer: what need not be read at all."""
         ...
 
-    def fault(self, payload: Payload, frame: Frame) -> str | None:
-        """What is wrong with a payload that somebody sent; None if nothing."""
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        """What must be true of a payload that somebody sent; after a check that needs no numbers, and fails, there is none."""
         ...
 
     def charged(self, book: Book) -> float:
@@ -182,20 +182,23 @@ class Values:
     def most(self, frame: Frame) -> int:
         return sum(count * dtype.itemsize for count, dtype in self._shapes(frame))
 
-    def fault(self, payload: Payload, frame: Frame) -> str | None:
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
         try:
             tensors = self._tensors(payload)
             found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
         except (AttributeError, TypeError):
-            return f"'{self.of}' is not of the type asked for"
+            yield failed(f"'{self.of}' is not of the type asked for")
+            return
         expected = [((count,), dtype) for count, dtype in self._shapes(frame)]
         if found != expected:
-            return f"'{self.of}' has {found} where {expected} was asked for"
-        if not all(_is_finite(tensor) for tensor in tensors):
-            return f"'{self.of}' is not finite"
-        if self.type == "int8" and (bool((tensors[0] < -LEVELS).any()) or bool((tensors[1] < 0).any())):
-            return f"'{self.of}' has levels or scales that no quantiser gives"
-        return None
+            yield failed(f"'{self.of}' has {found} where {expected} was asked for")
+            return
+        tensors = [tensor for tensor in tensors if tensor.numel()]
+        yield from (finite(tensor, f"'{self.of}' is not finite") for tensor in tensors if tensor.is_floating_point())
+        if self.type == "int8" and expected[0] != ((0,), torch.int8):
+            reason = f"'{self.of}' has levels or scales that no quantiser gives"
+            yield at_least(-LEVELS, tensors[0], reason)
+            yield at_least(0, tensors[1], reason)
 
     def charged(self, book: Book) -> float:
         if self.on == "scalars":
@@ -311,29 +314,36 @@ class Indices:
     def most(self, frame: Frame) -> int:
         return (sum(self.k) * frame.dtype.itemsize if self.values else 0) + _bitmaps(frame.mask.sizes)
 
-    def fault(self, payload: Payload, frame: Frame) -> str | None:
-        mask = frame.mask
-        if not isinstance(payload, Selection) or (payload.values is not None) != self.values or payload.size != len(mask.bits):
-            return f"'{self.of}' is not a choice of this model's links"
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        if (reason := self._misfit(payload, frame)) is not None:
+            yield failed(reason)
+            return
+        if not sum(self.k):
+            return
+        mask, indices = frame.mask, payload.indices
         if payload.values is not None:
-            if payload.values.shape != payload.indices.shape or payload.values.dtype != frame.dtype:
-                return f"'{self.of}' has other values than asked for"
-            if not _is_finite(payload.values):
-                return f"'{self.of}' is not finite"
-        indices = payload.indices
-        if not isinstance(indices, Tensor):
+            yield finite(payload.values, f"'{self.of}' is not finite")
+        unknown, last = "a link is named that does not exist", payload.size - 1
+        yield Check(lambda first, final: None if first >= 0 and final <= last else unknown, torch.stack(indices.aminmax()))
+        if len(indices) > 1:
+            yield at_least(1, indices.diff(), "links are named twice or out of order")
+        yield Check(lambda active: "an active link is named" if active else None, mask.bits[indices.clamp(0, last)].any())
+        yield Check(self._miscounted, torch.searchsorted(indices, mask.bounds).diff())
+
+    def _misfit(self, payload: Payload, frame: Frame) -> str | None:
+        """What is wrong with a payload at first sight."""
+        wanted = isinstance(payload, Selection) and isinstance(payload.indices, Tensor) and (payload.values is not None) == self.values
+        if not wanted or payload.size != len(frame.mask.bits):
             return f"'{self.of}' is not a choice of this model's links"
+        values, indices = payload.values, payload.indices
+        if values is not None and (values.shape != indices.shape or values.dtype != frame.dtype):
+            return f"'{self.of}' has other values than asked for"
         if indices.dtype != torch.int64 or indices.shape != (sum(self.k),):
             return f"{tuple(indices.shape)} links are named where {sum(self.k)} were asked for"
-        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= payload.size):
-            return "a link is named that does not exist"
-        if bool((indices[1:] <= indices[:-1]).any()):
-            return "links are named twice or out of order"
-        if bool(mask.bits[indices].any()):
-            return "an active link is named"
-        bounds = torch.tensor(starts(mask.sizes), device=indices.device)
-        counts = torch.searchsorted(indices, bounds).diff().tolist()
-        return None if counts == list(self.k) else f"layers have {counts} links named where {list(self.k)} were asked for"
+        return None
+
+    def _miscounted(self, *counts: int) -> str | None:
+        return None if counts == tuple(self.k) else f"layers have {list(counts)} links named where {list(self.k)} were asked for"
 
     def charged(self, book: Book) -> float:
         return (1.0 if self.values else 0.5) * book.fraction * book.sparse()  # O_ξ = ζ_t·O_s, half of it for names alone
@@ -400,12 +410,13 @@ class OnOwnMask:
     def most(self, frame: Frame) -> int:
         return _bitmaps(frame.mask.sizes) + self._values.most(frame)
 
-    def fault(self, payload: Payload, frame: Frame) -> str | None:
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
         if not isinstance(payload, OwnValues) or payload.mask.sizes != frame.mask.sizes:
-            return f"'{self.of}' is not a model on a mask of its own"
-        if payload.mask.counts != frame.mask.counts:
-            return f"layers have {payload.mask.counts} links where {frame.mask.counts} were asked for"
-        return self._values.fault(payload.values, frame)
+            yield failed(f"'{self.of}' is not a model on a mask of its own")
+        elif payload.mask.counts != frame.mask.counts:
+            yield failed(f"layers have {payload.mask.counts} links where {frame.mask.counts} were asked for")
+        else:
+            yield from self._values.checks(payload.values, frame)
 
     def charged(self, book: Book) -> float:
         return self._values.charged(book)
@@ -461,9 +472,12 @@ class Signs:
     def most(self, frame: Frame) -> int:
         return 2 * _bitmaps(frame.mask.sizes)
 
-    def fault(self, payload: Payload, frame: Frame) -> str | None:
-        right = isinstance(payload, Tensor) and payload.dtype == torch.int8 and payload.shape == frame.mask.bits.shape
-        return None if right and bool((payload.abs() <= 1).all()) else f"'{self.of}' is no map of signs"
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        reason = f"'{self.of}' is no map of signs"
+        if not isinstance(payload, Tensor) or payload.dtype != torch.int8 or payload.shape != frame.mask.bits.shape:
+            yield failed(reason)
+        elif len(payload):
+            yield Check(lambda lowest, highest: None if lowest >= -1 and highest <= 1 else reason, torch.stack(payload.aminmax()))
 
     def charged(self, book: Book) -> float:
         return book.sparse()
@@ -507,9 +521,9 @@ class Masks:
     def most(self, frame: Frame) -> int:
         return self.count * _bitmaps(frame.mask.sizes)
 
-    def fault(self, payload: Payload, frame: Frame) -> str | None:
-        right = isinstance(payload, Tensor) and payload.dtype == torch.bool and payload.shape == (self.count, len(frame.mask.bits))
-        return None if right else f"'{self.of}' is not {self.count} masks of this model"
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        if not isinstance(payload, Tensor) or payload.dtype != torch.bool or payload.shape != (self.count, len(frame.mask.bits)):
+            yield failed(f"'{self.of}' is not {self.count} masks of this model")
 
     def charged(self, book: Book) -> float:
         return self.count * book.layout.links / 8
@@ -521,11 +535,6 @@ class Masks:
 
 
 _BITS: dict[ValueType, int] = {"float32": 32, "float16": 16, "int8": 8}
-
-
-def _is_finite(values: Tensor) -> bool:
-    """No NaN, no infinity: a sum keeps them, and float64 holds that of any number of float32."""
-    return not values.is_floating_point() or math.isfinite(float(values.sum(dtype=torch.float64)))
 
 
 def write_positions(bits: Bits, shape: Sequence[int]) -> bytes:
