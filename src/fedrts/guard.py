@@ -156,7 +156,8 @@ def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
     if isinstance(weights, OwnValues):  # compared where the client's own mask has links
         weights, reference = weights.values, weights.mask.compact(frame.mask.expand(reference))
     parameters = len(weights) - frame.statistics
-    yield from _of_statistics(weights[None, parameters:], order, guard)
+    if frame.statistics:
+        yield from _of_statistics(weights[None, parameters:], order, guard)
     if guard.reducer != "clip":
         yield Check(partial(_of_update, guard.bound(order.reference_norm)), torch.dist(weights[:parameters], reference[:parameters]))
 

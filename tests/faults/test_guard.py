@@ -161,6 +161,19 @@ def test_a_bad_reply_is_rejected_and_changes_nothing(run, without, attack):
     assert ledger.strikes.counts == ({} if attack in NOBODY_IS_BLAMED else {ATTACKER: 1})
 
 
+def test_bad_replies_that_are_measured_together_get_the_reasons_that_they_get_alone(run):
+    state = run.method.begin(run.setup)
+    order = order_of(run, run.method.exchanges(run.plan.round(0, state.mask))[0], state, 0)
+    honest = list(run.plan.engine.run(order, range(5)))
+    samples = dict(enumerate(run.plan.samples))
+    bad = [reply for tamper, _ in ATTACKS.values() for reply in tamper(honest[ATTACKER], order)]
+    mixed = [reply for pair in zip(bad, honest * 6, strict=False) for reply in pair]
+    alone = [faults([reply], order, run.plan.guard, samples)[0] for reply in mixed]
+    assert faults(mixed, order, run.plan.guard, samples) == alone
+    assert alone[1::2] == [None] * len(bad)
+    assert sum(reason is not None for reason in alone[::2]) == sum(isinstance(reply, Reply) for reply in bad) - 2  # another round, exchange
+
+
 @pytest.mark.parametrize("again", ["duplicate", "replay"])
 def test_a_second_reply_of_a_client_does_not_count(run, again):
     state = run.method.begin(run.setup)

@@ -51,6 +51,11 @@ class Mask:
         """Where each layer begins, and the last one ends: `[layers + 1]`."""
         return torch.tensor(starts(self.sizes), device=self.bits.device)
 
+    @property
+    def free(self) -> tuple[int, ...]:
+        """n^l − K^l: inactive links in each layer."""
+        return tuple(size - active for size, active in zip(self.sizes, self.counts, strict=True))
+
     @cached_property
     def active(self) -> Tensor:
         """Ascending indices `[A]` of the active links."""
@@ -60,6 +65,11 @@ class Mask:
     def inactive(self) -> Tensor:
         """Ascending indices `[P - A]` of the inactive links."""
         return _indices(~self.bits)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """At the inactive links, their places in `inactive`: int32 `[P]`."""
+        return torch.cumsum(~self.bits, 0, dtype=torch.int32).sub_(1)
 
     @cached_property
     def number(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -74,10 +75,16 @@ def _settle_ties(scores: np.ndarray, threshold: np.ndarray, k: int, chosen: np.n
     chosen[np.flatnonzero(scores == threshold)[:missing]] = True
 
 
+@lru_cache(maxsize=32)
+def _held(sizes: tuple[int, ...], k: tuple[int, ...], device: torch.device) -> Tensor:
+    """`[2, layers]`: sizes and counts on the device. To bring them there is to wait for it, and clients of a round have the same ones."""
+    return torch.tensor([sizes, k], dtype=torch.int64).to(device)
+
+
 def _largest_on_device(scores: Tensor, k: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """The same for all layers at once in torch operations: sorted by score, then by layer; the first of each layer are the largest."""
     device, layers = scores.device, len(sizes)
-    size, wanted = torch.tensor([list(sizes), [max(count, 0) for count in k]]).to(device)
+    size, wanted = _held(tuple(sizes), tuple(max(count, 0) for count in k), device)
     layer = torch.arange(layers, dtype=torch.int16, device=device).repeat_interleave(size, output_size=sum(sizes))
     number = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     order = number.sort(dim=-1, descending=True, stable=True).indices

@@ -41,6 +41,11 @@ def at_least(least: float, values: Tensor, reason: str) -> Check:
     return Check(lambda lowest: None if lowest >= least else reason, values.amin())
 
 
+def none_of(bits: Tensor, reason: str) -> Check:
+    """None of the `bits` is set."""
+    return Check(lambda one: reason if one else None, bits.any())
+
+
 def fault(checks: Iterable[Check]) -> str | None:
     """The first thing that is wrong, if any is."""
     return faults([list(checks)])[0]

@@ -18,9 +18,9 @@ from torch import Tensor
 from fedrts.sparse.cost import VALUE_BYTES, Book
 from fedrts.sparse.layout import Entry, Layout, starts
 from fedrts.sparse.mask import Mask
-from fedrts.sparse.topk import top_indices
+from fedrts.sparse.topk import top_among
 from fedrts.wire import positions
-from fedrts.wire.checks import Check, at_least, failed, finite
+from fedrts.wire.checks import Check, at_least, failed, finite, none_of
 from fedrts.wire.packing import Bits, Reader, bytes_of, varint, varint_size
 from fedrts.wire.quantise import LEVELS, Norm, Quantised, ValueType, blocks_of
 
@@ -133,13 +133,18 @@ class Values:
         if self.type != "float32" and self.on != "mask":
             raise ValueError("shorter types are for values on the mask")
 
+    @property
+    def plain(self) -> bool:
+        """Payloads are tensors, and several senders' may be taken at once, of tensors that have them as leading axis."""
+        return self.type == "float32"
+
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Payload:
         values = tensors[self.of]  # of a client everything, of a server what is on the mask
-        if self.on == "mask" and len(values) != frame.on_mask:
+        if self.on == "mask" and values.shape[-1] != frame.on_mask:
             values = frame.mask.compact(values)
         elif self.on == "active":
-            values = values[frame.mask.active]
-        elif self.on == "all" and len(values) != frame.layout.length:
+            values = values[..., frame.mask.active]
+        elif self.on == "all" and values.shape[-1] != frame.layout.length:
             values = frame.mask.expand(values)
         else:
             values = values.clone()
@@ -220,17 +225,19 @@ class Values:
 
     def _count(self, frame: Frame) -> int:
         """How many numbers travel."""
-        return (
-            self.copies
-            * {
-                "mask": frame.on_mask,
-                "active": frame.mask.number,
-                "links": frame.layout.links,
-                "all": frame.layout.length,
-                "statistics": frame.statistics,
-                "scalars": 1,
-            }[self.on]
-        )
+        match self.on:
+            case "mask":
+                return self.copies * frame.on_mask
+            case "active":
+                return self.copies * frame.mask.number
+            case "links":
+                return self.copies * frame.layout.links
+            case "all":
+                return self.copies * frame.layout.length
+            case "statistics":
+                return self.copies * frame.statistics
+            case "scalars":
+                return self.copies
 
     def _shapes(self, frame: Frame) -> list[tuple[int, torch.dtype]]:
         """(number, type) of the tensors that travel."""
@@ -280,7 +287,7 @@ class Indices:
 
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Selection:
         mask, source = frame.mask, tensors[self.of]
-        indices = top_indices(source.abs(), self.k, ~mask.bits, mask.sizes)
+        indices = top_among(source.abs(), self.k, mask.inactive, mask.free)
         return Selection(indices, len(mask.bits), source[indices] if self.values else None)
 
     def open(self, payload: Payload, frame: Frame) -> Selection:
@@ -309,7 +316,11 @@ class Indices:
 
     def size(self, payload: Payload, frame: Frame) -> int:
         values = sum(self.k) * frame.dtype.itemsize if self.values else 0
-        return values + sum(positions_size(bits, (len(bits),)) for bits in self._among_inactive(payload, frame))
+        mask = frame.mask
+        places = mask.places[payload.indices].cpu().numpy()
+        begin, first = starts(mask.free), starts(self.k)
+        layers = (places[a:b] - start for a, b, start in zip(first, first[1:], begin, strict=False))
+        return values + sum(_coded_size(positions.sizes_at(named, (free,))) for named, free in zip(layers, mask.free, strict=True))
 
     def most(self, frame: Frame) -> int:
         return (sum(self.k) * frame.dtype.itemsize if self.values else 0) + _bitmaps(frame.mask.sizes)
@@ -325,9 +336,8 @@ class Indices:
             yield finite(payload.values, f"'{self.of}' is not finite")
         unknown, last = "a link is named that does not exist", payload.size - 1
         yield Check(lambda first, final: None if first >= 0 and final <= last else unknown, torch.stack(indices.aminmax()))
-        if len(indices) > 1:
-            yield at_least(1, indices.diff(), "links are named twice or out of order")
-        yield Check(lambda active: "an active link is named" if active else None, mask.bits[indices.clamp(0, last)].any())
+        yield none_of(indices[1:] <= indices[:-1], "links are named twice or out of order")
+        yield none_of(mask.bits[indices.clamp(0, last)], "an active link is named")
         yield Check(self._miscounted, torch.searchsorted(indices, mask.bounds).diff())
 
     def _misfit(self, payload: Payload, frame: Frame) -> str | None:
@@ -359,8 +369,7 @@ class Indices:
         mask = frame.mask
         named = torch.zeros_like(mask.bits)
         named[payload.indices] = True
-        inactive = [size - active for size, active in zip(mask.sizes, mask.counts, strict=True)]
-        yield from (part.numpy() for part in named[mask.inactive].cpu().split(inactive))
+        yield from (part.numpy() for part in named[mask.inactive].cpu().split(list(mask.free)))
 
 
 @dataclass(frozen=True)
@@ -552,7 +561,12 @@ def read_positions(reader: Reader, shape: Sequence[int], count: int | None = Non
 
 def positions_size(bits: Bits, shape: Sequence[int]) -> int:
     """Exactly `len(write_positions(bits, shape))`."""
-    smallest = min(positions.sizes(bits, shape).values())
+    return _coded_size(positions.sizes(bits, shape))
+
+
+def _coded_size(sizes: Mapping[positions.Coding, int]) -> int:
+    """Bytes in the smallest coding, with its number and its length."""
+    smallest = min(sizes.values())
     return 1 + varint_size(smallest) + smallest
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 from fedrts.sparse.cost import Book
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.checks import fault
-from fedrts.wire.fields import Frame, Indices, Payload, Selection, Short, Values
+from fedrts.wire.checks import fault, fetched
+from fedrts.wire.fields import Frame, Indices, Payload, Selection, Short, Signs, Values
 from fedrts.wire.packing import Reader
 from fedrts.wire.quantise import Quantised
 
@@ -200,6 +201,18 @@ def test_wrong_votes_get_a_reason(payload: Payload, reason: str) -> None:
 @pytest.mark.parametrize("indices", [None, 3, "abc", [1, 7, 13], np.array([1, 7, 13])])
 def test_votes_that_are_no_tensor_get_a_reason(indices: Any) -> None:
     assert fault(VOTES.checks(Selection(indices, LAYOUT.links), FRAME)) is not None
+
+
+@pytest.mark.parametrize("wrong", [2, -2, -128, 127])
+def test_signs_are_minus_one_zero_or_one(wrong: int) -> None:
+    signs = torch.tensor([1, -1, *[0] * (LAYOUT.links - 2)], dtype=torch.int8)
+    assert fault(Signs("direction").checks(signs, FRAME)) is None
+    assert "signs" in str(fault(Signs("direction").checks(with_one(signs, wrong), FRAME)))
+
+
+def test_numbers_of_every_type_are_fetched_as_they_are() -> None:
+    held = [torch.tensor(2**62), torch.tensor([True, False]), torch.tensor([[0.1], [torch.inf]], dtype=torch.float64), torch.zeros(0)]
+    assert fetched([*held, torch.tensor(7)]) == [[2**62], [True, False], [0.1, math.inf], [], [7]]
 
 
 def test_a_vote_where_none_was_asked_for_gets_a_reason() -> None:
