@@ -59,12 +59,12 @@ class Mask:
     @cached_property
     def active(self) -> Tensor:
         """Ascending indices `[A]` of the active links."""
-        return _indices(self.bits)
+        return flat_indices(self.bits)
 
     @cached_property
     def inactive(self) -> Tensor:
         """Ascending indices `[P - A]` of the inactive links."""
-        return _indices(~self.bits)
+        return flat_indices(~self.bits)
 
     @cached_property
     def places(self) -> Tensor:
@@ -117,7 +117,8 @@ class Mask:
         return f"Mask({self.number} of {len(self.bits)} links in {len(self.sizes)} layers)"
 
 
-def _indices(bits: Tensor) -> Tensor:
+def flat_indices(bits: Tensor) -> Tensor:
+    """Ascending indices of the set ones among `bits [n]`."""
     if bits.device.type == "cpu":
         return torch.from_numpy(np.flatnonzero(bits.numpy()))
     return bits.nonzero().squeeze(-1)

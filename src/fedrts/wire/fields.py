@@ -7,6 +7,7 @@ are named; a `Short` where values travel in fewer bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -17,11 +18,11 @@ from torch import Tensor
 
 from fedrts.sparse.cost import VALUE_BYTES, Book
 from fedrts.sparse.layout import Entry, Layout, starts
-from fedrts.sparse.mask import Mask
+from fedrts.sparse.mask import Mask, flat_indices
 from fedrts.sparse.topk import top_among
 from fedrts.wire import positions
 from fedrts.wire.checks import Check, at_least, failed, finite, none_of
-from fedrts.wire.packing import Bits, Reader, bytes_of, varint, varint_size
+from fedrts.wire.packing import Bits, Integers, Reader, bytes_of, varint, varint_size
 from fedrts.wire.quantise import LEVELS, Norm, Quantised, ValueType, blocks_of
 
 
@@ -316,11 +317,8 @@ class Indices:
 
     def size(self, payload: Payload, frame: Frame) -> int:
         values = sum(self.k) * frame.dtype.itemsize if self.values else 0
-        mask = frame.mask
-        places = mask.places[payload.indices].cpu().numpy()
-        begin, first = starts(mask.free), starts(self.k)
-        layers = (places[a:b] - start for a, b, start in zip(first, first[1:], begin, strict=False))
-        return values + sum(_coded_size(positions.sizes_at(named, (free,))) for named, free in zip(layers, mask.free, strict=True))
+        free = frame.mask.free
+        return values + _places_size(frame.mask.places[payload.indices].cpu().numpy(), [(count,) for count in free])
 
     def most(self, frame: Frame) -> int:
         return (sum(self.k) * frame.dtype.itemsize if self.values else 0) + _bitmaps(frame.mask.sizes)
@@ -413,8 +411,7 @@ class OnOwnMask:
         return OwnValues(Mask(bits, frame.mask.sizes), self._values.read(reader, frame))  # as many values as on the mask that was sent
 
     def size(self, payload: Payload, frame: Frame) -> int:
-        positions = sum(positions_size(bits, shape) for bits, shape in self._changes(payload, frame))
-        return positions + self._values.size(payload.values, frame)
+        return changes_size(payload.mask, frame) + self._values.size(payload.values, frame)
 
     def most(self, frame: Frame) -> int:
         return _bitmaps(frame.mask.sizes) + self._values.most(frame)
@@ -562,6 +559,20 @@ def read_positions(reader: Reader, shape: Sequence[int], count: int | None = Non
 def positions_size(bits: Bits, shape: Sequence[int]) -> int:
     """Exactly `len(write_positions(bits, shape))`."""
     return _coded_size(positions.sizes(bits, shape))
+
+
+def changes_size(mask: Mask, frame: Frame) -> int:
+    """Bytes that tell a mask to somebody who holds that of `frame`, or the other way round."""
+    changed = flat_indices(mask.bits ^ frame.mask.bits).cpu().numpy()
+    return _places_size(changed, [entry.shape for entry in frame.layout.layers])
+
+
+def _places_size(places: Integers, shapes: Sequence[Sequence[int]]) -> int:
+    """Bytes of the positions of links at ascending `places [m]` in layers of these shapes, one after the other."""
+    begin = starts([math.prod(shape) for shape in shapes])
+    cuts = np.searchsorted(places, begin)
+    layers = (places[a:b] - start for a, b, start in zip(cuts, cuts[1:], begin, strict=False))
+    return sum(_coded_size(positions.sizes_at(layer, shape)) for layer, shape in zip(layers, shapes, strict=True))
 
 
 def _coded_size(sizes: Mapping[positions.Coding, int]) -> int:
