@@ -78,13 +78,13 @@ def test_activations_are_counted_by_what_the_backward_pass_needs():
     layout = Layout.of(module)
     objective = Objective(module, Classification(), layout)
     weights, x, y = layout.flatten(module.state_dict()), torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
-    relu, log_softmax, mean = 4 * 5 * 4, 4 * 3 * 4, 4
-    assert memory.saved_bytes(objective, weights, x, y) == relu + log_softmax + mean
+    relu, log_softmax = 4 * 5 * 4, 4 * 3 * 4
+    assert memory.saved_bytes(objective, weights, x, y) == relu + log_softmax
     plain = Need.of(objective, LocalTraining(1, 4, 0.1), weights, x, y)
     adam = Need.of(objective, LocalTraining(1, 4, 0.1, optimizer="adam"), weights, x, y)
     wide = Need.of(objective, LocalTraining(1, 8, 0.1), weights, x, y)
     assert adam.slot - plain.slot == 2 * 4 * layout.length
-    assert wide.slot - plain.slot == 2 * (relu + log_softmax + mean)
+    assert wide.slot - plain.slot == 2 * (relu + log_softmax)
 
 
 def test_free_memory_is_some():
