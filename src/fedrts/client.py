@@ -228,11 +228,11 @@ class Workbench:
         return self.protection.message(fields or order.exchange.up, tensors, frame, noise)
 
     def uploads(self, order: Order, tensors: Mapping[str, Tensor], keys: Sequence[int]) -> Iterator[Message]:
-        """`upload` of several clients with these `keys`; their tensors have them as leading axis."""
+        """`upload` of several clients with these `keys`; their tensors have them as leading axis, and may become part of what leaves."""
         up, frame = order.exchange.up, order.upload_frame()
-        plain = {} if self.protection.on else {name: entry for name, entry in up.items() if isinstance(entry, Values) and entry.plain}
-        taken = {name: entry.take(tensors, frame).unbind() for name, entry in plain.items()}
-        rest = {name: entry for name, entry in up.items() if name not in plain}
+        whole = {} if self.protection.on else {name: entry for name, entry in up.items() if isinstance(entry, Values) and entry.lossless}
+        taken = {name: entry.chosen(tensors, frame).unbind() for name, entry in whole.items()}
+        rest = {name: entry for name, entry in up.items() if name not in whole}
         for place, key in enumerate(keys):
             message = {name: payloads[place] for name, payloads in taken.items()}
             own = {name: tensor[place] for name, tensor in tensors.items()} if rest else {}

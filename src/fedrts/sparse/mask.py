@@ -89,7 +89,7 @@ class Mask:
         """Values on the mask and the unpruned rest: `[..., n]` → `[..., A + n - P]`."""
         if self.is_full:
             return vector.clone()
-        return torch.cat([vector[..., self.active], vector[..., len(self.bits) :]], dim=-1)
+        return torch.cat([vector.index_select(-1, self.active), vector[..., len(self.bits) :]], dim=-1)
 
     def expand(self, compact: Tensor) -> Tensor:
         """The full vector with exact zeros outside the mask: inverse of `compact`."""

@@ -135,26 +135,28 @@ class Values:
             raise ValueError("shorter types are for values on the mask")
 
     @property
-    def plain(self) -> bool:
-        """Payloads are tensors, and several senders' may be taken at once, of tensors that have them as leading axis."""
+    def lossless(self) -> bool:
         return self.type == "float32"
 
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Payload:
-        values = tensors[self.of]  # of a client everything, of a server what is on the mask
-        if self.on == "mask" and values.shape[-1] != frame.on_mask:
-            values = frame.mask.compact(values)
-        elif self.on == "active":
-            values = values[..., frame.mask.active]
-        elif self.on == "all" and values.shape[-1] != frame.layout.length:
-            values = frame.mask.expand(values)
-        else:
-            values = values.clone()
+        values = self.chosen(tensors, frame)
         if self.type == "float32":
-            return values
+            return values.clone() if values is tensors[self.of] else values
         kept = len(values) - frame.statistics
         change = values if frame.reference is None else values - frame.reference
         short = change[:kept].half() if self.type == "float16" else Quantised.of(change[:kept], frame.key, self._groups(frame), self.norm)
         return Short(short, values[kept:].clone())
+
+    def chosen(self, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
+        """The numbers that travel, of one sender or (as leading axis of tensors) of several; the very tensor where they are all of it."""
+        values = tensors[self.of]  # of a client everything, of a server what is on the mask
+        if self.on == "mask" and values.shape[-1] != frame.on_mask:
+            return frame.mask.compact(values)
+        if self.on == "active":
+            return values.index_select(-1, frame.mask.active)
+        if self.on == "all" and values.shape[-1] != frame.layout.length:
+            return frame.mask.expand(values)
+        return values
 
     def open(self, payload: Payload, frame: Frame) -> Tensor:
         if self.type == "float32":
