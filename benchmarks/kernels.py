@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,13 +51,12 @@ CASES = {
 }
 
 
-def milliseconds(call: Callable[[], object], device: torch.device) -> float:
+def milliseconds(call: Callable[[], Any], device: torch.device) -> float:
     """Median time of a call."""
     for _ in range(WARM_UP):
         call()
     if device.type == "cuda":
-        graph = captured(lambda: call() and None, None)
-        call = graph.replay
+        call = captured(call, None).replay
     times = []
     for _ in range(REPLAYS):
         _finish(device)
@@ -123,9 +123,7 @@ def main() -> None:
             body.append(row)
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     table = markdown(["model", "precision", "how", "clients × batch", "ms a step", "samples/s"], body)
-    words = (
-        f"# Kernels\n\n`python benchmarks/kernels.py`, {hardware}, torch {torch.__version__}. {__doc__.split(chr(10) * 2)[2].strip()}\n\n"
-    )
+    words = f"# Kernels\n\n`python benchmarks/kernels.py`, {hardware}, torch {torch.__version__}.\n\n"
     if options.out:
         options.out.write_text(f"{words}{table}\n", "utf-8")
 
