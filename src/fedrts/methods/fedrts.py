@@ -7,6 +7,10 @@ largest gradients. Gradients themselves never leave a client.
 Settled where the paper is ambiguous: votes are taken among *inactive* links (Eq. 5 and the text; Algorithm 2 masks with
 m_t); p_n is normalised over the round's clients; K and κ are per layer; κ follows f(t) of the current round; γ weighs the
 aggregate (Eq. 3); the posterior rests from T_end on, when the mask is fixed.
+
+Two options go beyond the paper and are off by default. `discount`: the arms move while the model learns, so α ← 1 + ρ(α − 1), and β alike,
+before a link is observed again. `candidates="named"`: inactive links outnumber active ones many times over, and among so many draws the
+largest are those of links that nobody named; here only links that a client named in this round may be grown.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ class Outcome:
     values: Tensor
     at: Tensor | None
     clients: int
+    named: Tensor | None = None
+    """In outer rounds: did any client speak for the link? bool `[P]`."""
 
 
 class Bandit(Sparse):
@@ -74,7 +80,7 @@ class Bandit(Sparse):
             return self.learn(state, updated, Outcome(active, state.mask.active, mean.clients), round, rng)  # inactive links: None
         outcome = torch.add(self.gamma * 0.5, mean["votes"], alpha=1 - self.gamma)  # Eq. 3, 5: inactive links
         outcome[state.mask.active] = active
-        return self.learn(state, updated, Outcome(outcome, None, mean.clients), round, rng)
+        return self.learn(state, updated, Outcome(outcome, None, mean.clients, mean["votes"] > 0), round, rng)
 
     @abstractmethod
     def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
@@ -102,6 +108,10 @@ class FedRTS(Bandit):
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["clients"] = Field(
         10.0, description="λ: how much one observation counts (Eq. 6); clients: as many as took part in the round"
     )
+    discount: Annotated[float, Field(gt=0, le=1, description="ρ: what is left of a link's history when it is observed again")] = 1.0
+    candidates: Annotated[Literal["all", "named"], Field(description="inactive links that a draw may choose: all, or those just named")] = (
+        "all"
+    )
 
     def begin(self, setup: Setup) -> State:
         prior = torch.ones(setup.layout.links, dtype=torch.float32, device=setup.weights.device)  # Beta(1, 1): uniform
@@ -109,9 +119,12 @@ class FedRTS(Bandit):
 
     def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
         scale = outcome.clients if self.scale == "clients" else self.scale
-        alpha, beta = posterior.observe(state["alpha"], state["beta"], outcome.values, scale, outcome.at)  # Eq. 6
+        alpha, beta = posterior.faded(state["alpha"], state["beta"], self.discount, outcome.at)
+        alpha, beta = posterior.observe(alpha, beta, outcome.values, scale, outcome.at)  # Eq. 6
         if round.outer:
             drawn = posterior.draw(alpha, beta, rng("topology"))
+            if self.candidates == "named" and outcome.named is not None:
+                drawn *= state.mask.bits | outcome.named  # 0 is below every draw, and the active links alone are K^l
             updated = updated.with_mask(Mask.top(drawn, round.counts, state.mask.sizes))  # Eq. 2
         return updated.remember(alpha=alpha, beta=beta)
 
