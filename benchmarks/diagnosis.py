@@ -16,6 +16,8 @@ clients and for active ones outside and inside the core; how often a draw of a l
 the outer round before, and the same share of all active links (chance).
 **Dense**: overlap of the mask with the K^l largest magnitudes of a dense model after as many rounds from the same weights, over layers that
 are not full, against chance.
+**Units**: over how many of a layer's outputs and inputs the links are spread, as the exponential of the entropy of their shares over the
+number of units: 1 when all have as many, small where a few have nearly all. Layers that are not full; compare with a random mask.
 
 Raw numbers lie in OUT/raw, one file a method; a run whose file is there with the same settings is not repeated. Tables are in
 OUT/diagnosis.md, plots beside it where matplotlib is installed.
@@ -27,7 +29,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from pathlib import Path
@@ -99,6 +101,7 @@ def observe(run: Assembled, dense: Tensor | None) -> Raw:
                 found["posterior"] = posteriors(played.state, ballot, core_of(watch.mean, state.mask, current))
             if dense is not None:
                 found["dense"] = overlap_with_dense(played.state.mask, dense)
+            found["units"] = spread_over_units(played.state.mask, [entry.shape for entry in run.layout.layers])
             outers.append(found)
             before = ballot
         watch.named.clear()
@@ -266,6 +269,19 @@ def overlap_with_dense(mask: Mask, dense: Tensor) -> Raw:
     layers = [(b, k, n) for b, k, n, is_open in zip(both, mask.counts, mask.sizes, open_layers, strict=True) if is_open]
     active = max(sum(k for _, k, _ in layers), 1)
     return {"share": sum(b for b, _, _ in layers) / active, "chance": sum(k * k / n for _, k, n in layers) / active}
+
+
+def spread_over_units(mask: Mask, shapes: Sequence[Sequence[int]]) -> Raw:
+    """How evenly the active links of layers that are not full lie over outputs and inputs: exp(entropy) of their shares, over units."""
+    found: dict[str, list[float]] = {"outputs": [], "inputs": []}
+    for bits, shape, k, n in zip(mask.bits.split(list(mask.sizes)), shapes, mask.counts, mask.sizes, strict=True):
+        if len(shape) < 2 or not 0 < k < n:
+            continue
+        links = bits.view(shape[0], shape[1], -1).sum(-1).double()
+        for name, degree in (("outputs", links.sum(1)), ("inputs", links.sum(0))):
+            share = degree[degree > 0] / k
+            found[name].append(float(torch.exp(-(share * share.log()).sum())) / len(degree))
+    return {name: fmean(values) if values else None for name, values in found.items()}
 
 
 # -- running ---------------------------------------------------------------------------------------------------------

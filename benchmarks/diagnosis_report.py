@@ -64,10 +64,14 @@ def tables(results: Mapping[str, Raw]) -> list[str]:
         final = result["final"].get("dense", {})
         lived = (survival_of(result, k) for k in (1, 3))
         just = (averaged([outer[key] for outer in outers[1:]]) for key in ("dropped_just_grown", "active_just_grown", "grown_again"))
-        row = (averaged(scored), averaged(changed[:half]), averaged(changed[half:]), *lived, *just, final.get("share"), final.get("chance"))
+        units = (outers[-1]["units"][key] if outers else None for key in ("outputs", "inputs"))
+        turnover = averaged(changed[:half]), averaged(changed[half:])
+        row = (averaged(scored), *turnover, *lived, *just, final.get("share"), final.get("chance"), *units)
         rows.append([label, number(row[0], 3), *(number(value) for value in row[1:])])
     head = ["method", "accuracy, last 10", "changed, first half", "changed, second", "alive after 1", "after 3"]
-    lines += table([*head, "dropped: just grown", "active: just grown", "grown again", "in dense top K", "chance"], rows)
+    lines += table(
+        [*head, "dropped: just grown", "active: just grown", "grown again", "in dense top K", "chance", "outputs used", "inputs used"], rows
+    )
     voting = {label: result for label, result in results.items() if any("votes" in outer for outer in result["outers"])}
     if voting:
         lines += ["", "## Votes", *vote_table(voting)]

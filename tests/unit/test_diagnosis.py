@@ -1,6 +1,7 @@
 """The measures of benchmarks/diagnosis.py, against examples worked out by hand."""
 
 import importlib
+import itertools
 import json
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def test_overlaps_of_random_votes_are_what_chance_says(diagnosis):
 def test_lives_of_links(diagnosis):
     lives = diagnosis.Lives()
     masks = [mask_of(active) for active in ([0, 1, 2], [0, 3, 4], [0, 3, 1], [1, 5, 4])]
-    found = [lives.outer(before, after) for before, after in zip(masks, masks[1:], strict=False)]
+    found = [lives.outer(before, after) for before, after in itertools.pairwise(masks)]
     assert found[0] == {"dropped_just_grown": 0, "active_just_grown": 0, "grown_again": 0}
     assert found[1] == {"dropped_just_grown": 1, "active_just_grown": 2 / 3, "grown_again": 1}  # 4 goes, 1 returns
     assert found[2] == {"dropped_just_grown": 0, "active_just_grown": 1 / 3, "grown_again": 1 / 2}  # 0 and 3 go, 1 stays
@@ -74,6 +75,14 @@ def test_overlap_with_a_dense_model_leaves_out_full_layers(diagnosis):
     mask = Mask(torch.tensor([1, 1, 0, 0, 1, 1], dtype=torch.bool), [4, 2])
     found = diagnosis.overlap_with_dense(mask, torch.tensor([0.1, -9.0, 3.0, 0.2, 1.0, 1.0]))
     assert found == {"share": 1 / 2, "chance": 1 / 2}
+
+
+def test_links_spread_over_units(diagnosis):
+    """Four links: two outputs have half of them each; of three inputs one has two, the others one; a full layer does not count."""
+    bits = torch.tensor([[1, 1, 0], [1, 0, 1], [0, 0, 0]], dtype=torch.bool).flatten()
+    found = diagnosis.spread_over_units(Mask(torch.cat([bits, torch.ones(4, dtype=torch.bool)]), [9, 4]), [(3, 3), (2, 2)])
+    assert found["outputs"] == pytest.approx(2 / 3)
+    assert found["inputs"] == pytest.approx(np.exp(-(0.5 * np.log(0.5) + 2 * 0.25 * np.log(0.25))) / 3)
 
 
 def test_one_command_runs_and_renders(tmp_path):

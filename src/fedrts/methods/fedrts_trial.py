@@ -2,16 +2,18 @@
 
 In outer rounds a client drops its Q^l weakest links after half of the epochs, grows the Q^l of largest gradient and trains on under its
 own mask m^k, as in FedDST. That mask says what Eq. 4 and 5 ask of a client: X^k_i = m^k_i is 1 for the κ^l links that it kept and for the
-Q^l that it speaks for. The aggregate has an opinion on inactive links too, where the paper has ½: X^agg_i = 1 for the K^l largest
-magnitudes of the merged model. A link that is chosen starts with the weight that the clients who tried it gave it, not with 0.
+Q^l that it speaks for. X^agg_i of an active link: is it among the K^l largest magnitudes of the merged model? Of an inactive one ½, as in
+Eq. 5. A link that is chosen starts with the weight that the clients who tried it gave it, not with 0.
 
-The posterior, the draw and the inner rounds are those of FedRTS. In outer rounds importance is magnitude, whatever `score` says.
+The posterior, the draw and the inner rounds are those of FedRTS, with two other defaults: only links just tried may be grown, and history
+fades, because without that links tried late never catch up. In outer rounds importance is magnitude, whatever `score` says.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
+import torch
 from pydantic import Field
 
 from fedrts.methods import register
@@ -28,6 +30,7 @@ class FedRTSTrial(FedRTS, FedDST):
 
     topology: ClassVar[str] = "each client drops and grows by its gradient; merged, then top K of a draw from the posteriors"
 
+    discount: Annotated[float, Field(gt=0, le=1, description="ρ: what is left of a link's history when it is observed again")] = 0.8
     candidates: Annotated[Literal["all", "named"], Field(description="inactive links that a draw may choose: all, or those just tried")] = (
         "named"
     )
@@ -42,8 +45,9 @@ class FedRTSTrial(FedRTS, FedDST):
         if not round.outer:
             return super().update(state, mean, round, rng)
         weights, sizes = self.merged(state, mean), state.mask.sizes
-        largest = Mask.top(weights[: sum(sizes)].abs(), round.counts, sizes)  # X^agg
-        outcome = self.gamma * largest.bits + (1 - self.gamma) * mean["has"]
+        largest = Mask.top(weights[: sum(sizes)].abs(), round.counts, sizes)
+        aggregate = torch.where(state.mask.bits, largest.bits.float(), 0.5)  # X^agg
+        outcome = self.gamma * aggregate + (1 - self.gamma) * mean["has"]
         tried = mean["has"] > 0
         updated = state.moved(weights, Mask(tried, sizes))
         return self.learn(state, updated, Outcome(outcome, None, mean.clients, tried), round, rng)
