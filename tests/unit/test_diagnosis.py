@@ -85,11 +85,14 @@ def test_links_spread_over_units(diagnosis):
     assert found["inputs"] == pytest.approx(np.exp(-(0.5 * np.log(0.5) + 2 * 0.25 * np.log(0.25))) / 3)
 
 
+@pytest.mark.slow
 def test_one_command_runs_and_renders(tmp_path):
-    """Four rounds of digits, measured in a process of their own; then tables again of the raw numbers alone."""
+    """A few short rounds of digits, measured in a process of their own; then tables again of the raw numbers alone."""
     command = [sys.executable, str(ROOT / "benchmarks/diagnosis.py"), "--out", str(tmp_path)]
-    short = ["--methods", "fedrts,feddst", "--variant", "sure:fedrts:scale=100", "--rounds", "4", "--set", "topology.interval=1"]
-    first = subprocess.run([*command, *short, "--set", "train.epochs=2"], capture_output=True, text=True, check=True)
+    tables = {"topology.interval": 1, "train.epochs": 2, "clients.per_round": 3, "model_options.hidden": [32, 32], "eval.fairness": "false"}
+    short = ["--methods", "fedrts,feddst", "--variant", "sure:fedrts:scale=100", "--rounds", "4", "--density", "0.3"]
+    settings = [part for key, value in tables.items() for part in ("--set", f"{key}={value}")]
+    first = subprocess.run([*command, *short, *settings], capture_output=True, text=True, check=True)
     table = (tmp_path / "diagnosis.md").read_text("utf-8")
     assert table in first.stdout
     assert all(word in table for word in ("| sure |", "| feddst |", "## Votes", "## Posteriors of fedrts"))
