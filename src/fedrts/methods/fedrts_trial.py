@@ -6,7 +6,7 @@ Q^l that it speaks for. X^agg_i of an active link: is it among the K^l largest m
 Eq. 5. A link that is chosen starts with the weight that the clients who tried it gave it, not with 0.
 
 The posterior, the draw and the inner rounds are those of FedRTS, with two other defaults: only links just tried may be grown, and history
-fades, because without that links tried late never catch up. In outer rounds importance is magnitude, whatever `score` says.
+fades, so that links tried late can catch up. In outer rounds importance is magnitude, whatever `score` says.
 """
 
 from __future__ import annotations
