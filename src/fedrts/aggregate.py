@@ -122,9 +122,7 @@ class Clipped:
 
     def add(self, weights: Tensor, weight: int) -> None:
         update = weights.double() - self.reference
-        norm = float(torch.linalg.vector_norm(update[: self.parameters]))
-        if norm > self.bound:
-            update *= self.bound / norm
+        update *= (self.bound / torch.linalg.vector_norm(update[: self.parameters])).clamp_(max=1.0)
         self._sums.add({"update": update}, weight)
 
     def merge(self, other: Clipped) -> None:

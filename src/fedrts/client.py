@@ -6,7 +6,7 @@ exchange's steps in order, and takes the upload's fields from its tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, singledispatch
@@ -23,7 +23,7 @@ from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import Frame, Message
+from fedrts.wire.fields import Field, Frame, Message, Values
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,21 @@ class Order:
         parameters = self.reference[: len(self.reference) - self.frame.statistics]
         return float(torch.linalg.vector_norm(parameters, dtype=torch.float64))
 
+    @cached_property
+    def variances(self) -> Tensor:
+        """Where among a model's statistics the variances are: `[v]`."""
+        places = [torch.arange(span.start, span.stop) for span in self.frame.layout.variances()]
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *places]).to(self.frame.mask.bits.device)
+
     def upload_frame(self, key: int = 0) -> Frame:
         """What both sides know of an upload; the `key` of its rounding is the client's alone."""
-        return replace(self.frame, key=key, reference=self.reference)
+        return replace(self._uploading, key=key) if key else self._uploading
 
-    @property
+    @cached_property
+    def _uploading(self) -> Frame:
+        return replace(self.frame, key=0, reference=self.reference)
+
+    @cached_property
     def opening_frame(self) -> Frame:
         """With which the server opens an upload: changes are from its own weights, which stay precise: W ← W + Σ p_k Q(ΔW_k)."""
         return replace(self.frame, reference=self.values if self.reference is not None else None)
@@ -124,6 +134,8 @@ class Reply:
     """Bytes of a second download, to a client that turned out to lack the mask."""
     at: float | None = None
     """When it came (`time.monotonic`), where that is not now."""
+    more: bool = False
+    """The next reply is there too: whoever looks at this one may look at both together."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +146,8 @@ class Failure:
     reason: str
     resent: int = 0
     at: float | None = None
+    more: bool = False
+    """See `Reply`."""
 
 
 @dataclass(frozen=True)
@@ -204,10 +218,25 @@ class Workbench:
         tensors["received"] = tensors["weights"].clone()
         return Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", order.round.index, client), order.round.index)
 
-    def upload(self, order: Order, tensors: Mapping[str, Tensor], frame: Frame, key: int) -> Message:
-        """What leaves a client of its `tensors`; in a simulation noise is a function of the client's `key`, on a node of nothing."""
+    def upload(self, order: Order, tensors: Mapping[str, Tensor], key: int, fields: Mapping[str, Field] | None = None) -> Message:
+        """What leaves a client of its `tensors`, or some fields of it.
+
+        Rounding is a function of the client's `key`; so is noise in a simulation, on a node it is one of nothing.
+        """
+        frame = order.upload_frame(random.key(key, "rounding", order.round.exchange))
         noise = random.key(key, "noise", order.round.exchange) if self.simulated else None
-        return self.protection.message(order.exchange.up, tensors, frame, noise)
+        return self.protection.message(fields or order.exchange.up, tensors, frame, noise)
+
+    def uploads(self, order: Order, tensors: Mapping[str, Tensor], keys: Sequence[int]) -> Iterator[Message]:
+        """`upload` of several clients with these `keys`; their tensors have them as leading axis, and may become part of what leaves."""
+        up, frame = order.exchange.up, order.upload_frame()
+        whole = {} if self.protection.on else {name: entry for name, entry in up.items() if isinstance(entry, Values) and entry.lossless}
+        taken = {name: entry.chosen(tensors, frame).unbind() for name, entry in whole.items()}
+        rest = {name: entry for name, entry in up.items() if name not in whole}
+        for place, key in enumerate(keys):
+            message = {name: payloads[place] for name, payloads in taken.items()}
+            own = {name: tensor[place] for name, tensor in tensors.items()} if rest else {}
+            yield message | self.upload(order, own, key, rest) if rest else message
 
     def flops(self, order: Order, job: Job) -> float:
         """What an order costs the client; nothing of it need be carried out."""
@@ -220,8 +249,7 @@ class Workbench:
         with _isolated(random.key(job.key, "module"), self.gradient.device):
             for step in exchange.steps:
                 perform(step, job)
-        frame = order.upload_frame(random.key(job.key, "rounding", order.round.exchange))
-        message = self.upload(order, job.tensors, frame, job.key)
+        message = self.upload(order, job.tensors, job.key)
         loss = float(job.loss / job.steps) if job.steps else float("nan")
         return Reply(client, order.round.index, order.round.exchange, len(job.rows), message, arithmetic, loss)
 

@@ -113,7 +113,7 @@ class Engine(Table):
     )
     kernel: KernelName = Field("auto", description="side by side as one vectorised program, or streamed: one program a client")
     slots: int = Field(0, ge=0, description="clients that train side by side; 0: all of a round, if there is memory")
-    workers: int = Field(0, ge=0, description="threads that share the slots on a CPU; 0: one a core")
+    workers: int = Field(0, ge=0, description="threads that share the slots on a CPU; 0: one")
     precision: Precision = Field("float32", description="float32, tf32 or bf16 (both on GPUs; weights stay float32)")
     actors: int = Field(0, ge=0, description="ray: among so many the clients of a round are divided; 0: one a GPU of this machine, or two")
     cpus: Number = Field(0.0, ge=0, description="ray: CPUs of an actor, fractions too; 0: an equal share of this machine's")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from fedrts.client import Failure, Order, Reply
 from fedrts.errors import note
-from fedrts.wire import codec
+from fedrts.wire import checks, codec
+from fedrts.wire.checks import Check, failed
 from fedrts.wire.codec import Header, Kind
-from fedrts.wire.fields import Frame, Message, OwnValues, Values
+from fedrts.wire.fields import Message, OwnValues, Values
 
 Reducer = Literal["mean", "clip", "trimmed_mean", "median"]
 
@@ -98,15 +100,15 @@ class Rejection:
     blamed: bool
 
 
-def judge(reply: Reply | Failure, order: Order, guard: Guard, samples: Mapping[int, int], counted: Collection[int]) -> Rejection | None:
-    """None if a reply may count. `samples`: n_k of the clients that were asked; `counted`: whose replies count already."""
+def judge(
+    reply: Reply | Failure, fault: str | None, order: Order, samples: Mapping[int, int], counted: Collection[int]
+) -> Rejection | None:
+    """None if a reply with this `fault` may count. `samples`: n_k of the clients that were asked; `counted`: whose replies count."""
     if isinstance(reply, Failure):
         return Rejection(reply.reason, blamed=reply.client in samples and reply.client not in counted)
     if (reason := stray(reply, order, samples, counted)) is not None:
         return Rejection(reason, blamed=False)
-    if (reason := fault(reply, order, guard, samples)) is not None:
-        return Rejection(reason, blamed=True)
-    return None
+    return None if fault is None else Rejection(fault, blamed=True)
 
 
 def stray(reply: Reply, order: Order, samples: Mapping[int, int], answered: Collection[int]) -> str | None:
@@ -120,48 +122,66 @@ def stray(reply: Reply, order: Order, samples: Mapping[int, int], answered: Coll
     return None
 
 
-def fault(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]) -> str | None:
-    """What is wrong with a client's reply to `order`; None if it may count. `samples`: n_k as the server knows them."""
-    if reply.samples != samples[reply.client]:
-        return f"{reply.samples} samples where the client has {samples[reply.client]}"
-    if set(reply.message) != set(order.exchange.up):
-        return f"fields {sorted(reply.message)} where {sorted(order.exchange.up)} were asked for"
-    for name, entry in order.exchange.up.items():
-        if (reason := entry.fault(reply.message[name], order.frame)) is not None:
-            return reason
-    return _beyond_bounds(reply.message, order, guard)
+def faults(replies: Sequence[Reply | Failure], order: Order, guard: Guard, samples: Mapping[int, int]) -> list[str | None]:
+    """What is wrong with each of several replies to `order`, measured together; None if nothing. `samples`: n_k as known here."""
+    return checks.faults([list(_checks(reply, order, guard, samples)) if isinstance(reply, Reply) else [] for reply in replies])
 
 
-def _beyond_bounds(message: Message, order: Order, guard: Guard) -> str | None:
-    frame = order.upload_frame()
+def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]) -> Iterator[Check]:
+    up, held = order.exchange.up, samples.get(reply.client)
+    if reply.samples != held:
+        yield failed(f"{reply.samples} samples where the client has {held}")
+        return
+    if reply.message.keys() != up.keys():
+        yield failed(f"fields {sorted(reply.message)} where {sorted(up)} were asked for")
+        return
+    for name, entry in up.items():
+        for check in entry.checks(reply.message[name], order.frame):
+            yield check
+            if check.numbers is None:  # it failed: nothing else can be measured
+                return
+    yield from _bounds(reply.message, order, guard)
+
+
+def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
+    """What is too large, or what no BatchNorm gives; `message` has the right fields and shapes."""
     for name, entry in order.exchange.up.items():
         if isinstance(entry, Values) and entry.on == "statistics":
-            for statistics in message[name].view(entry.copies, -1):
-                if (reason := _beyond_statistics(statistics, frame, guard)) is not None:
-                    return reason
+            yield from _of_statistics(message[name].view(entry.copies, -1), order, guard)
     if "weights" not in order.exchange.up or order.reference is None:
-        return None
+        return
+    frame = order.upload_frame()
     weights: Any = order.exchange.up["weights"].open(message["weights"], frame)
     reference = order.reference
     if isinstance(weights, OwnValues):  # compared where the client's own mask has links
         weights, reference = weights.values, weights.mask.compact(frame.mask.expand(reference))
     parameters = len(weights) - frame.statistics
-    if (reason := _beyond_statistics(weights[parameters:], frame, guard)) is not None:
-        return reason
-    update = float(torch.linalg.vector_norm(weights[:parameters] - reference[:parameters]))
-    bound = guard.bound(order.reference_norm)
-    if guard.reducer != "clip" and update > bound:
-        return f"an update of norm {update:.3g}, above the bound of {bound:.3g}"
-    return None
+    if frame.statistics:
+        yield from _of_statistics(weights[None, parameters:], order, guard)
+    if guard.reducer != "clip":
+        yield Check(partial(_of_update, guard.bound(order.reference_norm)), torch.dist(weights[:parameters], reference[:parameters]))
 
 
-def _beyond_statistics(statistics: Tensor, frame: Frame, guard: Guard) -> str | None:
-    """What no BatchNorm gives."""
-    variances = [statistics[span] for span in frame.layout.variances()]
-    if variances and bool((torch.cat(variances) < 0).any()):
-        return "a negative variance"
-    if len(statistics) and float(statistics.abs().max()) > guard.statistic_bound:
-        return f"statistics above guard.statistic_bound = {guard.statistic_bound:g}"
+def _of_update(bound: float, norm: float) -> str | None:
+    return f"an update of norm {norm:.3g}, above the bound of {bound:.3g}" if norm > bound else None
+
+
+def _of_statistics(statistics: Tensor, order: Order, guard: Guard) -> Iterator[Check]:
+    """Of every row of `statistics [copies, s]`: what no BatchNorm gives."""
+    if not statistics.shape[1]:
+        return
+    largest = torch.linalg.vector_norm(statistics, ord=torch.inf, dim=1)
+    least = statistics[:, order.variances].amin(1) if len(order.variances) else torch.zeros_like(largest)
+    yield Check(partial(_of_extremes, guard.statistic_bound), torch.stack([least, largest], dim=1))
+
+
+def _of_extremes(bound: float, *extremes: float) -> str | None:
+    """The verdict on the least variance and the largest statistic of one row after the other."""
+    for least, largest in zip(extremes[::2], extremes[1::2], strict=True):
+        if least < 0:
+            return "a negative variance"
+        if largest > bound:
+            return f"statistics above guard.statistic_bound = {bound:g}"
     return None
 
 
@@ -174,7 +194,7 @@ def encode_reply(reply: Reply, order: Order) -> bytes:
 
 
 def decode_reply(data: bytes, order: Order) -> Reply:
-    """A reply that came from outside; a `WireError` if it can be none. Whether it counts is for `fault` to say."""
+    """A reply that came from outside; a `WireError` if it can be none. Whether it counts is for `faults` to say."""
     header, reader = codec.open_upload(data, order.frame)
     message = codec.read_fields(reader, order.exchange.up, order.frame)
     return Reply(header.client, header.round, header.exchange, header.samples, message, size=len(data))

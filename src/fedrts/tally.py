@@ -7,13 +7,13 @@ share of them, whose tallies are then added in the order of the shares.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedrts.aggregate import Sums, reduction
 from fedrts.client import Failure, Order, Reply
-from fedrts.guard import Guard, judge
+from fedrts.guard import Guard, faults, judge
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
 from fedrts.phases import each, phase
@@ -75,22 +75,21 @@ class Tally:
 
 def tally(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
     """Judge and add up `replies` as they come, until enough of them count or the rest is late."""
-    order, guard, samples = question.order, question.guard, question.samples
-    votes = guard.vote_weights(samples)
+    order, samples = question.order, question.samples
+    votes = question.guard.vote_weights(samples)
     frame = order.upload_frame()
-    result = Tally(Sums(reduction(guard, order)))
+    result = Tally(Sums(reduction(question.guard, order)))
     answered: set[int] = set()
-    for reply in each("clients", replies):
+    for reply, came, fault in _examined(question, replies):
         result.resent_bytes += reply.resent
         if isinstance(reply, Failure) and reply.reason in EXCUSED:
             result.missing[reply.client] = reply.reason
             continue
-        if (reply.at or time.monotonic()) > question.due:
+        if came > question.due:
             result.missing |= {client: LATE for client in question.asked if client not in answered and client not in result.missing}
             break
         answered.add(reply.client)
-        with phase("guard"):
-            rejection = judge(reply, order, guard, samples, result.counted)
+        rejection = judge(reply, fault, order, samples, result.counted)
         if rejection is not None:
             result.rejected.append({"client": reply.client, "reason": rejection.reason})
             if rejection.blamed:
@@ -107,3 +106,23 @@ def tally(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
         if len(result.counted) == question.wanted:
             break
     return result
+
+
+def _examined(question: Question, replies: Iterable[Reply | Failure]) -> Iterator[tuple[Reply | Failure, float, str | None]]:
+    """Every reply, when it came, and what is wrong with it; those that came together are measured together."""
+    for some in each("clients", _together(replies)):
+        with phase("guard"):
+            found = faults([reply for reply, _ in some], question.order, question.guard, question.samples)
+        yield from ((reply, came, fault) for (reply, came), fault in zip(some, found, strict=True))
+
+
+def _together(replies: Iterable[Reply | Failure]) -> Iterator[list[tuple[Reply | Failure, float]]]:
+    """Replies with the time when each came, in lists of those that came together."""
+    some: list[tuple[Reply | Failure, float]] = []
+    for reply in replies:
+        some.append((reply, reply.at or time.monotonic()))
+        if not reply.more:
+            yield some
+            some = []
+    if some:
+        yield some

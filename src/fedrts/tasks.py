@@ -31,11 +31,21 @@ class Task(Protocol):
         ...
 
 
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Mean cross-entropy of logits `[m, classes]` and labels `[m]`; other forms as `F.cross_entropy` takes them.
+
+    The same as there up to rounding, in operations that vmap takes as they are: it takes the other ones apart into a dozen pieces.
+    """
+    if output.dim() != 2 or target.is_floating_point():
+        return F.cross_entropy(output, target)
+    return -output.log_softmax(-1).gather(-1, target.unsqueeze(-1)).mean()
+
+
 @dataclass(frozen=True)
 class Classification:
     """One label per sample, or any target that one's own `criterion` and `correct` understand."""
 
-    criterion: Loss = F.cross_entropy
+    criterion: Loss = cross_entropy
     correct: Callable[[Tensor, Tensor], Tensor] | None = None
     """(output, target) → number (or share, summed) of correct answers in the batch; default: arg-max equals label."""
 

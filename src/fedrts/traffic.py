@@ -113,7 +113,11 @@ class Lengths:
 
     def download(self, held: Mask | None) -> int:
         """Bytes of the download to a client that holds `held`."""
+        return self._of_fields + self._of_mask(held)
+
+    def _of_mask(self, held: Mask | None) -> int:
         pair = (held.fingerprint if held is not None else b"", self.frame.mask.fingerprint)
         if pair not in self.of_masks:
-            self.of_masks[pair] = codec.mask_size(self.frame, held)
-        return self._of_fields + self.of_masks[pair]
+            whole = self._of_mask(None) if held is not None and pair[0] != pair[1] else None
+            self.of_masks[pair] = codec.mask_size(self.frame, held, whole)
+        return self.of_masks[pair]

@@ -8,7 +8,7 @@ import torch
 
 from fedrts import methods, rounds
 from fedrts.aggregate import Sums
-from fedrts.guard import decode_reply, encode_reply, judge
+from fedrts.guard import decode_reply, encode_reply, faults
 from fedrts.methods.contract import Rewire
 from fedrts.rounds import Plan
 from fedrts.sparse import budget, random
@@ -165,7 +165,7 @@ def test_messages_survive_the_wire_and_the_guard(toy, method, index):
         for reply in run.plan.engine.run(order, [0, 3]):
             again = decode_reply(encode_reply(reply, order), order)
             assert all(same(again.message[name], reply.message[name]) for name in exchange.up)
-            assert judge(again, order, run.plan.guard, samples, []) is None
+            assert faults([again], order, run.plan.guard, samples) == [None]
             opened = {name: entry.open(again.message[name], order.upload_frame()) for name, entry in exchange.up.items()}
             sums.add(run.method.contribution(opened, before, order.round), again.samples)
         header = Header(Kind.DOWNLOAD, bytes.fromhex(run.layout.fingerprint), before.mask.fingerprint, index, 0, 0)

@@ -13,7 +13,7 @@ from fedrts.aggregate import Clipped, Sorted, Sums
 from fedrts.client import Failure, Reply
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, Note
-from fedrts.guard import Guard, decode_reply, encode_reply, judge
+from fedrts.guard import Guard, decode_reply, encode_reply, faults
 from fedrts.ledger import Ledger
 from fedrts.observe import Silent
 from fedrts.wire.errors import WireError
@@ -159,6 +159,19 @@ def test_a_bad_reply_is_rejected_and_changes_nothing(run, without, attack):
     assert played.state.mask == without.mask
     assert all(torch.equal(played.state[name], without[name]) for name in without.memory)
     assert ledger.strikes.counts == ({} if attack in NOBODY_IS_BLAMED else {ATTACKER: 1})
+
+
+def test_bad_replies_that_are_measured_together_get_the_reasons_that_they_get_alone(run):
+    state = run.method.begin(run.setup)
+    order = order_of(run, run.method.exchanges(run.plan.round(0, state.mask))[0], state, 0)
+    honest = list(run.plan.engine.run(order, range(5)))
+    samples = dict(enumerate(run.plan.samples))
+    bad = [reply for tamper, _ in ATTACKS.values() for reply in tamper(honest[ATTACKER], order)]
+    mixed = [reply for pair in zip(bad, honest * 6, strict=False) for reply in pair]
+    alone = [faults([reply], order, run.plan.guard, samples)[0] for reply in mixed]
+    assert faults(mixed, order, run.plan.guard, samples) == alone
+    assert alone[1::2] == [None] * len(bad)
+    assert sum(reason is not None for reason in alone[::2]) == sum(isinstance(reply, Reply) for reply in bad) - 2  # another round, exchange
 
 
 @pytest.mark.parametrize("again", ["duplicate", "replay"])
@@ -488,10 +501,10 @@ def test_statistics_of_candidates_are_checked_too(toy, value, reason):
     order = order_of(run, exchange, state, -1)
     (reply,) = run.plan.engine.run(order, [1])
     samples = dict(enumerate(run.plan.samples))
-    assert judge(reply, order, run.plan.guard, samples, []) is None
+    assert faults([reply], order, run.plan.guard, samples) == [None]
     statistics = reply.message["statistics"].clone()
     last = run.layout.length - run.layout.parameters  # of the first candidate, whose last statistics are a variance
     statistics[last - 1] = value
-    rejection = judge(replace(reply, message={"statistics": statistics}), order, run.plan.guard, samples, [])
-    assert rejection is not None
-    assert reason in rejection.reason
+    (fault,) = faults([replace(reply, message={"statistics": statistics})], order, run.plan.guard, samples)
+    assert fault is not None
+    assert reason in fault

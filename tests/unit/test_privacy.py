@@ -131,7 +131,7 @@ def test_randomised_votes_pass_the_guard_and_carry_a_signal(toy):
         run = toy(privacy={"index_epsilon": epsilon})
         _, answers = replies(run)
         for before, after in zip(plain, answers, strict=True):
-            assert guard.fault(after, order, run.plan.guard, dict(enumerate(run.plan.samples))) is None
+            assert guard.faults([after], order, run.plan.guard, dict(enumerate(run.plan.samples))) == [None]
             kept = np.isin(after.message["votes"].indices, before.message["votes"].indices).mean()
             assert kept >= least
             assert torch.equal(before.message["weights"], after.message["weights"])

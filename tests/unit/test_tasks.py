@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fedrts import crossentropy, models, tasks
 from fedrts.crossentropy import linear_cross_entropy
-from fedrts.tasks import Classification, Language
+from fedrts.tasks import Classification, Language, cross_entropy
 
 WORDS, TIME = 23, 6
 
@@ -223,11 +223,19 @@ def test_tokens_may_be_stored_small(kind):
     assert Language(WORDS - 1).evaluate(model, small_x, small_y, 2) == Language(WORDS - 1).evaluate(model, x, y, 2)
 
 
+@pytest.mark.parametrize("form", ["shares", "pixels"])
+def test_cross_entropy_takes_what_torch_takes(form):
+    torch.manual_seed(0)
+    output = torch.randn(5, 4) if form == "shares" else torch.randn(5, 4, 3, 2)
+    target = torch.rand(5, 4).softmax(1) if form == "shares" else torch.randint(4, (5, 3, 2))
+    assert torch.equal(cross_entropy(output, target), F.cross_entropy(output, target))
+
+
 def test_classification_is_cross_entropy_and_the_share_of_hits():
     torch.manual_seed(0)
     model, x, y = nn.Linear(3, 4), torch.randn(7, 3), torch.tensor([0, 1, 2, 3, 0, 1, 2])
-    assert torch.equal(Classification().loss(model, x, y), F.cross_entropy(model(x), y))
-    assert torch.equal(Classification().loss(model, x, y, temperature=4.0), F.cross_entropy(model(x) / 4, y))
+    torch.testing.assert_close(Classification().loss(model, x, y), F.cross_entropy(model(x), y))
+    torch.testing.assert_close(Classification().loss(model, x, y, temperature=4.0), F.cross_entropy(model(x) / 4, y))
     metrics = Classification().evaluate(model, x, y, 3)
     assert metrics["loss"] == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-6)
     assert metrics["accuracy"] == pytest.approx(float((model(x).argmax(1) == y).double().mean()))

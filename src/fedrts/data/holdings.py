@@ -40,10 +40,11 @@ class Holdings(Sequence[Tensor]):
     def __getitem__(self, client: int | slice) -> Tensor | list[Tensor]:
         if isinstance(client, slice):
             return [self[index] for index in range(*client.indices(len(self)))]
-        if not -len(self) <= client < len(self):
-            raise IndexError(f"client {client} of {len(self)}")
-        start, stop = self.bounds[client % len(self) :][:2].tolist()
-        return self.rows[start:stop]
+        edges = self.bounds.numpy()
+        count = len(edges) - 1
+        if not -count <= client < count:
+            raise IndexError(f"client {client} of {count}")
+        return self.rows[edges[client % count] : edges[client % count + 1]]
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[client] for client in range(len(self)))

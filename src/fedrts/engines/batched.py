@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, singledispatchmethod
 from typing import NamedTuple
 
@@ -110,7 +110,8 @@ class BatchedEngine:
                 self._halve(error, min(self.together, len(waiting)))
                 continue
             waiting = waiting[len(replies) :]
-            yield from replies
+            yield from replies[:-1]
+            yield replace(replies[-1], more=False)
 
     def _halve(self, error: BaseException, tried: int) -> None:
         """After running out of memory with so many clients: half of them side by side, or (with one slot) half of them held."""
@@ -127,12 +128,13 @@ class BatchedEngine:
 
     def _share(self, order: Order, clients: list[int]) -> list[Reply]:
         """Divide clients among the workers: each has its own slots, and waits for nobody before its last client is done."""
-        steps = [self.bench.training.samples(len(self.rows[client])) or 1 for client in clients]
-        turns = schedule(steps, min(self.workers, len(clients)))
-        shares = [[clients[turn.client] for turn in turns if turn.slot == worker] for worker in range(len({turn.slot for turn in turns}))]
-        if len(shares) == 1:
+        workers = min(self.workers, len(clients))
+        if workers == 1:
             with threads_for(self.bench.batch_macs * self.slots):
                 return self._work(order, clients)
+        steps = [self.bench.training.samples(len(self.rows[client])) or 1 for client in clients]
+        turns = schedule(steps, workers)
+        shares = [[clients[turn.client] for turn in turns if turn.slot == worker] for worker in range(len({turn.slot for turn in turns}))]
         with threads_for(0), ThreadPoolExecutor(len(shares)) as pool:
             done = list(pool.map(self._work, [order] * len(shares), shares, range(len(shares))))
         replies = {reply.client: reply for share in done for reply in share}
@@ -150,16 +152,14 @@ class BatchedEngine:
         bench.module.train()
         for step in exchange.steps:
             self.perform(step, cohort)
-        jobs = [Job(bench, received, order.frame.mask, part, key, index) for part, key in zip(rows, keys, strict=True)]
-        flops = [bench.flops(order, job) for job in jobs]  # while the device works
+        by_size = {len(part): Job(bench, received, order.frame.mask, part, key=0, round_index=index) for part in rows}
+        flops = {size: bench.flops(order, job) for size, job in by_size.items()}  # while the device works
         losses = cohort.losses.tolist()
         replies = []
-        for place, client in enumerate(clients):
-            own = {name: tensor[place] for name, tensor in cohort.tensors.items()}
-            frame = order.upload_frame(random.key(keys[place], "rounding", order.round.exchange))
-            message = bench.upload(order, own, frame, keys[place])
+        for place, message in enumerate(bench.uploads(order, cohort.tensors, keys)):
             loss = losses[place] / cohort.steps[place] if cohort.steps[place] else float("nan")
-            replies.append(Reply(client, index, order.round.exchange, len(rows[place]), message, flops[place], loss))
+            held = len(rows[place])
+            replies.append(Reply(clients[place], index, order.round.exchange, held, message, flops[held], loss, more=True))
         return replies
 
     @singledispatchmethod
@@ -186,7 +186,8 @@ class BatchedEngine:
         for rows, key in zip(cohort.rows, cohort.keys, strict=True):
             parts = [bench.divided(rows[next(orders)]) for _ in epochs]
             named = [bench.augmentation(key, epoch, index) for epoch, part in zip(epochs, parts, strict=True) for index in range(len(part))]
-            found.append(Batches(torch.cat(parts), torch.tensor(list(map(random.signed, named)), dtype=torch.int64)))
+            steps = torch.cat(parts) if parts else rows.new_zeros(0, 0)  # half of one epoch is none
+            found.append(Batches(steps, torch.tensor(list(map(random.signed, named)), dtype=torch.int64)))
         return found
 
     def _train(self, step: Train, cohort: Cohort, members: list[int], batches: list[Batches], size: int) -> None:

@@ -72,7 +72,7 @@ def decided(asked: Settings, bench: Workbench, per_round: int) -> Settings:
         how = " and in tf32, not bf16" if asked.precision == "bf16" else ""
         note(f"clients run one after the other, not side by side{how}: {reason}")
         return replace(asked, name="serial", precision="tf32" if asked.precision == "bf16" else asked.precision)
-    workers = asked.workers or (min(torch.get_num_threads(), per_round) if device.type == "cpu" else 1)
+    workers = asked.workers or 1
     slots = asked.slots or min(per_round, _most(kernel, workers, bench), _need(bench, objective).slots(free_bytes(device)))
     return replace(asked, name="batched", kernel=kernel, slots=slots, workers=min(workers, slots))
 
@@ -85,8 +85,7 @@ def _spread(asked: Settings, bench: Workbench, per_round: int) -> Settings:
     gpus = (asked.gpus or 1.0) if on_gpu else 0.0
     actors = asked.actors or (max(1, int(torch.cuda.device_count() / gpus)) if on_gpu else ACTORS_ON_CPU)
     cpus = asked.cpus or max(1, (os.cpu_count() or 1) // actors)
-    workers = asked.workers or (0 if on_gpu else max(1, int(cpus)))
-    inner = decided(replace(asked, name="auto", workers=workers), bench, -(-per_round // actors))
+    inner = decided(replace(asked, name="auto"), bench, -(-per_round // actors))
     if inner.name == "serial":
         inner = replace(inner, kernel="auto", slots=0, workers=0)
     return replace(inner, name="ray", actors=actors, cpus=cpus, gpus=gpus)

@@ -6,18 +6,21 @@ suits small models; a convolution becomes a grouped one, which does not suit lar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
 
 from fedrts.sparse.layout import Layout
 from fedrts.tasks import Task
 
 Precision = Literal["float32", "tf32", "bf16"]
+
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Parameters, BatchNorm's statistics and a batch → loss, and the statistics after it."""
 
 _ADDRESS = 16
 """Bytes: kernels that read several numbers at once need addresses that are multiples of so many."""
@@ -109,18 +112,25 @@ class Objective(nn.Module):
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
+def differentiated(loss: Loss, weights: Tensor, parameters: int, x: Tensor, y: Tensor) -> Gradients:
+    """Of clients with `weights [..., n]`, the first `parameters` of which are differentiated by; `loss` gives one number for each."""
+    leaf = weights[..., :parameters].detach().requires_grad_()
+    with torch.enable_grad():
+        found, statistics = loss(leaf, weights[..., parameters:].detach(), x, y)
+        (gradient,) = torch.autograd.grad(found.sum(), leaf)  # a client's loss depends on its own weights alone
+    return Gradients(gradient, found.detach(), statistics.detach())
+
+
 class Vectorised:
     """One program under vmap."""
 
     label = "vectorised"
 
     def __init__(self, objective: Objective) -> None:
-        self.objective, self.parameters = objective, objective.layout.parameters
-        self._gradient = vmap(grad_and_value(objective.loss, has_aux=True))
+        self.objective, self._loss = objective, vmap(objective.loss)
 
     def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
-        gradient, (loss, statistics) = self._gradient(weights[:, : self.parameters], weights[:, self.parameters :], x, y)
-        return Gradients(gradient, loss, statistics)
+        return differentiated(self._loss, weights, self.objective.layout.parameters, x, y)
 
 
 class OneByOne:
@@ -130,16 +140,11 @@ class OneByOne:
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
-        self.parameters = objective.layout.parameters
-        self._gradient = grad_and_value(objective.loss, has_aux=True)
 
     def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
-        parts = [self._one(*client) for client in zip(weights, x, y, strict=True)]
-        return parts[0] if len(parts) == 1 else Gradients(*(torch.cat(part) for part in zip(*parts, strict=True)))
-
-    def _one(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
-        gradient, (loss, statistics) = self._gradient(weights[: self.parameters], weights[self.parameters :], x, y)
-        return Gradients(gradient[None], loss[None], statistics[None])
+        loss, parameters = self.objective.loss, self.objective.layout.parameters
+        parts = [differentiated(loss, own, parameters, *batch) for own, *batch in zip(weights, x, y, strict=True)]
+        return Gradients(*(torch.stack(part) for part in zip(*parts, strict=True)))
 
 
 class Streamed:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedrts.client import Workbench
+from fedrts.engines.dispatch import Watching
 from fedrts.engines.kernels import Kernel, Objective, counters
 from fedrts.sparse.layout import Layout
 
@@ -46,11 +46,11 @@ def sample(bench: Workbench) -> tuple[Tensor, Tensor, Tensor]:
     return bench.layout.flatten(bench.module.state_dict()), *bench.data.training_batch(rows, 0)
 
 
-class Watch(TorchDispatchMode):
+class Watch(Watching):
     """Remembers the operations that it sees, and the first that draws random numbers."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.names: set[str] = set()
         self.draws: str | None = None
 

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import getitem
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_map_only
 
+from fedrts.engines.dispatch import Watching
 from fedrts.engines.kernels import Gradients, Kernel
 
 Program = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
-WORTH_RECORDING = 8
-"""Calls after which a form is recorded: recording takes as long as some dozens of calls, and some forms (short batches) come rarely."""
+WORTH_RECORDING = 3
+"""The call of a form that is recorded: recording takes as long as some calls, and some forms (short batches) come rarely."""
 
 _aten = torch.ops.aten
 _CHANGE_AT_MOST_THE_SHAPE = {
@@ -64,17 +67,61 @@ class Recorded:
 
 def recorded(kernel: Kernel, weights: Tensor, x: Tensor, y: Tensor) -> Program:
     """The operations of one call of a `kernel`, as a program for tensors of the same form."""
-    program = make_fx(lambda *tensors: tuple(kernel(*tensors)))(weights, x, y)
-    lean(program)
-    return program.forward
+    recorder = Recorder([weights, x, y])
+    with recorder:
+        found = kernel(weights, x, y)
+    return recorder.program(found)
 
 
-def lean(program: GraphModule) -> None:
-    """Without operations that change nothing: vmap leaves many."""
-    for node in program.graph.nodes:
-        if node.target in _CHANGE_AT_MOST_THE_SHAPE or (node.target is _aten.mul.Scalar and node.args[1] == 1):
-            before, after = node.args[0].meta["val"], node.meta["val"]
-            if (before.shape, before.dtype) == (after.shape, after.dtype):
-                node.replace_all_uses_with(node.args[0])
-    program.graph.eliminate_dead_code()
-    program.recompile()
+class Recorder(Watching):
+    """Writes down every operation on tensors, below autograd and vmap.
+
+    What `make_fx` does, without the second that its imports take. Tensors are known by identity, so all of them are held.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.graph, self._constants = Graph(), dict[str, Tensor]()
+        self._known: dict[int, tuple[Tensor, Node]] = {}
+        for place, tensor in enumerate(inputs):
+            self._know(tensor, self.graph.placeholder(f"input_{place}"))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _aten._local_scalar_dense.default:
+            raise ValueError("what happens depends on the numbers in a tensor")
+        found = func(*args, **(kwargs or {}))
+        node = self.graph.call_function(func, *tree_map_only(Tensor, self._node, (args, kwargs or {})))
+        if isinstance(found, Tensor):
+            self._know(found, node)
+        elif isinstance(found, tuple | list):
+            for place, part in enumerate(found):
+                if isinstance(part, Tensor):
+                    self._know(part, self.graph.call_function(getitem, (node, place)))
+        return found
+
+    def program(self, outputs: Sequence[Tensor]) -> Program:
+        """What was recorded, as a function of the inputs that returns `outputs`."""
+        self.graph.output(tuple(map(self._node, outputs)))
+        lean(self.graph)
+        program: Program = GraphModule(self._constants, self.graph).forward
+        return program
+
+    def _know(self, tensor: Tensor, node: Node) -> None:
+        node.meta["form"] = (tensor.shape, tensor.dtype)
+        self._known[id(tensor)] = (tensor, node)
+
+    def _node(self, tensor: Tensor) -> Node:
+        if id(tensor) not in self._known:  # it was there before
+            name = f"constant_{len(self._constants)}"
+            self._constants[name] = tensor
+            self._know(tensor, self.graph.create_node("get_attr", name))
+        return self._known[id(tensor)][1]
+
+
+def lean(graph: Graph) -> None:
+    """Leave out operations that change nothing: vmap leaves many."""
+    for node in graph.nodes:
+        idle = node.target in _CHANGE_AT_MOST_THE_SHAPE or (node.target is _aten.mul.Scalar and node.args[1] == 1)
+        if idle and node.args[0].meta["form"] == node.meta["form"]:
+            node.replace_all_uses_with(node.args[0])
+    graph.eliminate_dead_code()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 WARM_UP = 2
 """Rounds before the first that is profiled: programs are recorded and graphs captured in them."""
-PROFILED = 3
+PROFILED = {"cpu": 3, "cuda": 1}
+"""Rounds that are profiled: on a GPU one has a hundred thousand kernels."""
 _ROWS = 25
 
 
@@ -33,7 +35,7 @@ class ProfileObserver:
     def started(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None:
         left = experiment.rounds - first_round
         self._wait = min(WARM_UP, left - 1)
-        self._count = min(PROFILED, left - self._wait)
+        self._count = min(PROFILED[experiment.device.partition(":")[0]], left - self._wait)
         if self._wait == 0:
             self._start(experiment.device)
         self._device = experiment.device
@@ -72,8 +74,10 @@ class ProfileObserver:
 
     def _tables(self, running: profile) -> str:
         found = running.key_averages()
-        spans = {event.key: event.cpu_time_total / 1e6 for event in found}
-        times = {name: spans.get(span(name), 0.0) for name in PHASES}
+        spans: Counter[str] = Counter()
+        for event in found:  # a span has a second entry for what it did on the GPU
+            spans[event.key] += event.cpu_time_total / 1e6
+        times = {name: spans[span(name)] for name in PHASES}
         whole = self._seconds + times["writing"]
         lines = [f"{self._rounds} rounds, {whole / self._rounds:.4f} s each", "", f"{'phase':<12}{'s a round':>12}{'share':>9}"]
         rest = {"other": max(whole - sum(times.values()), 0.0)}

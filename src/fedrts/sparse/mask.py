@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrts.sparse.topk import top
+from fedrts.sparse.layout import starts
+from fedrts.sparse.topk import by_layer, top
 
 
 class Mask:
@@ -43,17 +44,32 @@ class Mask:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """K^l: active links in each layer."""
-        return tuple(int(part.count_nonzero()) for part in self.bits.split(list(self.sizes)))
+        return by_layer(self.bits, self.sizes)
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """Where each layer begins, and the last one ends: `[layers + 1]`."""
+        return torch.tensor(starts(self.sizes), device=self.bits.device)
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """n^l − K^l: inactive links in each layer."""
+        return tuple(size - active for size, active in zip(self.sizes, self.counts, strict=True))
 
     @cached_property
     def active(self) -> Tensor:
         """Ascending indices `[A]` of the active links."""
-        return _indices(self.bits)
+        return flat_indices(self.bits)
 
     @cached_property
     def inactive(self) -> Tensor:
         """Ascending indices `[P - A]` of the inactive links."""
-        return _indices(~self.bits)
+        return flat_indices(~self.bits)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """At the inactive links, their places in `inactive`: int32 `[P]`."""
+        return torch.cumsum(~self.bits, 0, dtype=torch.int32).sub_(1)
 
     @cached_property
     def number(self) -> int:
@@ -73,7 +89,7 @@ class Mask:
         """Values on the mask and the unpruned rest: `[..., n]` → `[..., A + n - P]`."""
         if self.is_full:
             return vector.clone()
-        return torch.cat([vector[..., self.active], vector[..., len(self.bits) :]], dim=-1)
+        return torch.cat([vector.index_select(-1, self.active), vector[..., len(self.bits) :]], dim=-1)
 
     def expand(self, compact: Tensor) -> Tensor:
         """The full vector with exact zeros outside the mask: inverse of `compact`."""
@@ -101,7 +117,8 @@ class Mask:
         return f"Mask({self.number} of {len(self.bits)} links in {len(self.sizes)} layers)"
 
 
-def _indices(bits: Tensor) -> Tensor:
+def flat_indices(bits: Tensor) -> Tensor:
+    """Ascending indices of the set ones among `bits [n]`."""
     if bits.device.type == "cpu":
         return torch.from_numpy(np.flatnonzero(bits.numpy()))
     return bits.nonzero().squeeze(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -35,11 +36,20 @@ def top_indices(scores: Tensor, k: Sequence[int], mask: Tensor, sizes: Sequence[
 
     Layers with k = 0 contribute nothing; a k above the number of candidates is an error.
     """
-    candidates = mask.nonzero().squeeze(-1)
-    available = [int(part.count_nonzero()) for part in mask.split(list(sizes))]
+    return top_among(scores, k, mask.nonzero().squeeze(-1), by_layer(mask, sizes))
+
+
+def top_among(scores: Tensor, k: Sequence[int], candidates: Tensor, available: Sequence[int]) -> Tensor:
+    """The same among ascending `candidates [C]`, of which `available[l]` are in each layer."""
     if any(wanted > there for wanted, there in zip(k, available, strict=True)):
-        raise ValueError(f"cannot choose {list(k)} of {available} candidates")
+        raise ValueError(f"cannot choose {list(k)} of {list(available)} candidates")
     return candidates[top(scores[candidates], k, available)]
+
+
+def by_layer(bits: Tensor, sizes: Sequence[int]) -> tuple[int, ...]:
+    """How many of the `bits [S]` are set in each layer; a device is waited for once."""
+    parts = [part.count_nonzero() for part in bits.split(list(sizes))]
+    return tuple(torch.stack(parts).tolist()) if parts else ()
 
 
 def _largest(scores: np.ndarray, k: int, chosen: np.ndarray) -> None:
@@ -65,10 +75,16 @@ def _settle_ties(scores: np.ndarray, threshold: np.ndarray, k: int, chosen: np.n
     chosen[np.flatnonzero(scores == threshold)[:missing]] = True
 
 
+@lru_cache(maxsize=32)
+def _held(sizes: tuple[int, ...], k: tuple[int, ...], device: torch.device) -> Tensor:
+    """`[2, layers]`: sizes and counts on the device. To bring them there is to wait for it, and clients of a round have the same ones."""
+    return torch.tensor([sizes, k], dtype=torch.int64).to(device)
+
+
 def _largest_on_device(scores: Tensor, k: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """The same for all layers at once in torch operations: sorted by score, then by layer; the first of each layer are the largest."""
     device, layers = scores.device, len(sizes)
-    size, wanted = torch.tensor([list(sizes), [max(count, 0) for count in k]]).to(device)
+    size, wanted = _held(tuple(sizes), tuple(max(count, 0) for count in k), device)
     layer = torch.arange(layers, dtype=torch.int16, device=device).repeat_interleave(size, output_size=sum(sizes))
     number = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     order = number.sort(dim=-1, descending=True, stable=True).indices

@@ -31,7 +31,7 @@ import torch
 from fedrts.sparse.layout import Layout, starts
 from fedrts.sparse.mask import Mask
 from fedrts.wire.errors import MaskMissingError, WireError
-from fedrts.wire.fields import Field, Frame, Message, positions_size, read_positions, write_positions
+from fedrts.wire.fields import Field, Frame, Message, changes_size, positions_size, read_positions, write_positions
 from fedrts.wire.packing import Bits, Reader
 
 VERSION = 1
@@ -135,10 +135,9 @@ def read_fields(reader: Reader, fields: Mapping[str, Field], frame: Frame) -> Me
     return message
 
 
-def mask_size(frame: Frame, held: Mask | None) -> int:
-    """Bytes by which a download tells its mask to a client that holds `held`."""
-    sizes = _mask_sizes(frame, held)
-    return 1 + min(sizes.values())
+def mask_size(frame: Frame, held: Mask | None, whole: int | None = None) -> int:
+    """Bytes by which a download tells its mask to a client that holds `held`; `whole`: to one that holds none, where that is known."""
+    return 1 + min(_mask_sizes(frame, held, None if whole is None else whole - 1).values())
 
 
 def _opened(data: bytes | memoryview, kind: Kind, layout: Layout) -> tuple[Header, Reader]:
@@ -150,12 +149,14 @@ def _opened(data: bytes | memoryview, kind: Kind, layout: Layout) -> tuple[Heade
     return header, Reader(memoryview(data)[_HEADER.size : -_CHECKSUM.size])
 
 
-def _mask_sizes(frame: Frame, held: Mask | None) -> dict[MaskForm, int]:
+def _mask_sizes(frame: Frame, held: Mask | None, whole: int | None = None) -> dict[MaskForm, int]:
     """Bytes of the positions in every form that a client with `held` understands."""
     if held is not None and held.fingerprint == frame.mask.fingerprint:
         return {MaskForm.HELD: 0}
-    forms = [MaskForm.WHOLE] if held is None else [MaskForm.WHOLE, MaskForm.CHANGED]
-    return {form: sum(positions_size(bits, shape) for bits, shape in _layers(frame, form, held)) for form in forms}
+    if whole is None:
+        whole = sum(positions_size(bits, shape) for bits, shape in _layers(frame, MaskForm.WHOLE, held))
+    sizes = {MaskForm.WHOLE: whole}
+    return sizes if held is None else sizes | {MaskForm.CHANGED: changes_size(held, frame)}
 
 
 def _write_mask(frame: Frame, held: Mask | None) -> Iterator[bytes]:

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from fedrts.sparse.cost import VALUE_BYTES, Book
 from fedrts.sparse.layout import Entry, Layout, starts
-from fedrts.sparse.mask import Mask
-from fedrts.sparse.topk import top_indices
+from fedrts.sparse.mask import Mask, flat_indices
+from fedrts.sparse.topk import top_among
 from fedrts.wire import positions
-from fedrts.wire.packing import Bits, Reader, bytes_of, varint, varint_size
+from fedrts.wire.checks import Check, at_least, failed, finite, none_of
+from fedrts.wire.packing import Bits, Integers, Reader, bytes_of, varint, varint_size
 from fedrts.wire.quantise import LEVELS, Norm, Quantised, ValueType, blocks_of
 
 
@@ -102,8 +103,8 @@ class Field(Protocol):
         """No payload is longer: what need not be read at all."""
         ...
 
-    def fault(self, payload: Payload, frame: Frame) -> str | None:
-        """What is wrong with a payload that somebody sent; None if nothing."""
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        """What must be true of a payload that somebody sent; after a check that needs no numbers, and fails, there is none."""
         ...
 
     def charged(self, book: Book) -> float:
@@ -133,22 +134,29 @@ class Values:
         if self.type != "float32" and self.on != "mask":
             raise ValueError("shorter types are for values on the mask")
 
+    @property
+    def lossless(self) -> bool:
+        return self.type == "float32"
+
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Payload:
-        values = tensors[self.of]  # of a client everything, of a server what is on the mask
-        if self.on == "mask" and len(values) != frame.on_mask:
-            values = frame.mask.compact(values)
-        elif self.on == "active":
-            values = values[frame.mask.active]
-        elif self.on == "all" and len(values) != frame.layout.length:
-            values = frame.mask.expand(values)
-        else:
-            values = values.clone()
+        values = self.chosen(tensors, frame)
         if self.type == "float32":
-            return values
+            return values.clone() if values is tensors[self.of] else values
         kept = len(values) - frame.statistics
         change = values if frame.reference is None else values - frame.reference
         short = change[:kept].half() if self.type == "float16" else Quantised.of(change[:kept], frame.key, self._groups(frame), self.norm)
         return Short(short, values[kept:].clone())
+
+    def chosen(self, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
+        """The numbers that travel, of one sender or (as leading axis of tensors) of several; the very tensor where they are all of it."""
+        values = tensors[self.of]  # of a client everything, of a server what is on the mask
+        if self.on == "mask" and values.shape[-1] != frame.on_mask:
+            return frame.mask.compact(values)
+        if self.on == "active":
+            return values.index_select(-1, frame.mask.active)
+        if self.on == "all" and values.shape[-1] != frame.layout.length:
+            return frame.mask.expand(values)
+        return values
 
     def open(self, payload: Payload, frame: Frame) -> Tensor:
         if self.type == "float32":
@@ -182,20 +190,23 @@ class Values:
     def most(self, frame: Frame) -> int:
         return sum(count * dtype.itemsize for count, dtype in self._shapes(frame))
 
-    def fault(self, payload: Payload, frame: Frame) -> str | None:
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
         try:
             tensors = self._tensors(payload)
             found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
         except (AttributeError, TypeError):
-            return f"'{self.of}' is not of the type asked for"
+            yield failed(f"'{self.of}' is not of the type asked for")
+            return
         expected = [((count,), dtype) for count, dtype in self._shapes(frame)]
         if found != expected:
-            return f"'{self.of}' has {found} where {expected} was asked for"
-        if not all(_is_finite(tensor) for tensor in tensors):
-            return f"'{self.of}' is not finite"
-        if self.type == "int8" and (bool((tensors[0] < -LEVELS).any()) or bool((tensors[1] < 0).any())):
-            return f"'{self.of}' has levels or scales that no quantiser gives"
-        return None
+            yield failed(f"'{self.of}' has {found} where {expected} was asked for")
+            return
+        tensors = [tensor for tensor in tensors if tensor.numel()]
+        yield from (finite(tensor, f"'{self.of}' is not finite") for tensor in tensors if tensor.is_floating_point())
+        if self.type == "int8" and expected[0] != ((0,), torch.int8):
+            reason = f"'{self.of}' has levels or scales that no quantiser gives"
+            yield at_least(-LEVELS, tensors[0], reason)
+            yield at_least(0, tensors[1], reason)
 
     def charged(self, book: Book) -> float:
         if self.on == "scalars":
@@ -217,17 +228,19 @@ class Values:
 
     def _count(self, frame: Frame) -> int:
         """How many numbers travel."""
-        return (
-            self.copies
-            * {
-                "mask": frame.on_mask,
-                "active": frame.mask.number,
-                "links": frame.layout.links,
-                "all": frame.layout.length,
-                "statistics": frame.statistics,
-                "scalars": 1,
-            }[self.on]
-        )
+        match self.on:
+            case "mask":
+                return self.copies * frame.on_mask
+            case "active":
+                return self.copies * frame.mask.number
+            case "links":
+                return self.copies * frame.layout.links
+            case "all":
+                return self.copies * frame.layout.length
+            case "statistics":
+                return self.copies * frame.statistics
+            case "scalars":
+                return self.copies
 
     def _shapes(self, frame: Frame) -> list[tuple[int, torch.dtype]]:
         """(number, type) of the tensors that travel."""
@@ -277,7 +290,7 @@ class Indices:
 
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Selection:
         mask, source = frame.mask, tensors[self.of]
-        indices = top_indices(source.abs(), self.k, ~mask.bits, mask.sizes)
+        indices = top_among(source.abs(), self.k, mask.inactive, mask.free)
         return Selection(indices, len(mask.bits), source[indices] if self.values else None)
 
     def open(self, payload: Payload, frame: Frame) -> Selection:
@@ -306,34 +319,41 @@ class Indices:
 
     def size(self, payload: Payload, frame: Frame) -> int:
         values = sum(self.k) * frame.dtype.itemsize if self.values else 0
-        return values + sum(positions_size(bits, (len(bits),)) for bits in self._among_inactive(payload, frame))
+        free = frame.mask.free
+        return values + _places_size(frame.mask.places[payload.indices].cpu().numpy(), [(count,) for count in free])
 
     def most(self, frame: Frame) -> int:
         return (sum(self.k) * frame.dtype.itemsize if self.values else 0) + _bitmaps(frame.mask.sizes)
 
-    def fault(self, payload: Payload, frame: Frame) -> str | None:
-        mask = frame.mask
-        if not isinstance(payload, Selection) or (payload.values is not None) != self.values or payload.size != len(mask.bits):
-            return f"'{self.of}' is not a choice of this model's links"
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        if (reason := self._misfit(payload, frame)) is not None:
+            yield failed(reason)
+            return
+        if not sum(self.k):
+            return
+        mask, indices = frame.mask, payload.indices
         if payload.values is not None:
-            if payload.values.shape != payload.indices.shape or payload.values.dtype != frame.dtype:
-                return f"'{self.of}' has other values than asked for"
-            if not _is_finite(payload.values):
-                return f"'{self.of}' is not finite"
-        indices = payload.indices
-        if not isinstance(indices, Tensor):
+            yield finite(payload.values, f"'{self.of}' is not finite")
+        unknown, last = "a link is named that does not exist", payload.size - 1
+        yield Check(lambda first, final: None if first >= 0 and final <= last else unknown, torch.stack(indices.aminmax()))
+        yield none_of(indices[1:] <= indices[:-1], "links are named twice or out of order")
+        yield none_of(mask.bits[indices.clamp(0, last)], "an active link is named")
+        yield Check(self._miscounted, torch.searchsorted(indices, mask.bounds).diff())
+
+    def _misfit(self, payload: Payload, frame: Frame) -> str | None:
+        """What is wrong with a payload at first sight."""
+        wanted = isinstance(payload, Selection) and isinstance(payload.indices, Tensor) and (payload.values is not None) == self.values
+        if not wanted or payload.size != len(frame.mask.bits):
             return f"'{self.of}' is not a choice of this model's links"
+        values, indices = payload.values, payload.indices
+        if values is not None and (values.shape != indices.shape or values.dtype != frame.dtype):
+            return f"'{self.of}' has other values than asked for"
         if indices.dtype != torch.int64 or indices.shape != (sum(self.k),):
             return f"{tuple(indices.shape)} links are named where {sum(self.k)} were asked for"
-        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= payload.size):
-            return "a link is named that does not exist"
-        if bool((indices[1:] <= indices[:-1]).any()):
-            return "links are named twice or out of order"
-        if bool(mask.bits[indices].any()):
-            return "an active link is named"
-        bounds = torch.tensor(starts(mask.sizes), device=indices.device)
-        counts = torch.searchsorted(indices, bounds).diff().tolist()
-        return None if counts == list(self.k) else f"layers have {counts} links named where {list(self.k)} were asked for"
+        return None
+
+    def _miscounted(self, *counts: int) -> str | None:
+        return None if counts == tuple(self.k) else f"layers have {list(counts)} links named where {list(self.k)} were asked for"
 
     def charged(self, book: Book) -> float:
         return (1.0 if self.values else 0.5) * book.fraction * book.sparse()  # O_ξ = ζ_t·O_s, half of it for names alone
@@ -349,8 +369,7 @@ class Indices:
         mask = frame.mask
         named = torch.zeros_like(mask.bits)
         named[payload.indices] = True
-        inactive = [size - active for size, active in zip(mask.sizes, mask.counts, strict=True)]
-        yield from (part.numpy() for part in named[mask.inactive].cpu().split(inactive))
+        yield from (part.numpy() for part in named[mask.inactive].cpu().split(list(mask.free)))
 
 
 @dataclass(frozen=True)
@@ -394,18 +413,18 @@ class OnOwnMask:
         return OwnValues(Mask(bits, frame.mask.sizes), self._values.read(reader, frame))  # as many values as on the mask that was sent
 
     def size(self, payload: Payload, frame: Frame) -> int:
-        positions = sum(positions_size(bits, shape) for bits, shape in self._changes(payload, frame))
-        return positions + self._values.size(payload.values, frame)
+        return changes_size(payload.mask, frame) + self._values.size(payload.values, frame)
 
     def most(self, frame: Frame) -> int:
         return _bitmaps(frame.mask.sizes) + self._values.most(frame)
 
-    def fault(self, payload: Payload, frame: Frame) -> str | None:
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
         if not isinstance(payload, OwnValues) or payload.mask.sizes != frame.mask.sizes:
-            return f"'{self.of}' is not a model on a mask of its own"
-        if payload.mask.counts != frame.mask.counts:
-            return f"layers have {payload.mask.counts} links where {frame.mask.counts} were asked for"
-        return self._values.fault(payload.values, frame)
+            yield failed(f"'{self.of}' is not a model on a mask of its own")
+        elif payload.mask.counts != frame.mask.counts:
+            yield failed(f"layers have {payload.mask.counts} links where {frame.mask.counts} were asked for")
+        else:
+            yield from self._values.checks(payload.values, frame)
 
     def charged(self, book: Book) -> float:
         return self._values.charged(book)
@@ -461,9 +480,12 @@ class Signs:
     def most(self, frame: Frame) -> int:
         return 2 * _bitmaps(frame.mask.sizes)
 
-    def fault(self, payload: Payload, frame: Frame) -> str | None:
-        right = isinstance(payload, Tensor) and payload.dtype == torch.int8 and payload.shape == frame.mask.bits.shape
-        return None if right and bool((payload.abs() <= 1).all()) else f"'{self.of}' is no map of signs"
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        reason = f"'{self.of}' is no map of signs"
+        if not isinstance(payload, Tensor) or payload.dtype != torch.int8 or payload.shape != frame.mask.bits.shape:
+            yield failed(reason)
+        elif len(payload):
+            yield Check(lambda lowest, highest: None if lowest >= -1 and highest <= 1 else reason, torch.stack(payload.aminmax()))
 
     def charged(self, book: Book) -> float:
         return book.sparse()
@@ -507,9 +529,9 @@ class Masks:
     def most(self, frame: Frame) -> int:
         return self.count * _bitmaps(frame.mask.sizes)
 
-    def fault(self, payload: Payload, frame: Frame) -> str | None:
-        right = isinstance(payload, Tensor) and payload.dtype == torch.bool and payload.shape == (self.count, len(frame.mask.bits))
-        return None if right else f"'{self.of}' is not {self.count} masks of this model"
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        if not isinstance(payload, Tensor) or payload.dtype != torch.bool or payload.shape != (self.count, len(frame.mask.bits)):
+            yield failed(f"'{self.of}' is not {self.count} masks of this model")
 
     def charged(self, book: Book) -> float:
         return self.count * book.layout.links / 8
@@ -521,11 +543,6 @@ class Masks:
 
 
 _BITS: dict[ValueType, int] = {"float32": 32, "float16": 16, "int8": 8}
-
-
-def _is_finite(values: Tensor) -> bool:
-    """No NaN, no infinity: a sum keeps them, and float64 holds that of any number of float32."""
-    return not values.is_floating_point() or math.isfinite(float(values.sum(dtype=torch.float64)))
 
 
 def write_positions(bits: Bits, shape: Sequence[int]) -> bytes:
@@ -543,7 +560,26 @@ def read_positions(reader: Reader, shape: Sequence[int], count: int | None = Non
 
 def positions_size(bits: Bits, shape: Sequence[int]) -> int:
     """Exactly `len(write_positions(bits, shape))`."""
-    smallest = min(positions.sizes(bits, shape).values())
+    return _coded_size(positions.sizes(bits, shape))
+
+
+def changes_size(mask: Mask, frame: Frame) -> int:
+    """Bytes that tell a mask to somebody who holds that of `frame`, or the other way round."""
+    changed = flat_indices(mask.bits ^ frame.mask.bits).cpu().numpy()
+    return _places_size(changed, [entry.shape for entry in frame.layout.layers])
+
+
+def _places_size(places: Integers, shapes: Sequence[Sequence[int]]) -> int:
+    """Bytes of the positions of links at ascending `places [m]` in layers of these shapes, one after the other."""
+    begin = starts([math.prod(shape) for shape in shapes])
+    cuts = np.searchsorted(places, begin)
+    layers = (places[a:b] - start for a, b, start in zip(cuts, cuts[1:], begin, strict=False))
+    return sum(_coded_size(positions.sizes_at(layer, shape)) for layer, shape in zip(layers, shapes, strict=True))
+
+
+def _coded_size(sizes: Mapping[positions.Coding, int]) -> int:
+    """Bytes in the smallest coding, with its number and its length."""
+    smallest = min(sizes.values())
     return 1 + varint_size(smallest) + smallest
 
 

@@ -96,6 +96,11 @@ def sizes(bits: Bits, shape: Sequence[int]) -> dict[Coding, int]:
     return _sizes(_Links(bits, shape))
 
 
+def sizes_at(places: Integers, shape: Sequence[int]) -> dict[Coding, int]:
+    """The same for the active links at ascending `places [m]`: work follows m and not the layer."""
+    return _sizes(_Places(places, shape))
+
+
 @dataclass(frozen=True)
 class _Grid:
     """A layer as a matrix; one without links has a single row, so that rows never outnumber links by more than that."""
@@ -138,13 +143,35 @@ class _Links:
     @cached_property
     def gaps(self) -> Integers:
         """Other links before each listed one; the active links are listed or, where those are fewer, the inactive ones."""
-        few = 2 * self.count <= len(self.bits)
+        few = 2 * self.count <= self.grid.links
         return _gaps(self.bits if few else ~self.bits)
 
     @cached_property
     def rice(self) -> tuple[int, int]:
         """The best Rice parameter k of the gaps, and the bits they then take."""
         return _rice(self.gaps)
+
+
+class _Places(_Links):
+    """The same of links that are known by their places; what only some sizes need is made when one does."""
+
+    def __init__(self, places: Integers, shape: Sequence[int]) -> None:
+        self.grid, self.places = _Grid.of(shape), places
+
+    @cached_property
+    def bits(self) -> Bits:  # type: ignore[override]
+        return _bits_at(self.places, self.grid.links)
+
+    @cached_property
+    def count(self) -> int:
+        return len(self.places)
+
+    @cached_property
+    def gaps(self) -> Integers:
+        if 2 * self.count > self.grid.links:
+            return _gaps(~self.bits)
+        gaps = np.diff(self.places, prepend=-1) - 1
+        return gaps.astype(np.min_scalar_type(gaps.max(initial=0)))
 
 
 @dataclass(frozen=True)
@@ -157,7 +184,7 @@ class _Codec:
 
 def _codec(coding: Coding, links: _Links) -> _Codec:
     if coding not in _CODECS or not _CODECS[coding].fits(links):
-        raise ValueError(f"{links.count} of {len(links.bits)} links cannot be encoded as {coding!r}")
+        raise ValueError(f"{links.count} of {links.grid.links} links cannot be encoded as {coding!r}")
     return _CODECS[coding]
 
 
@@ -180,7 +207,7 @@ def _bits_at(positions: Integers, links: int) -> Bits:
 
 
 def _coordinate_size(links: _Links) -> int:
-    return varint_size(links.count) + bytes_of(links.count * _width(len(links.bits)))
+    return varint_size(links.count) + bytes_of(links.count * _width(links.grid.links))
 
 
 def _encode_coordinate(links: _Links) -> bytes:
@@ -314,7 +341,7 @@ _CODECS = {
         size=lambda links: 0,
         encode=lambda links: b"",
         decode=lambda reader, grid: np.ones(grid.links, np.bool_),
-        fits=lambda links: links.count == len(links.bits),
+        fits=lambda links: links.count == links.grid.links,
     ),
     Coding.EMPTY: _Codec(
         size=lambda links: 0,
@@ -323,7 +350,7 @@ _CODECS = {
         fits=lambda links: links.count == 0,
     ),
     Coding.BITMAP: _Codec(
-        size=lambda links: bytes_of(len(links.bits)),
+        size=lambda links: bytes_of(links.grid.links),
         encode=lambda links: pack_bits(links.bits),
         decode=lambda reader, grid: reader.bits(grid.links),
     ),

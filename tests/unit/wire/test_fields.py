@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 from fedrts.sparse.cost import Book
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import Frame, Indices, Payload, Selection, Short, Values
+from fedrts.wire.checks import fault, fetched
+from fedrts.wire.fields import Frame, Indices, Payload, Selection, Short, Signs, Values
 from fedrts.wire.packing import Reader
 from fedrts.wire.quantise import Quantised
 
@@ -69,7 +71,7 @@ RIGHT: list[tuple[Any, Payload]] = [
 
 @pytest.mark.parametrize(("field", "payload"), RIGHT)
 def test_nothing_is_wrong_with_a_right_payload(field: Any, payload: Payload) -> None:
-    assert field.fault(payload, FRAME) is None
+    assert fault(field.checks(payload, FRAME)) is None
 
 
 @pytest.mark.parametrize("field", [Values(), Values(type="float16"), Values(type="int8"), Values(on="all"), VOTES])
@@ -77,7 +79,7 @@ def test_nothing_is_wrong_with_a_right_payload(field: Any, payload: Payload) -> 
 def test_nothing_is_wrong_with_what_a_field_takes(field: Any, dtype: torch.dtype) -> None:
     frame = replace(FRAME, dtype=dtype)
     tensors = {"weights": torch.randn(LAYOUT.length, dtype=dtype), "gradient": torch.randn(LAYOUT.links, dtype=dtype)}
-    assert field.fault(field.take(tensors, frame), frame) is None
+    assert fault(field.checks(field.take(tensors, frame), frame)) is None
 
 
 WRONG_VALUES: list[tuple[Values, Payload, str]] = [
@@ -137,21 +139,23 @@ WRONG_VALUES: list[tuple[Values, Payload, str]] = [
 
 @pytest.mark.parametrize(("field", "payload", "reason"), WRONG_VALUES)
 def test_wrong_values_get_a_reason(field: Values, payload: Payload, reason: str) -> None:
-    found = field.fault(payload, FRAME)
+    found = fault(field.checks(payload, FRAME))
     assert isinstance(found, str)
     assert re.search(reason, found), found
 
 
 def test_the_tensor_is_named() -> None:
-    assert "'gradient'" in str(Values(of="gradient", on="links").fault(None, FRAME))
+    assert "'gradient'" in str(fault(Values(of="gradient", on="links").checks(None, FRAME)))
 
 
 def test_levels_and_scales_that_no_client_can_mean_get_a_reason() -> None:
     """Levels are −127 … 127 and scales are magnitudes: else one value would have several forms, and 128/127 would exceed the scale."""
     short = levels()
     field = Values(type="int8")
-    assert field.fault(Short(Quantised(with_one(short.values.levels, -128), short.values.scales), short.statistics), FRAME) is not None
-    assert field.fault(Short(Quantised(short.values.levels, -1 - short.values.scales), short.statistics), FRAME) is not None
+    assert (
+        fault(field.checks(Short(Quantised(with_one(short.values.levels, -128), short.values.scales), short.statistics), FRAME)) is not None
+    )
+    assert fault(field.checks(Short(Quantised(short.values.levels, -1 - short.values.scales), short.statistics), FRAME)) is not None
 
 
 WRONG_VOTES: list[tuple[Payload, str]] = [
@@ -189,18 +193,30 @@ WRONG_VOTES: list[tuple[Payload, str]] = [
 
 @pytest.mark.parametrize(("payload", "reason"), WRONG_VOTES)
 def test_wrong_votes_get_a_reason(payload: Payload, reason: str) -> None:
-    found = VOTES.fault(payload, FRAME)
+    found = fault(VOTES.checks(payload, FRAME))
     assert isinstance(found, str)
     assert re.search(reason, found), found
 
 
 @pytest.mark.parametrize("indices", [None, 3, "abc", [1, 7, 13], np.array([1, 7, 13])])
 def test_votes_that_are_no_tensor_get_a_reason(indices: Any) -> None:
-    assert VOTES.fault(Selection(indices, LAYOUT.links), FRAME) is not None
+    assert fault(VOTES.checks(Selection(indices, LAYOUT.links), FRAME)) is not None
+
+
+@pytest.mark.parametrize("wrong", [2, -2, -128, 127])
+def test_signs_are_minus_one_zero_or_one(wrong: int) -> None:
+    signs = torch.tensor([1, -1, *[0] * (LAYOUT.links - 2)], dtype=torch.int8)
+    assert fault(Signs("direction").checks(signs, FRAME)) is None
+    assert "signs" in str(fault(Signs("direction").checks(with_one(signs, wrong), FRAME)))
+
+
+def test_numbers_of_every_type_are_fetched_as_they_are() -> None:
+    held = [torch.tensor(2**62), torch.tensor([True, False]), torch.tensor([[0.1], [torch.inf]], dtype=torch.float64), torch.zeros(0)]
+    assert fetched([*held, torch.tensor(7)]) == [[2**62], [True, False], [0.1, math.inf], [], [7]]
 
 
 def test_a_vote_where_none_was_asked_for_gets_a_reason() -> None:
-    assert Indices(of="gradient", k=(0, 0)).fault(named(1), FRAME) is not None
+    assert fault(Indices(of="gradient", k=(0, 0)).checks(named(1), FRAME)) is not None
 
 
 # What fields take, put and cost
@@ -277,8 +293,8 @@ def test_named_links_with_their_values():
     again = field.read(Reader(data), frame)
     assert torch.equal(again.indices, payload.indices)
     assert torch.equal(again.values, payload.values)
-    assert field.fault(payload, frame) is None
-    assert "finite" in str(field.fault(replace(payload, values=payload.values * float("nan")), frame))
-    assert field.fault(replace(payload, values=payload.values[:2]), frame) is not None
-    assert field.fault(replace(payload, values=None), frame) is not None
-    assert Indices(of="gradient", k=(2, 1)).fault(payload, frame) is not None
+    assert fault(field.checks(payload, frame)) is None
+    assert "finite" in str(fault(field.checks(replace(payload, values=payload.values * float("nan")), frame)))
+    assert fault(field.checks(replace(payload, values=payload.values[:2]), frame)) is not None
+    assert fault(field.checks(replace(payload, values=None), frame)) is not None
+    assert fault(Indices(of="gradient", k=(2, 1)).checks(payload, frame)) is not None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedrts.wire.errors import WireError
 from fedrts.wire.packing import Bits, pack_integers, varint
-from fedrts.wire.positions import Coding, decode, encode, size, sizes
+from fedrts.wire.positions import Coding, decode, encode, size, sizes, sizes_at
 
 DENSITIES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0)
 SHAPES = ((), (0,), (5, 0), (1,), (7,), (8,), (9,), (3, 3), (1, 40), (40, 1), (6, 50), (16, 3, 3, 3), (5, 7, 11), (4, 1, 300))
@@ -37,6 +37,7 @@ def assert_exact(bits: Bits, shape: tuple[int, ...]) -> None:
     bits.setflags(write=False)
     lengths = sizes(bits, shape)
     assert set(GENERAL) <= set(lengths)
+    assert sizes_at(np.flatnonzero(bits), shape) == lengths
     for coding, length in lengths.items():
         chosen, payload = encode(bits, shape, coding)
         assert chosen == coding

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
+from fedrts.wire.checks import fault
 from fedrts.wire.fields import Frame, Short, Values
 from fedrts.wire.quantise import BLOCK, LEVELS, Quantised, blocks_of
 
@@ -144,7 +145,7 @@ def an_upload(type: str, dtype: torch.dtype, change: float) -> tuple[Frame, torc
     field = Values(type=type)
     payload = field.take({"weights": mask.expand(weights)}, frame)
     assert isinstance(payload, Short)
-    assert field.fault(payload, frame) is None
+    assert fault(field.checks(payload, frame)) is None
     return frame, weights, field.open(payload, frame)
 
 

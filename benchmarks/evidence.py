@@ -1,0 +1,210 @@
+"""What holds at paper scale: comparisons on one GPU, their raw results, and the tables made of them.
+
+    python benchmarks/evidence.py                         # benchmarks/results/evidence.md of the raw results that are there
+    python benchmarks/evidence.py command NAME            # the `fedrts compare` command of a comparison
+    python benchmarks/evidence.py collect NAME FOLDER     # its raw results, of the folder that the command wrote
+
+A comparison goes on where it stopped, so it can be played in pieces. Raw results lie in benchmarks/results/raw/evidence: of every run its
+summary, its evaluations with the bytes sent until then, and how each outer round changed the topology.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedrts.comparison.statistics import mean_of
+from fedrts.comparison.table import Results, costs_table, differences_table, markdown, means_table, words_on_test
+from fedrts.comparison.target import cost_to_target
+
+RESULTS = Path(__file__).parent / "results"
+RAW = RESULTS / "raw" / "evidence"
+SHARED = "--data cifar10 --model resnet18_small --clients 100 --rounds 500 --precision bf16 --device cuda"
+SPARSE = "random,fedrts,feddst,fedmef,fedtiny,prunefl,fedsgc"
+PARTS = "fedrts,fedrts_gamma0,fedrts_gamma1,fedrts_no_ts,fedcucb"
+COMPARISONS = {
+    "main": (
+        "The methods at density 0.1, each with its best learning rate",
+        f"{SHARED} --methods fedavg,{SPARSE} --densities 0.1 --seeds 0,1,2 --tune-lr 0.01,0.03,0.1 --tune-rounds 100 --reference fedrts",
+    ),
+    "ablation": (
+        "What FedRTS is made of, at density 0.1",
+        f"{SHARED} --lr 0.1 --methods {PARTS} --densities 0.1 --seeds 0,1,2 --reference fedrts",
+    ),
+    "densities": (
+        "The methods at other densities",
+        f"{SHARED} --lr 0.1 --methods {SPARSE} --densities 0.05,0.2 --seeds 0,1,2 --reference fedrts",
+    ),
+}
+"""What is compared, in the order in which it is to be played, and the command that plays it."""
+TARGETS = (0.6, 0.65, 0.7)
+"""Accuracies whose price is shown."""
+
+
+def command(name: str) -> str:
+    return f"fedrts compare {COMPARISONS[name][1]} --out {name}"
+
+
+def collect(name: str, folder: Path) -> Path:
+    """Write the raw results of a comparison's finished runs."""
+    declared = tomllib.loads((folder / "compare.toml").read_text("utf-8"))
+    runs = [run_of(path.parent) for path in sorted(folder.glob("runs/*/summary.json"))]
+    trials = [trial_of(path.parent) for path in sorted(folder.glob("tuning/*/summary.json"))]
+    raw = {"command": command(name), "axes": sorted(declared["grid"]), "runs": runs, "trials": trials}
+    RAW.mkdir(parents=True, exist_ok=True)
+    file = RAW / f"{name}.json"
+    file.write_text("{\n" + ",\n".join(f'"{key}": {_lines(value)}' for key, value in raw.items()) + "\n}\n", "utf-8")
+    return file
+
+
+def _lines(value: Any) -> str:
+    """JSON with a line for every run."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(json.dumps(entry) for entry in value) + "\n]"
+    return json.dumps(value)
+
+
+def run_of(folder: Path) -> dict[str, Any]:
+    """A finished run, in short."""
+    settings = tomllib.loads((folder / "experiment.toml").read_text("utf-8"))
+    evaluations, sent, since = [], 0, []
+    for line in _json_lines(folder / "history.jsonl"):
+        sent += line["upload_bytes"] + line["download_bytes"]
+        since.append(line["links_changed"])
+        if line["accuracy"] is not None:
+            evaluations.append([line["round"], line["accuracy"], sent])
+    topology = [[line["round"], round(line["overlap"], 4)] for line in _json_lines(folder / "topology.jsonl")]
+    return {
+        "cell": folder.name,
+        "summary": json.loads((folder / "summary.json").read_text("utf-8")),
+        "lr": settings["train"]["lr"],
+        "method_options": settings.get("method_options", {}),
+        "versions": settings.get("versions", {}),
+        "evaluations": evaluations,
+        "overlap": topology,
+        "changed": [[index, round(share, 4)] for index, share in enumerate(since) if share],
+    }
+
+
+def trial_of(folder: Path) -> dict[str, Any]:
+    """A trial of a learning rate: its mean accuracy on the validation split over the last ten rounds."""
+    scores = [line.get("valid_accuracy") for line in _json_lines(folder / "history.jsonl")][-10:]
+    known = [score for score in scores if score is not None]
+    return {"cell": folder.name, "valid_accuracy": statistics.mean(known) if known else None}
+
+
+def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
+    return (json.loads(line) for line in file.read_text("utf-8").splitlines()) if file.exists() else iter(())
+
+
+def render() -> str:
+    """All tables."""
+    parts = [
+        "# Evidence at paper scale",
+        "Made by `python benchmarks/evidence.py` of the raw results in `raw/evidence`. CIFAR-10 (re-compressed as JPEG: accuracies compare "
+        "with each other, not to the last point with published ones), resnet18_small (175,258 parameters), 500 rounds, 10 of 100 clients a "
+        "round, Dirichlet 0.5, 5 epochs, batches of 64, ΔT = 10, T_end = 300. Mean ± standard error over seeds.",
+    ]
+    for name, (title, _) in COMPARISONS.items():
+        if (RAW / f"{name}.json").exists():
+            parts += [f"## {title}", *tables(json.loads((RAW / f"{name}.json").read_text("utf-8")))]
+    return "\n\n".join(parts) + "\n"
+
+
+def tables(raw: Mapping[str, Any]) -> list[str]:
+    """The tables of one comparison."""
+    runs = raw["runs"]
+    rows = [{"cell": run["cell"], **_axes(run, raw["axes"]), **run["summary"]} for run in runs]
+    results = Results.of(rows, raw["axes"], "accuracy_last10")
+    seeds = len({row["seed"] for row in rows})
+    versions = sorted({f"{run['versions'].get('device')}, torch {run['versions'].get('torch')}" for run in runs})
+    parts = [f"`{raw['command']}`", "; ".join(versions) + ".", means_table(results, seeds)]
+    if "fedrts" in results.methods:
+        parts += [words_on_test(results, "fedrts"), differences_table(results, "fedrts")]
+    parts += ["Topology and price:", prices(runs, raw["axes"]), costs_table(rows, raw["axes"])]
+    if raw["trials"]:
+        parts += [
+            "Learning rates: mean accuracy on the validation split over the last ten of 100 rounds, seed 1000, one run each.",
+            rates(raw["trials"]),
+        ]
+    return parts
+
+
+def prices(runs: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> str:
+    """How steady the topology is, and what an accuracy (mean over ten rounds) costs; means over seeds."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault((run["summary"]["method"], *_axes(run, axes).values(), run["summary"]["density_target"]), []).append(run)
+    body = []
+    for group, own in groups.items():
+        overlaps = [[value for _, value in run["overlap"]] for run in own]
+        steady = [_percent([part[place] for part in overlaps if part]) for place in (0, -1)]
+        mean = _percent([statistics.mean(part) for part in overlaps if part])
+        body.append([*map(str, group), steady[0], steady[1], mean, *(_price(own, target) for target in TARGETS)])
+    names = [key.rpartition(".")[2] for key in axes]
+    heads = ["links kept, first outer round", "last", "mean", *(f"MB (rounds) to {target:g}" for target in TARGETS)]
+    return markdown(["method", *names, "density", *heads], body)
+
+
+def _percent(values: Sequence[float]) -> str:
+    return f"{100 * statistics.mean(values):.1f} %" if values else "–"
+
+
+def _price(runs: Sequence[Mapping[str, Any]], target: float) -> str:
+    """Megabytes and rounds until the accuracy is reached, where every seed reaches it."""
+    points = [cost_to_target(list(_history(run)), target) for run in runs]
+    reached = [point for point in points if point is not None]
+    if len(reached) < len(points):
+        return f"{len(reached)} of {len(points)} reach it" if reached else "–"
+    return f"{mean_of([p.bytes / 1e6 for p in reached]).value:,.0f} ({mean_of([p.round + 1 for p in reached]).value:.0f})"
+
+
+def _history(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The evaluated rounds as lines of a history."""
+    before = 0
+    for index, accuracy, sent in run["evaluations"]:
+        yield {"round": index, "accuracy": accuracy, "upload_bytes": sent - before, "download_bytes": 0, "flops": 0.0}
+        before = sent
+
+
+def rates(trials: Sequence[Mapping[str, Any]]) -> str:
+    """Groups by rates."""
+    scores: dict[str, dict[str, float | None]] = {}
+    for trial in trials:
+        group, _, rate = trial["cell"].rpartition("-")
+        scores.setdefault(group, {})[rate.removeprefix("lr")] = trial["valid_accuracy"]
+    heads = sorted({rate for own in scores.values() for rate in own})
+    body = [[group, *("–" if own.get(rate) is None else f"{own[rate]:.4f}" for rate in heads)] for group, own in scores.items()]
+    return markdown(["", *heads], body)
+
+
+def _axes(run: Mapping[str, Any], axes: Sequence[str]) -> dict[str, Any]:
+    """A run's values of the keys that were varied."""
+    known = {f"method_options.{key}": value for key, value in run["method_options"].items()}
+    return {key: known.get(key) for key in axes}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = parser.add_subparsers(dest="kind")
+    kinds.add_parser("command").add_argument("name", choices=list(COMPARISONS))
+    collecting = kinds.add_parser("collect")
+    collecting.add_argument("name", choices=list(COMPARISONS))
+    collecting.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    if options.kind == "command":
+        print(command(options.name))
+    elif options.kind == "collect":
+        print(collect(options.name, options.folder))
+    else:
+        (RESULTS / "evidence.md").write_text(render(), "utf-8")
+        print(RESULTS / "evidence.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What is wrong with something that was sent, in two halves: numbers measured where its tensors are, and verdicts on them here.
+
+To look at a number on a device is to wait for the device. A check only names the numbers that it needs, so that the checks of any
+number of messages wait together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Verdict = Callable[..., str | None]
+"""Of the numbers of a check, one argument each: what they say against it; None if nothing."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A few numbers, still where they were measured, and the verdict on them."""
+
+    verdict: Verdict
+    numbers: Tensor | None = None
+    """Of any shape and type; None: the verdict needs none."""
+
+
+def failed(reason: str) -> Check:
+    """What is known to be wrong without measuring; nothing that follows it is looked at."""
+    return Check(lambda: reason)
+
+
+def finite(values: Tensor, reason: str) -> Check:
+    """No NaN, no infinity: a sum keeps them, and float64 holds that of any number of float32."""
+    return Check(lambda total: None if math.isfinite(total) else reason, values.sum(dtype=torch.float64))
+
+
+def at_least(least: float, values: Tensor, reason: str) -> Check:
+    """All of `values`, of which there is one at least."""
+    return Check(lambda lowest: None if lowest >= least else reason, values.amin())
+
+
+def none_of(bits: Tensor, reason: str) -> Check:
+    """None of the `bits` is set."""
+    return Check(lambda one: reason if one else None, bits.any())
+
+
+def fault(checks: Iterable[Check]) -> str | None:
+    """The first thing that is wrong, if any is."""
+    return faults([list(checks)])[0]
+
+
+def faults(groups: Sequence[Sequence[Check]]) -> list[str | None]:
+    """The first thing that is wrong in each of several groups of checks; their numbers come from the device together."""
+    held = iter(fetched([check.numbers for group in groups for check in group if check.numbers is not None]))
+    found = [[check.verdict(*([] if check.numbers is None else next(held))) for check in group] for group in groups]
+    return [next((reason for reason in reasons if reason is not None), None) for reasons in found]
+
+
+def fetched(tensors: Sequence[Tensor]) -> list[list[float]]:
+    """What small tensors hold, each as a flat list: one copy from the device for every type of numbers among them."""
+    of_type: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        of_type.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
+    numbers = {dtype: iter(torch.cat(some).tolist()) for dtype, some in of_type.items()}
+    return [[next(numbers[tensor.dtype]) for _ in range(tensor.numel())] for tensor in tensors]
