@@ -17,9 +17,10 @@ import torch
 from pydantic import Field
 
 from fedrts.methods import register
+from fedrts.methods.bandit import Outcome
 from fedrts.methods.contract import Exchange, Means, Rng, Round, State
 from fedrts.methods.feddst import FedDST
-from fedrts.methods.fedrts import FedRTS, Outcome
+from fedrts.methods.fedrts import FedRTS
 from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Message
 
