@@ -182,7 +182,7 @@ def test_memory_is_what_the_client_holds():
     cost = fedrts.cost(model="test_cost_measured:net", method="fedrts", density=0.5, input_shape=(10,), classes=5, batch_size=32)
     links, parameters, active = 60, 101, 50 + 0  # floor(0.5 · 101), of which 41 are dense
     inner, outer = cost.row("measured", "inner"), cost.row("measured", "outer")
-    activations = 4 * 32 * (10 + 6 + 5) + 8 * 32 + 4  # the batch, ReLU's output, log-softmax, labels, the weight of the mean
+    activations = 4 * 32 * (10 + 6 + 5) + 8 * 32  # the batch, ReLU's output, log-softmax, labels
     assert inner.memory_parts == {
         "weights": 4 * parameters,
         "received weights": 4 * parameters,
