@@ -33,6 +33,7 @@ bench: $(READY)          ## measurements, printed as tables; benchmarks/results 
 	$(BIN)/python benchmarks/digits.py values
 	$(BIN)/python benchmarks/choosing.py
 	$(BIN)/python benchmarks/assumptions.py
+	$(BIN)/python benchmarks/diagnosis.py --out runs/diagnosis
 	$(BIN)/python benchmarks/agreement.py
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/growth.py

@@ -18,8 +18,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrts.methods import register
+from fedrts.methods.bandit import Bandit, Outcome
 from fedrts.methods.contract import Rng, Round, Setup, State
-from fedrts.methods.fedrts import Bandit, Outcome
 from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
 

@@ -29,6 +29,15 @@ def observe(alpha: Tensor, beta: Tensor, outcome: Tensor, scale: float, at: Tens
     return alpha.index_add(0, at, outcome, alpha=scale), beta.index_add(0, at, missed, alpha=scale)
 
 
+def faded(alpha: Tensor, beta: Tensor, keep: float, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(α, β) ← (1 + ρ(α−1), 1 + ρ(β−1)) at the links `at [m]` (None: at all): a share ρ = `keep` of what was observed is left."""
+    if keep == 1:
+        return alpha, beta
+    if at is None:
+        return 1 + keep * (alpha - 1), 1 + keep * (beta - 1)
+    return alpha.index_copy(0, at, 1 + keep * (alpha[at] - 1)), beta.index_copy(0, at, 1 + keep * (beta[at] - 1))
+
+
 def mean(alpha: Tensor, beta: Tensor) -> Tensor:
     """E[P_i] = α / (α + β), `[P]`."""
     return alpha / (alpha + beta)

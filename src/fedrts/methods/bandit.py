@@ -1,0 +1,91 @@
+"""Links as arms of a combinatorial bandit: the outcomes X of Algorithm 1 (Eq. 3 to 5), for the methods that learn from them.
+
+Each round judges the active links by importance, of the average and of every client; each outer round also judges the inactive ones by
+the clients' votes, the indices of their largest gradients. Gradients themselves never leave a client.
+
+Settled where the paper is ambiguous: votes are taken among *inactive* links (Eq. 5 and the text; Algorithm 2 masks with m_t); p_n is
+normalised over the round's clients; K and κ are per layer; κ follows f(t) of the current round; γ weighs the aggregate (Eq. 3).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from fedrts.methods.base import Sparse
+from fedrts.methods.contract import Exchange, Means, ProbeGradient, Rng, Round, State, Train
+from fedrts.sparse import importance
+from fedrts.sparse.topk import top
+from fedrts.wire.fields import Indices, Message, Values
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round showed: X in [0, 1] of the links `at` (None: of all), a mean over so many clients."""
+
+    values: Tensor
+    at: Tensor | None
+    clients: int
+    named: Tensor | None = None
+    """In outer rounds: did any client speak for the link? bool `[P]`."""
+
+
+class Bandit(Sparse):
+    """Links as arms of a bandit: the outcomes X of Eq. 3 to 5. What is learned from them is the difference between bandits."""
+
+    gamma: Annotated[float, Field(ge=0, le=1, description="γ: weight of the aggregate's outcome against the clients' (Eq. 3)")] = 0.5
+    score: Annotated[str, Field(description="importance of active links: magnitude, fisher, or an import path")] = "magnitude"
+    update_after_end: Annotated[bool, Field(description="go on observing after T_end, when the mask is fixed")] = False
+
+    @field_validator("score")
+    @classmethod
+    def _known(cls, score: str) -> str:
+        importance.get(score)
+        return score
+
+    def exchanges(self, round: Round) -> tuple[Exchange, ...]:
+        exchanges = super().exchanges(round)
+        if self.squares_in(round):
+            exchanges = (exchanges[0].then(squares=Values("squares", on="active")),)
+        if not round.outer:
+            return exchanges
+        return (exchanges[0].then(ProbeGradient(), votes=Indices(of="gradient", k=round.quota)),)  # I^n of Algorithm 2
+
+    def training(self, round: Round) -> Train:
+        return Train(record="squares") if self.squares_in(round) else super().training(round)
+
+    def contribution(self, message: Message, state: State, round: Round) -> Message:
+        return message if self.rests(round) else {**message, "core": self.core(message, round)}  # X^n, Eq. 4
+
+    def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
+        updated = super().update(state, mean, round, rng)  # W^agg
+        if self.rests(round):
+            return updated
+        active = self.gamma * self.core(mean, round) + (1 - self.gamma) * mean["core"]  # Eq. 3, 4
+        if not round.outer:
+            return self.learn(state, updated, Outcome(active, state.mask.active, mean.clients), round, rng)  # inactive links: None
+        outcome = torch.add(self.gamma * 0.5, mean["votes"], alpha=1 - self.gamma)  # Eq. 3, 5: inactive links
+        outcome[state.mask.active] = active
+        return self.learn(state, updated, Outcome(outcome, None, mean.clients, mean["votes"] > 0), round, rng)
+
+    @abstractmethod
+    def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
+        """`updated` with what the outcome teaches; in outer rounds with a new mask."""
+
+    def core(self, model: Mapping[str, Tensor], round: Round) -> Tensor:
+        """h(i, |W|, κ): is link i among the κ^l most important ones of its layer? `[..., A + n - P]` → bool `[..., A]` (Eq. 4)."""
+        links = model["weights"][..., : sum(round.counts)]
+        score = importance.get(self.score)
+        return top(score(links, model["squares"]) if importance.needs_squares(score) else score(links), round.core, round.counts)
+
+    def rests(self, round: Round) -> bool:
+        return round.frozen and not self.update_after_end
+
+    def squares_in(self, round: Round) -> bool:
+        return importance.needs_squares(importance.get(self.score)) and round.index >= 0 and not self.rests(round)
