@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedrts.client import Workbench
-from fedrts.engines.dispatch import Watching
 from fedrts.engines.kernels import Kernel, Objective, counters
+from fedrts.sparse.dispatch import Watching
 from fedrts.sparse.layout import Layout
 
 FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError)

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_map_only
 
-from fedrts.engines.dispatch import Watching
 from fedrts.engines.kernels import Gradients, Kernel
+from fedrts.sparse.dispatch import Watching
 
 Program = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedrts.sparse.dispatch import Watching
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
 
@@ -143,11 +143,11 @@ class Macs:
         return self.rest + sum(macs * active / size for macs, active, size in zip(self.layers, counts, sizes, strict=True))
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(Watching):
     """Watches every operation, and which tensors were made of weights alone (views, masked or standardised weights)."""
 
     def __init__(self, prunable: Sequence[Tensor], constants: Sequence[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.layers = [0.0] * len(prunable)
         self.rest = 0.0
         self.made_of: dict[int, frozenset[int]] = {id(tensor): frozenset() for tensor in constants}
