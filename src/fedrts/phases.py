@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-import torch
+from torch.autograd import profiler
 from torch.profiler import record_function
 
 PHASES = ("clients", "guard", "sums", "update", "evaluation", "writing")
@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 def phase(name: str) -> AbstractContextManager[object]:
     """What happens inside belongs to the phase `name`."""
     assert name in PHASES
-    return record_function(span(name)) if torch._C._autograd._profiler_enabled() else nullcontext()
+    return record_function(span(name)) if profiler._is_profiler_enabled else nullcontext()
 
 
 def each(name: str, items: Iterable[Item]) -> Iterator[Item]:

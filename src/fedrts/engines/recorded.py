@@ -119,9 +119,44 @@ class Recorder(Watching):
 
 
 def lean(graph: Graph) -> None:
-    """Leave out operations that change nothing: vmap leaves many."""
+    """Leave out operations that change nothing, or only move numbers about: vmap and autograd leave many."""
     for node in graph.nodes:
         idle = node.target in _CHANGE_AT_MOST_THE_SHAPE or (node.target is _aten.mul.Scalar and node.args[1] == 1)
-        if idle and node.args[0].meta["form"] == node.meta["form"]:
-            node.replace_all_uses_with(node.args[0])
+        if idle and _first(node).meta["form"] == node.meta["form"]:
+            node.replace_all_uses_with(_first(node))
     graph.eliminate_dead_code()
+    for node in graph.nodes:
+        if _is_transposed(node) and _first(node).target is _aten.bmm.default and len(_first(node).users) == 1:
+            node.replace_all_uses_with(_flipped(graph, node))
+        elif node.target is _aten.clone.default and "new" in _first(node).meta:
+            node.replace_all_uses_with(_first(node))
+    graph.eliminate_dead_code()
+
+
+def _flipped(graph: Graph, node: Node) -> Node:
+    """(A B)ᵀ as Bᵀ Aᵀ, in the place of `node`: the gradient of a weight comes out as the weight lies, and need not be copied."""
+    first, second = (factor for factor in _first(node).args if isinstance(factor, Node))
+    with graph.inserting_before(node):
+        product = graph.call_function(_aten.bmm.default, (_transposed(graph, second), _transposed(graph, first)))
+    product.meta |= {"form": node.meta["form"], "new": True}
+    return product
+
+
+def _transposed(graph: Graph, node: Node) -> Node:
+    if _is_transposed(node):
+        return _first(node)
+    transposed = graph.call_function(_aten.transpose.int, (node, 1, 2))
+    (batch, rows, columns), dtype = node.meta["form"]
+    transposed.meta["form"] = (torch.Size([batch, columns, rows]), dtype)
+    return transposed
+
+
+def _is_transposed(node: Node) -> bool:
+    return node.target is _aten.transpose.int and node.args[1:] == (1, 2) and len(node.meta["form"][0]) == 3
+
+
+def _first(node: Node) -> Node:
+    """The tensor that an operation works on."""
+    tensor = node.args[0]
+    assert isinstance(tensor, Node)
+    return tensor

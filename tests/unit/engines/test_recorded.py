@@ -15,7 +15,7 @@ def called(run, clients, size):
     return weights, *run.data.training_batches(rows, torch.zeros(clients, dtype=torch.int64))
 
 
-@pytest.mark.parametrize(("model", "kind"), [("cnn", Vectorised), ("cnn", OneByOne), ("tiny_gpt", OneByOne)])
+@pytest.mark.parametrize(("model", "kind"), [("mlp", Vectorised), ("cnn", Vectorised), ("cnn", OneByOne), ("tiny_gpt", OneByOne)])
 def test_a_recording_has_the_same_bits(toy, model, kind):
     run = toy("fedavg", model)
     kernel = kind(Objective(run.module.train(), run.data.task, run.layout))
@@ -24,6 +24,33 @@ def test_a_recording_has_the_same_bits(toy, model, kind):
     weights, x = weights * 1.5, x.flip(0)
     for found, expected in zip(program(weights, x, y), kernel(weights, x, y), strict=True):
         assert torch.equal(found, expected)
+
+
+def test_no_gradient_of_a_linear_layer_is_copied(toy):
+    run = toy("fedavg", "mlp")
+    program = recorded.recorded(Vectorised(Objective(run.module.train(), run.data.task, run.layout)), *called(run, 3, 4))
+    assert [line for line in program.__self__.code.splitlines() if "contiguous_format" in line] == []
+
+
+def test_a_product_that_is_needed_both_ways_stays(toy):
+    a, b, c = torch.randn(2, 3, 4), torch.randn(2, 4, 5), torch.randn(2, 5, 3)
+
+    def kernel(a, b, c):
+        product = a @ b
+        return product.transpose(1, 2).contiguous() + c, product, (product @ c).transpose(1, 2).contiguous()
+
+    program = recorded.recorded(kernel, a, b, c)
+    for found, expected in zip(program(2 * a, b, c), kernel(2 * a, b, c), strict=True):
+        torch.testing.assert_close(found, expected)
+        assert found.is_contiguous()
+
+
+def test_tensors_from_outside_are_constants_and_numbers_read_are_refused():
+    fixed, x, y, z = torch.arange(3.0), torch.ones(3), torch.ones(3), torch.ones(3)
+    program = recorded.recorded(lambda x, y, z: (x * fixed + y, y, z), x, y, z)
+    assert program(2 * x, y, z)[0].tolist() == [1.0, 3.0, 5.0]
+    with pytest.raises(ValueError, match="depends on the numbers"):
+        recorded.recorded(lambda x, y, z: (x * float(y.sum()), y, z), x, y, z)
 
 
 def test_forms_are_recorded_when_they_come_often(toy, monkeypatch):
