@@ -316,6 +316,18 @@ def resolve(*layers: Settings) -> Experiment:
     return complete(experiment)
 
 
+def with_newer_keys(old: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat settings that an earlier version wrote, with the defaults of those keys of `now` that it did not know yet."""
+    missing = now.keys() - old.keys()
+    if not missing:
+        return dict(old)
+    try:
+        full = flat(complete(validated(Experiment, nested(old))).model_dump(mode="json"))
+    except InputError:  # they have keys that are known no more
+        return dict(old)
+    return {key: full[key] for key in missing if full.get(key) is not None} | dict(old)
+
+
 def complete(experiment: Experiment) -> Experiment:
     """`experiment` with `auto` decided and names and options checked; a pure function of it and of this machine's devices."""
     method = make_method(experiment)
@@ -376,6 +388,18 @@ def validated(kind: type[Model], settings: Settings, prefix: str = "") -> Model:
         return kind.model_validate(settings)
     except ValidationError as error:
         raise InputError(_explained(error, kind, prefix)) from error
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables again, of keys with dots; the inverse of `flat`."""
+    result: dict[str, Any] = {}
+    for key, value in flat.items():
+        *tables, last = key.split(".")
+        table = result
+        for part in tables:
+            table = table.setdefault(part, {})
+        table[last] = value
+    return result
 
 
 def flat(settings: Settings, prefix: str = "") -> dict[str, Any]:

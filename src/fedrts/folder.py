@@ -18,7 +18,7 @@ from torch import Tensor
 import fedrts
 from fedrts import checkpoint
 from fedrts.checkpoint import Saved, write_atomically
-from fedrts.config import Experiment, flat
+from fedrts.config import Experiment, flat, with_newer_keys
 from fedrts.errors import InputError, note
 from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
@@ -115,7 +115,8 @@ class RunFolder:
         saved = checkpoint.load(self.path / "checkpoint", device, repair=True)
         if saved is None:
             return None
-        now, then = _comparable(experiment), saved.facts["experiment"]
+        now = _comparable(experiment)
+        then = with_newer_keys(saved.facts["experiment"], now)
         changed = sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key))
         if changed:
             what = ", ".join(f"{key} (was {then.get(key)!r}, is {now.get(key)!r})" for key in changed)

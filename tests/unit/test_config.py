@@ -459,7 +459,14 @@ def test_end_is_exactly_three_fifths():
 
 
 def test_options_are_written_out():
-    assert resolve().method_options == {"gamma": 0.5, "scale": 10.0, "score": "magnitude", "update_after_end": False}
+    assert resolve().method_options == {
+        "gamma": 0.5,
+        "scale": 10.0,
+        "score": "magnitude",
+        "update_after_end": False,
+        "discount": 1.0,
+        "candidates": "all",
+    }
     assert resolve({"method": "fedrts_gamma1"}).method_options["gamma"] == 1.0
 
 

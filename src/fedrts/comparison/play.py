@@ -102,8 +102,8 @@ def _play(task: Task, reporter: Reporter) -> None:
     if not (task.folder / "experiment.toml").exists():
         api.start(task.experiment.model_copy(update={"out": str(task.folder)}), reporter, task.data_dir)
         return
-    there = config.flat(config.from_file(task.folder / "experiment.toml"))
     wanted = {key: value for key, value in config.flat(task.experiment.model_dump(mode="json")).items() if value is not None}
+    there = config.with_newer_keys(config.flat(config.from_file(task.folder / "experiment.toml")), wanted)
     for key in sorted(there.keys() | wanted.keys()):
         if not key.startswith(_MAY_DIFFER) and there.get(key) != wanted.get(key):
             what = f"{key} is {there.get(key)!r}, not {wanted.get(key)!r}"

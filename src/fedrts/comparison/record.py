@@ -68,7 +68,7 @@ def described(grid: Grid, cells: Sequence[Cell], threads: int) -> dict[str, Any]
         "threads": threads,
         "grid": {key: list(values) for key, values in grid.axes.items()},
         **({} if tuning is None else {"tuning": tuning | {"rates": list(tuning["rates"])}}),
-        "shared": _nested(shared),
+        "shared": config.nested(shared),
         "cells": {name: {key: value for key, value in own.items() if key not in shared} for name, own in settings.items()},
     }
 
@@ -85,20 +85,9 @@ def _check_contained(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) 
     for name, own in old["cells"].items():
         if name not in new["cells"]:
             raise InputError(f"{out} holds another comparison: its cell {name} is not in this grid; {_REMEDY}")
-        before = config.flat(old["shared"]) | own
         now = config.flat(new["shared"]) | new["cells"][name]
+        before = config.with_newer_keys(config.flat(old["shared"]) | own, now)
         for key in sorted(before.keys() | now.keys()):
             if before.get(key) != now.get(key):
                 what = f"in its cell {name} {key} is {before.get(key)!r}, not {now.get(key)!r}"
                 raise InputError(f"{out} holds another comparison: {what}; {_REMEDY}")
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in flat.items():
-        *tables, last = key.split(".")
-        table = result
-        for part in tables:
-            table = table.setdefault(part, {})
-        table[last] = value
-    return result
