@@ -53,6 +53,8 @@ COMPARISONS = {
     ),
 }
 """What is compared, in the order in which it is to be played, and the arguments of `fedrts compare`."""
+REFERENCES = ("fedrts", "feddst")
+"""Methods that the others are tested against."""
 TARGETS = (0.6, 0.7, 0.9)
 """Accuracies whose price is shown."""
 
@@ -138,8 +140,9 @@ def tables(raw: Mapping[str, Any]) -> list[str]:
     seeds = len({row["seed"] for row in rows})
     versions = sorted({f"{run['versions'].get('device')}, torch {run['versions'].get('torch')}" for run in runs})
     parts = [f"`{raw['command']}`", "; ".join(versions) + ".", means_table(results, seeds)]
-    if "fedrts" in results.methods and len(results.methods) > 1:
-        parts += [words_on_test(results, "fedrts"), differences_table(results, "fedrts")]
+    for reference in REFERENCES:
+        if reference in results.methods and len(results.methods) > 1:
+            parts += [words_on_test(results, reference), differences_table(results, reference)]
     parts += ["Topology and price:", prices(runs, raw["axes"]), costs_table(rows, raw["axes"])]
     return [*parts, *_tuning(raw)]
 

@@ -225,7 +225,7 @@ class Workbench:
         """
         frame = order.upload_frame(random.key(key, "rounding", order.round.exchange))
         noise = random.key(key, "noise", order.round.exchange) if self.simulated else None
-        return self.protection.message(fields or order.exchange.up, tensors, frame, noise)
+        return self.protection.message(order.exchange.up if fields is None else fields, tensors, frame, noise)
 
     def uploads(self, order: Order, tensors: Mapping[str, Tensor], keys: Sequence[int]) -> Iterator[Message]:
         """`upload` of several clients with these `keys`; their tensors have them as leading axis, and may become part of what leaves."""

@@ -18,6 +18,9 @@ def test_tune_and_profile(fedrts, tmp_path, monkeypatch):
     tables = (tmp_path / "a" / "profile" / "profile.txt").read_text()
     assert tables.startswith("1 rounds")
     assert all(word in tables for word in ("clients", "guard", "sums", "update", "evaluation", "writing", "other", "aten::"))
+    seconds = {words[0]: float(words[1]) for line in tables.splitlines()[3:10] if (words := line.split())}
+    assert all(seconds[name] > 0 for name in ("clients", "guard", "sums", "update", "evaluation"))
+    assert seconds["other"] < sum(seconds.values()) / 2, "phases cover most of a round"
     second = fedrts("run", *small, "--tune", "--out", tmp_path / "b")
     assert second.code == 0
     assert "remembered" in second.out

@@ -32,7 +32,7 @@ def test_no_gradient_of_a_linear_layer_is_copied(toy):
     assert [line for line in program.__self__.code.splitlines() if "contiguous_format" in line] == []
 
 
-def test_a_product_that_is_needed_both_ways_stays(toy):
+def test_transposed_products_come_to_the_same():
     a, b, c = torch.randn(2, 3, 4), torch.randn(2, 4, 5), torch.randn(2, 5, 3)
 
     def kernel(a, b, c):
