@@ -19,7 +19,7 @@ import torch
 from fedrts import __version__, methods
 from fedrts.aggregate import Sums
 from fedrts.client import Order, Reply
-from fedrts.guard import Guard, fault
+from fedrts.guard import Guard, faults
 from fedrts.methods.contract import Round, Setup, State
 from fedrts.sparse import random
 from fedrts.sparse.layout import Entry, Layout
@@ -97,9 +97,9 @@ def main() -> None:
     order = Order.of(method.exchanges(current)[0], current, layout, begin, key=0)
     replies = [Reply(client, 1, 0, 400, message) for client, message in enumerate(messages_of(begin, current, options.clients))]
     samples = dict.fromkeys(range(options.clients), 400)
-    reasons = [fault(reply, order, Guard(), samples) for reply in replies]
+    reasons = faults(replies, order, Guard(), samples)
     assert reasons == [None] * options.clients, reasons
-    checks = statistics.median(seconds(lambda: [fault(reply, order, Guard(), samples) for reply in replies]) for _ in range(5))
+    checks = statistics.median(seconds(lambda: faults(replies, order, Guard(), samples)) for _ in range(5))
     mean = (one_outer + 9 * one_inner) / 10
 
     print(

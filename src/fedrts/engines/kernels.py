@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedrts.sparse.layout import Layout
 from fedrts.tasks import Task
@@ -130,7 +131,13 @@ class Vectorised:
         self.objective, self._loss = objective, vmap(objective.loss)
 
     def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
-        return differentiated(self._loss, weights, self.objective.layout.parameters, x, y)
+        with _attention(weights.device):
+            return differentiated(self._loss, weights, self.objective.layout.parameters, x, y)
+
+
+def _attention(device: torch.device) -> AbstractContextManager[object]:
+    """Attention as plain products: of PyTorch's fused kernels on CUDA, some cannot be differentiated under vmap."""
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()
 
 
 class OneByOne:

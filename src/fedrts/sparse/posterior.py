@@ -21,8 +21,9 @@ def observe(alpha: Tensor, beta: Tensor, outcome: Tensor, scale: float, at: Tens
     """Eq. 6: (α, β) ← (α + λX, β + λ(1−X)) at the observed links.
 
     `alpha`, `beta` `[P]`; `outcome` in [0, 1] of every link `[P]`, or `[m]` of the links with the indices `at [m]`: the
-    others are unobserved (X = None) and keep theirs.
+    others are unobserved (X = None) and keep theirs. Posteriors stay in the precision that they have.
     """
+    outcome = outcome.to(alpha.dtype)
     missed = 1 - outcome
     if at is None:
         return torch.add(alpha, outcome, alpha=scale), torch.add(beta, missed, alpha=scale)
