@@ -14,10 +14,11 @@ import argparse
 import json
 import statistics
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedrts import config
 from fedrts.comparison.statistics import mean_of
 from fedrts.comparison.table import Results, costs_table, differences_table, markdown, means_table, words_on_test
 from fedrts.comparison.target import cost_to_target
@@ -25,32 +26,51 @@ from fedrts.comparison.target import cost_to_target
 RESULTS = Path(__file__).parent / "results"
 RAW = RESULTS / "raw" / "evidence"
 PAPER_SCALE = "--data cifar10 --model resnet18_small --clients 100 --rounds 500 --precision bf16 --device cuda"
-SMALL = "--data digits --rounds 100 --set topology.interval=5 --densities 0.05 --seeds 0,1,2,3,4 --device cpu"
+SMALL = "--data digits --rounds 100 --set topology.interval=5 --seeds 0,1,2,3,4 --reference fedrts --device cpu"
 SPARSE = "random,fedrts,feddst,fedmef,fedtiny,prunefl,fedsgc"
-PARTS = "fedrts,fedrts_gamma0,fedrts_gamma1,fedrts_no_ts,fedcucb"
+FEW = "--methods feddst,fedmef,fedtiny,fedrts"
 NAMED = "--set method_options.scale=100 --set method_options.candidates=named --set method_options.discount=0.8"
-THREE = "--seeds 0,1,2 --reference fedrts"
+ABLATION = "--methods fedrts,fedrts_gamma0,fedrts_gamma1,fedrts_no_ts,fedcucb"
+SEEDS = "--seeds 0,1,2 --reference fedrts"
+QUESTIONS = {
+    "ablation": ("what FedRTS is made of", ABLATION, ""),
+    "densities": ("other densities", f"--methods {SPARSE}", ""),
+    "interval": ("rounds between two outer ones (ΔT)", FEW, "--grid topology.interval=3,5,10,20"),
+    "heterogeneity": ("labels' heterogeneity (Dirichlet's a)", FEW, "--grid clients.alpha=0.1,0.5,5"),
+    "participation": ("clients a round", FEW, "--grid clients.per_round=2,5,20"),
+    "scale": ("λ, what one observation counts", "--methods fedrts", "--grid method_options.scale=1,10,100,1000"),
+    "gamma": ("γ, the aggregate's weight", "--methods fedrts", "--grid method_options.gamma=0,0.25,0.5,0.75,1"),
+    "adjust": ("α_adj, the share of links up for exchange", FEW, "--grid topology.adjust=0.1,0.4,0.8"),
+}
+"""What else is asked, at paper scale and on small data: a title, the methods, and what is varied."""
+OTHER = {"paper": "--densities 0.05,0.2", "small": "--densities 0.1,0.2"}
+"""Densities beside the main ones."""
+
+
+def _asked(base: str, density: str, others: str, title: str, prefix: str = "") -> dict[str, tuple[str, str]]:
+    """The comparisons that answer all questions in one setting."""
+    found = {}
+    for name, (what, names, grid) in QUESTIONS.items():
+        densities = others if name == "densities" else f"--densities {density}"
+        found[prefix + name] = (f"{title}: {what}", " ".join(filter(None, (base, names, densities, grid))))
+    return found
+
+
 COMPARISONS = {
     "main": (
         "CIFAR-10: the methods at density 0.1, each with its best learning rate",
-        f"{PAPER_SCALE} --methods fedavg,{SPARSE} --densities 0.1 {THREE} --tune-lr 0.01,0.03,0.1 --tune-rounds 100",
+        f"{PAPER_SCALE} --methods fedavg,{SPARSE} --densities 0.1 {SEEDS} --tune-lr 0.01,0.03,0.1 --tune-rounds 100",
     ),
-    "ablation": (
-        "CIFAR-10: what FedRTS is made of, at density 0.1",
-        f"{PAPER_SCALE} --lr 0.1 --methods {PARTS} --densities 0.1 {THREE}",
-    ),
-    "densities": (
-        "CIFAR-10: the methods at other densities",
-        f"{PAPER_SCALE} --lr 0.1 --methods {SPARSE} --densities 0.05,0.2 {THREE}",
-    ),
+    **_asked(f"{PAPER_SCALE} --lr 0.1 {SEEDS}", "0.1", OTHER["paper"], "CIFAR-10"),
     "digits": (
         "Handwritten digits: the methods, and one of ours, at density 0.05",
-        f"{SMALL} --methods {SPARSE},fedrts_trial --reference fedrts",
+        f"{SMALL} --methods {SPARSE},fedrts_trial --densities 0.05",
     ),
     "digits_named": (
         "Handwritten digits: FedRTS that grows named links only, is surer of what it saw and forgets",
-        f"{SMALL} --methods fedrts {NAMED}",
+        f"{SMALL} --methods fedrts --densities 0.05 {NAMED}",
     ),
+    **_asked(SMALL, "0.05", OTHER["small"], "Handwritten digits", "digits_"),
 }
 """What is compared, in the order in which it is to be played, and the arguments of `fedrts compare`."""
 REFERENCES = ("fedrts", "feddst")
@@ -66,9 +86,10 @@ def command(name: str) -> str:
 def collect(name: str, folder: Path) -> Path:
     """Write the raw results of a comparison's finished runs."""
     declared = tomllib.loads((folder / "compare.toml").read_text("utf-8"))
-    runs = [run_of(path.parent) for path in sorted(folder.glob("runs/*/summary.json"))]
+    axes = sorted(declared["grid"])
+    runs = [run_of(path.parent, axes) for path in sorted(folder.glob("runs/*/summary.json"))]
     trials = [trial_of(path.parent) for path in sorted(folder.glob("tuning/*/summary.json"))]
-    raw = {"command": command(name), "axes": sorted(declared["grid"]), "runs": runs, "trials": trials}
+    raw = {"command": command(name), "axes": axes, "runs": runs, "trials": trials}
     RAW.mkdir(parents=True, exist_ok=True)
     file = RAW / f"{name}.json"
     file.write_text("{\n" + ",\n".join(f'"{key}": {_lines(value)}' for key, value in raw.items()) + "\n}\n", "utf-8")
@@ -82,8 +103,8 @@ def _lines(value: Any) -> str:
     return json.dumps(value)
 
 
-def run_of(folder: Path) -> dict[str, Any]:
-    """A finished run, in short."""
+def run_of(folder: Path, axes: Collection[str]) -> dict[str, Any]:
+    """A finished run, in short, with its values of the keys that were varied."""
     settings = tomllib.loads((folder / "experiment.toml").read_text("utf-8"))
     evaluations, sent, since = [], 0, []
     for line in _json_lines(folder / "history.jsonl"):
@@ -97,6 +118,7 @@ def run_of(folder: Path) -> dict[str, Any]:
         "summary": json.loads((folder / "summary.json").read_text("utf-8")),
         "lr": settings["train"]["lr"],
         "method_options": settings.get("method_options", {}),
+        "settings": {key: value for key, value in config.flat(settings).items() if key in axes},
         "versions": settings.get("versions", {}),
         "evaluations": evaluations,
         "overlap": topology,
@@ -204,8 +226,7 @@ def rates(trials: Sequence[Mapping[str, Any]]) -> str:
 
 def _axes(run: Mapping[str, Any], axes: Sequence[str]) -> dict[str, Any]:
     """A run's values of the keys that were varied."""
-    known = {f"method_options.{key}": value for key, value in run["method_options"].items()}
-    return {key: known.get(key) for key in axes}
+    return {key: run["settings"].get(key) for key in axes}
 
 
 def main() -> None:
