@@ -1,0 +1,37 @@
+"""The experiment: one typed tree that files, flags and keywords all build.
+
+Defaults are the paper's setting; a data set's recipe overrides them; then come the experiment file and, last, flags or keywords.
+"""
+
+from __future__ import annotations
+
+from fedrts.config.resolution import CUSTOM, complete, make_method, method_class, resolve, with_newer_keys
+from fedrts.config.sources import SHORT, from_assignments, from_file, from_keywords, from_method, parsed_toml
+from fedrts.config.tables import Clients, Experiment, Table, Train
+from fedrts.config.tree import Settings, flat, merged, nested
+from fedrts.config.validation import check_options, validated
+
+__all__ = [
+    "CUSTOM",
+    "SHORT",
+    "Clients",
+    "Experiment",
+    "Settings",
+    "Table",
+    "Train",
+    "check_options",
+    "complete",
+    "flat",
+    "from_assignments",
+    "from_file",
+    "from_keywords",
+    "from_method",
+    "make_method",
+    "merged",
+    "method_class",
+    "nested",
+    "parsed_toml",
+    "resolve",
+    "validated",
+    "with_newer_keys",
+]

@@ -1,0 +1,112 @@
+"""How layers of settings become one complete experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedrts import data, methods, models
+from fedrts.config.tables import Clients, Experiment
+from fedrts.config.tree import Settings, flat, merged, nested
+from fedrts.config.validation import check_options, validated
+from fedrts.data.contract import Recipe
+from fedrts.errors import InputError, note
+from fedrts.methods.base import Method
+from fedrts.server_optimizer import DEFAULT_RATE
+
+CUSTOM = "custom"
+"""The model or data set of a run whose objects were given in Python."""
+
+
+def resolve(*layers: Settings) -> Experiment:
+    """The complete experiment: later layers override earlier ones, recipes fill in, `auto` is decided, every name is checked."""
+    given: dict[str, Any] = {}
+    for layer in layers:
+        given = merged(given, _expanded(layer))
+    name = given.get("data", data.DEFAULT)
+    recipe = data.recipe(name) if isinstance(name, str) and name != CUSTOM else Recipe()
+    settings = merged(recipe.settings, given)
+    _fit_per_round(settings, given)
+    experiment = validated(Experiment, settings)
+    if method_class(experiment.method).dense and given.get("density", 1.0) != 1.0:
+        note(f"{experiment.method} is a dense method: density {given['density']} is ignored")
+    if experiment.model == "auto":
+        experiment = experiment.model_copy(update={"model": recipe.model})
+    return complete(experiment)
+
+
+def with_newer_keys(old: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat settings that an earlier version wrote, with the defaults of those keys of `now` that it did not know yet."""
+    missing = now.keys() - old.keys()
+    if not missing:
+        return dict(old)
+    try:
+        full = flat(complete(validated(Experiment, nested(old))).model_dump(mode="json"))
+    except InputError:  # they have keys that are known no more
+        return dict(old)
+    return {key: full[key] for key in missing if full.get(key) is not None} | dict(old)
+
+
+def complete(experiment: Experiment) -> Experiment:
+    """`experiment` with `auto` decided and names and options checked; a pure function of it and of this machine's devices."""
+    method = make_method(experiment)
+    if experiment.model != CUSTOM:
+        check_options("model_options", experiment.model_options, models.get(experiment.model), ("input_shape", "classes"), {"prune_output"})
+    if experiment.data != CUSTOM:
+        check_options("data_options", experiment.data_options, data.get(experiment.data), ("folder",), {"validation"})
+    options = {key: value for key, value in method.model_dump().items() if key != "density"}
+    train = experiment.train
+    rate = DEFAULT_RATE[train.server_optimizer] if train.server_lr is None else train.server_lr
+    return experiment.model_copy(
+        update={
+            "data": data.absolute(experiment.data),
+            "method_options": {key: value for key, value in options.items() if value is not None},
+            "density": 1.0 if method.dense else experiment.density,
+            "device": _device(experiment.device),
+            "init": None if experiment.init is None else str(Path(experiment.init).absolute()),  # resuming may happen elsewhere
+            "topology": experiment.topology.model_copy(update={"end": experiment.end}),
+            "clients": experiment.clients.model_copy(update={"min_size": experiment.min_size}),
+            "train": experiment.train.model_copy(update={"server_lr": rate}),
+        }
+    )
+
+
+def method_class(name: str) -> type[Method]:
+    """The class of a method's name or import path."""
+    kind = methods.get(name)
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise InputError(f"'{name}' is no method: it must be a subclass of fedrts.methods.base.Method")
+    return kind
+
+
+def make_method(experiment: Experiment) -> Method:
+    """The method object of an experiment."""
+    kind = method_class(experiment.method)
+    if "density" in experiment.method_options:
+        raise InputError("method_options.density is not a key: density stands at the top level")
+    return validated(kind, {**experiment.method_options, "density": experiment.density}, prefix="method_options.")
+
+
+def _expanded(layer: Settings) -> dict[str, Any]:
+    """A layer with `engine = "serial"` written as a table, so that it merges with one."""
+    return {**layer, "engine": {"name": layer["engine"]}} if isinstance(layer.get("engine"), str) else dict(layer)
+
+
+def _fit_per_round(settings: dict[str, Any], given: Settings) -> None:
+    """A default number of clients per round shrinks to the number of clients that the user asked for."""
+    clients = settings.get("clients")
+    asked = given.get("clients")
+    if isinstance(clients, dict) and isinstance(clients.get("total"), int) and isinstance(asked, Mapping) and "per_round" not in asked:
+        default = clients.get("per_round", Clients.model_fields["per_round"].default)
+        clients["per_round"] = max(1, min(default, clients["total"]))
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
+        raise InputError(f"device '{name}' is not there: this machine has {torch.cuda.device_count()} CUDA devices; use --device cpu")
+    return name

@@ -1,0 +1,86 @@
+"""Where settings come from: keywords and flags, objects, `--set`, files."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedrts import methods
+from fedrts.config.tree import Settings, merged
+from fedrts.errors import InputError
+from fedrts.methods.base import Method
+
+SHORT = {
+    "clients": ("clients", "total"),
+    "per_round": ("clients", "per_round"),
+    "epochs": ("train", "epochs"),
+    "batch_size": ("train", "batch_size"),
+    "lr": ("train", "lr"),
+    "engine": ("engine", "name"),
+    "precision": ("engine", "precision"),
+    "value_type": ("wire", "value_type"),
+}
+"""Flags and keywords that stand for a key inside a table."""
+
+
+def from_keywords(keywords: Settings) -> dict[str, Any]:
+    """Settings of flat keywords (`lr=0.1`, `clients=20`) and whole tables (`train={"lr": 0.1}`); None means not given."""
+    settings: dict[str, Any] = {}
+    for name, value in keywords.items():
+        if value is None:
+            continue
+        value = str(value) if isinstance(value, Path) else value
+        if name in SHORT and not isinstance(value, Mapping):
+            table, entry = SHORT[name]
+            settings = merged(settings, {table: {entry: value}})
+        else:
+            settings = merged(settings, {name: value})
+    return settings
+
+
+def from_method(method: Method | str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings that name a method, and those that make this very object again."""
+    if not isinstance(method, Method):
+        return {"method": method}, {}
+    kind = type(method)
+    name = next((name for name in methods.names() if methods.get(name) is kind), f"{kind.__module__}:{kind.__qualname__}")
+    own = method.model_dump()
+    return {"method": name}, {"density": own.pop("density"), "method_options": own}
+
+
+def from_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """Settings of `table.key=value` texts; values as in TOML, bare words as strings."""
+    settings: dict[str, Any] = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path.strip():
+            raise InputError(f"--set takes table.key=value, not '{assignment}'")
+        try:
+            value: Any = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        for part in reversed(path.strip().split(".")):
+            value = {part: value}
+        settings = merged(settings, value)
+    return settings
+
+
+def from_file(path: str | Path) -> dict[str, Any]:
+    """Settings of an experiment file."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the experiment file '{path}': {getattr(error, 'strerror', None) or error}") from error
+    settings = parsed_toml(text, path)
+    settings.pop("versions", None)  # a resolved file says what made it
+    return settings
+
+
+def parsed_toml(text: str, origin: str | Path) -> dict[str, Any]:
+    """The tables of a TOML text."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"'{origin}' is no valid TOML: {error}") from error

@@ -1,0 +1,211 @@
+"""All keys of an experiment, table by table, with their defaults and ranges."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from fedrts import data, methods
+from fedrts.data.partition import Partition
+from fedrts.engines.choice import KernelName
+from fedrts.engines.choice import Name as EngineName
+from fedrts.engines.kernels import Precision
+from fedrts.guard import Reducer
+from fedrts.server_optimizer import Kind
+from fedrts.wire.quantise import ValueType
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Clients(Table):
+    """The federation: who takes part and how the data is divided."""
+
+    total: int = Field(100, ge=1, description="clients in the federation")
+    per_round: int = Field(10, ge=1, description="clients that take part in each round")
+    partition: Partition = Field(
+        "dirichlet", description="dirichlet (skewed labels), quantity (skewed sizes), iid, shards (few labels), sites (own data)"
+    )
+    alpha: Number = Field(0.5, gt=0, description="Dirichlet concentration: lower is more heterogeneous")
+    classes_per_client: int = Field(2, ge=1, description="labels that a client holds, of shards")
+    dropout: Number = Field(0.0, ge=0, lt=1, description="simulated: chance that a client vanishes after its download")
+    min_size: int | None = Field(None, ge=1, description="least number of samples of a client; default 10, of quantity 16 or a batch")
+
+    @model_validator(mode="after")
+    def _enough(self) -> Clients:
+        if self.per_round > self.total:
+            raise ValueError(f"clients.per_round = {self.per_round} must not exceed clients.total = {self.total}")
+        return self
+
+
+class Train(Table):
+    """What a client does with its data in a round."""
+
+    epochs: int = Field(5, ge=1, description="passes over the local data in a round")
+    batch_size: int = Field(64, ge=1, description="samples per step")
+    lr: Number = Field(0.01, gt=0, description="learning rate, of the first round")
+    schedule: Literal["constant", "cosine", "step", "exponential"] = Field("constant", description="how the rate falls over the rounds")
+    lr_end: Number = Field(0.01, gt=0, le=1, description="share of lr that is left in the last round, under a schedule that falls")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, new for every client and round")
+    momentum: Number = Field(0.0, ge=0, lt=1, description="of sgd")
+    weight_decay: Number = Field(0.0, ge=0, description="L2 penalty of the optimiser")
+    proximal: Number = Field(0.0, ge=0, description="μ: pull towards the received model, μ/2·‖W − W_received‖² (FedProx)")
+    server_optimizer: Kind = Field("sgd", description="of the server: sgd (averaging), momentum (FedAvgM) or adam (FedAdam)")
+    server_lr: Number | None = Field(None, gt=0, description="of the server; default 1, for adam 0.01")
+    server_momentum: Number = Field(0.9, ge=0, lt=1, description="β of momentum, β_1 of adam")
+    server_beta2: Number = Field(0.99, ge=0, lt=1, description="β_2 of adam")
+    server_tau: Number = Field(1e-3, gt=0, description="τ of adam: how far its steps adapt")
+
+
+class Topology(Table):
+    """When and how far the topology may change, and how the density is spread over layers."""
+
+    interval: int = Field(10, ge=1, description="ΔT: rounds between two outer rounds")
+    end: int | None = Field(None, ge=1, description="T_end: from this round on the topology is fixed; default 0.6 · rounds")
+    adjust: Number = Field(0.4, ge=0, le=1, description="α_adj: share of a layer's active links up for exchange at round 0")
+    first_outer: int = Field(0, ge=0, description="first outer round: 0 or the interval")
+    budget: Literal["all", "prunable"] = Field("all", description="does the density count over all parameters or the prunable ones?")
+    layer_density: Literal["erk", "er", "uniform"] = Field("erk", description="how the density is spread over layers")
+    init_mask: Literal["random", "magnitude"] = Field("random", description="the first topology")
+    prunable: str | None = Field(None, description="import path of one's own rule (name, parameter) → bool")
+
+    @model_validator(mode="after")
+    def _first(self) -> Topology:
+        if self.first_outer not in (0, self.interval):
+            raise ValueError(f"topology.first_outer must be 0 or topology.interval = {self.interval} (got {self.first_outer})")
+        return self
+
+
+class Eval(Table):
+    """When the server's model is tested."""
+
+    every: int = Field(5, ge=1, description="rounds between two evaluations; the last ten rounds always are")
+    batch_size: int = Field(512, ge=1, description="samples per forward pass; does not change results beyond rounding")
+    fairness: bool = Field(True, description="at the end, judge the model by class and by client (fairness.json)")
+
+
+class Engine(Table):
+    """Who runs the clients; `engine = "serial"` is short for `engine.name`."""
+
+    name: EngineName = Field(
+        "auto",
+        description="serial: one client after the other; batched: side by side; flower: on nodes; ray: among actors; auto: what is faster",
+    )
+    kernel: KernelName = Field("auto", description="side by side as one vectorised program, or streamed: one program a client")
+    slots: int = Field(0, ge=0, description="clients that train side by side; 0: all of a round, if there is memory")
+    workers: int = Field(0, ge=0, description="threads that share the slots on a CPU; 0: one")
+    precision: Precision = Field("float32", description="float32, tf32 or bf16 (both on GPUs; weights stay float32)")
+    actors: int = Field(0, ge=0, description="ray: among so many the clients of a round are divided; 0: one a GPU of this machine, or two")
+    cpus: Number = Field(0.0, ge=0, description="ray: CPUs of an actor, fractions too; 0: an equal share of this machine's")
+    gpus: Number = Field(0.0, ge=0, description="ray: GPUs of an actor, fractions too; 0: one where clients train on GPUs")
+    address: str = Field("local", description="ray: local starts one on loopback; auto or HOST:PORT joins a cluster")
+    nodes: int = Field(2, ge=1, description="flower: nodes on this machine, among which `fedrts run` divides the clients")
+    timeout: Number = Field(3600.0, gt=0, description="flower: seconds that nodes have for an order")
+    wait: Number = Field(600.0, ge=0, description="flower: seconds to wait for nodes before going on without them")
+
+
+class Wire(Table):
+    """How values travel."""
+
+    value_type: ValueType = Field("float32", description="float32 (lossless), float16 or int8 (unbiased rounding), both ways")
+
+
+class GuardTable(Table):
+    """Under which rules clients' replies count."""
+
+    quorum: Number = Field(0.3, gt=0, le=1, description="share of a round's clients whose replies must be usable")
+    over_select: Number = Field(0.0, ge=0, le=10, description="how many more clients than needed are asked, as a share")
+    deadline: Number = Field(0.0, ge=0, description="seconds after which replies of a round are late; 0: never")
+    attempts: int = Field(5, ge=1, description="times that a round is tried with other clients before the run stops")
+    norm_bound: Number = Field(100.0, gt=0, description="largest update, as a multiple of max(norm of the model, 1)")
+    reducer: Reducer = Field("mean", description="of the weights: mean, clip (at norm_bound), trimmed_mean, median")
+    trim: Number = Field(0.2, ge=0, lt=0.5, description="share cut off at each end by trimmed_mean")
+    statistic_bound: Number = Field(1e9, gt=0, description="largest BatchNorm statistic; inputs that are not normalised may need more")
+    max_share: Number = Field(1.0, gt=0, le=1, description="largest share of one client in votes and indicators")
+    strikes: int = Field(3, ge=1, description="rejected replies after which a client is asked no more")
+
+
+class Privacy(Table):
+    """What clients do to their uploads before these leave, see docs/security.md; all off by default."""
+
+    clip: Number = Field(0.0, ge=0, description="largest norm of a client's update, scaled down where it is larger; 0: off")
+    noise: Number = Field(0.0, ge=0, description="standard deviation of Gaussian noise on every value, in units of clip; 0: off")
+    index_epsilon: Number = Field(0.0, ge=0, description="ε of randomised response on the index sets of a message; 0: off")
+    delta: Number = Field(1e-5, gt=0, lt=1, description="δ for which the ε of the noise is stated")
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Privacy:
+        if self.noise and not self.clip:
+            raise ValueError("privacy.noise needs privacy.clip: noise hides only what is bounded")
+        return self
+
+
+class Checkpoint(Table):
+    """How often the state is made durable."""
+
+    every: int | str = Field("auto", description="rounds, '30s' for seconds, or 'auto': every round, at most 5 % of the time")
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _known(cls, every: object) -> object:
+        rounds = isinstance(every, int) and not isinstance(every, bool) and every >= 1
+        if not rounds and not (isinstance(every, str) and re.fullmatch(r"auto|\d+s", every)):
+            raise ValueError(f"checkpoint.every must be a number of rounds ≥ 1, seconds such as '30s', or 'auto' (got {every!r})")
+        return every
+
+
+class Experiment(Table):
+    """Everything that determines a run."""
+
+    method: str = Field(methods.DEFAULT, description="a name from `fedrts methods`")
+    model: str = Field("auto", description="a name from `fedrts models`, an import path, or auto: what suits the data")
+    data: str = Field(data.DEFAULT, description="a name from `fedrts data`, or an import path")
+    density: Number = Field(0.2, gt=0, le=1, description="share of the parameters that stay active (d')")
+    rounds: int = Field(500, ge=1, description="rounds of training (T_max)")
+    seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
+    init: str | None = Field(None, description="safetensors file of weights to start from; default: random ones")
+    out: str | None = Field(None, description="run folder; default runs/<time>-<data>-<method>-<seed>")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    method_options: dict[str, Any] = Field(default_factory=dict, description="the method's own, see `fedrts methods`")
+    model_options: dict[str, Any] = Field(default_factory=dict, description="the model's own, and prune_output")
+    data_options: dict[str, Any] = Field(default_factory=dict, description="the data set's own")
+    engine: Engine = Engine()
+    clients: Clients = Clients()
+    train: Train = Train()
+    topology: Topology = Topology()
+    eval: Eval = Eval()
+    wire: Wire = Wire()
+    guard: GuardTable = GuardTable()
+    privacy: Privacy = Privacy()
+    checkpoint: Checkpoint = Checkpoint()
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError(f"device must be auto, cpu, cuda or cuda:N (got {device!r})")
+        return device
+
+    @model_validator(mode="after")
+    def _ends_in_time(self) -> Experiment:
+        if self.topology.end is not None and self.topology.end > self.rounds:
+            raise ValueError(f"topology.end = {self.topology.end} must not exceed rounds = {self.rounds}")
+        return self
+
+    @property
+    def min_size(self) -> int:
+        """Samples that every client has at least."""
+        if self.clients.min_size is not None:
+            return self.clients.min_size
+        return min(16, self.train.batch_size) if self.clients.partition == "quantity" else 10
+
+    @property
+    def end(self) -> int:
+        """T_end."""
+        return self.topology.end if self.topology.end is not None else max(1, math.floor(0.6 * self.rounds))

@@ -1,0 +1,34 @@
+"""The fields of a message: declarations of what travels, from which everything else about traffic derives.
+
+A method declares fields; it never touches bytes. A field takes its payload from a sender's tensors, puts it into a
+receiver's, writes and reads it as bytes, and says how long it is. Payloads are tensors; a `Selection` where only some links
+are named; a `Short` where values travel in fewer bits.
+"""
+
+from __future__ import annotations
+
+from fedrts.wire.fields.coded import changes_size, positions_size, read_positions, write_positions
+from fedrts.wire.fields.contract import Field, Frame, Message, OwnValues, Payload, Selection, Short
+from fedrts.wire.fields.indices import Indices
+from fedrts.wire.fields.maps import Masks, Signs
+from fedrts.wire.fields.own_mask import OnOwnMask
+from fedrts.wire.fields.values import Values
+
+__all__ = [
+    "Field",
+    "Frame",
+    "Indices",
+    "Masks",
+    "Message",
+    "OnOwnMask",
+    "OwnValues",
+    "Payload",
+    "Selection",
+    "Short",
+    "Signs",
+    "Values",
+    "changes_size",
+    "positions_size",
+    "read_positions",
+    "write_positions",
+]

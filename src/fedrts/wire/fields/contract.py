@@ -1,0 +1,112 @@
+"""What a field of a message is, what it may carry, and what both sides of a message know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedrts.sparse.cost import Book
+from fedrts.sparse.layout import Layout
+from fedrts.sparse.mask import Mask
+from fedrts.wire.checks import Check
+from fedrts.wire.packing import Reader
+from fedrts.wire.quantise import Quantised
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some of `size` links: ascending `indices [..., q]`, with their `values [..., q]` where those travel too."""
+
+    indices: Tensor
+    size: int
+    values: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Short:
+    """Values in a shorter type, and the statistics behind them as they are."""
+
+    values: Tensor | Quantised
+    statistics: Tensor
+
+
+@dataclass(frozen=True)
+class OwnValues:
+    """Values on a mask of the sender's own."""
+
+    mask: Mask
+    values: Payload
+    """A tensor, or a `Short` where they travel in fewer bits."""
+
+
+Payload = Any
+"""A tensor, a `Selection`, a `Short` for values in a shorter type, or `OwnValues` on a mask of the sender's own."""
+Message = dict[str, Payload]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What sender and receiver of a message both know."""
+
+    layout: Layout
+    mask: Mask
+    dtype: torch.dtype = torch.float32
+    """Of the model's weights."""
+    key: int = 0
+    """Of stochastic rounding."""
+    reference: Tensor | None = None
+    """The weights on the mask `[A + n − P]` as the client received them: quantised uploads are changes from these."""
+
+    @property
+    def on_mask(self) -> int:
+        """A model's values on the mask: `A + n − P`."""
+        return self.mask.number + self.layout.length - self.layout.links
+
+    @property
+    def statistics(self) -> int:
+        """How many of a model's values, the last ones, are buffers; these are never quantised."""
+        return self.layout.length - self.layout.parameters
+
+
+class Field(Protocol):
+    """What one entry of a message is."""
+
+    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Payload:
+        """The payload, from a sender's tensors by name."""
+        ...
+
+    def open(self, payload: Payload, frame: Frame) -> Payload:
+        """What a payload means: a tensor or a `Selection`."""
+        ...
+
+    def put(self, payload: Payload, frame: Frame) -> Tensor:
+        """The receiver's own tensor of a payload."""
+        ...
+
+    def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
+        """The payload as bytes, piece by piece."""
+        ...
+
+    def read(self, reader: Reader, frame: Frame) -> Payload:
+        """The payload again; a `WireError` where the bytes can be none."""
+        ...
+
+    def size(self, payload: Payload, frame: Frame) -> int:
+        """Exactly the number of bytes that `write` gives."""
+        ...
+
+    def most(self, frame: Frame) -> int:
+        """No payload is longer: what need not be read at all."""
+        ...
+
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        """What must be true of a payload that somebody sent; after a check that needs no numbers, and fails, there is none."""
+        ...
+
+    def charged(self, book: Book) -> float:
+        """Bytes by one of the accountings on paper."""
+        ...

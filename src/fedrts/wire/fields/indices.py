@@ -1,0 +1,113 @@
+"""Names of links, as positions among the inactive ones; where asked for, with their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrts.sparse.cost import Book
+from fedrts.sparse.layout import starts
+from fedrts.sparse.topk import top_among
+from fedrts.wire.checks import Check, failed, finite, none_of
+from fedrts.wire.fields.coded import bitmaps, places_size, read_positions, write_positions
+from fedrts.wire.fields.contract import Frame, Payload, Selection
+from fedrts.wire.packing import Bits, Reader
+
+
+@dataclass(frozen=True)
+class Indices:
+    """Names of links: the `k[l]` largest magnitudes of the tensor `of` in each layer among the inactive links.
+
+    They travel as positions among the inactive links of the layer, in the smallest coding; their `values` only if asked for.
+    """
+
+    of: str
+    k: Sequence[int]
+    values: bool = False
+
+    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Selection:
+        mask, source = frame.mask, tensors[self.of]
+        indices = top_among(source.abs(), self.k, mask.inactive, mask.free)
+        return Selection(indices, len(mask.bits), source[indices] if self.values else None)
+
+    def open(self, payload: Payload, frame: Frame) -> Selection:
+        selection: Selection = payload
+        return selection
+
+    def put(self, payload: Payload, frame: Frame) -> Tensor:
+        indices: Tensor = payload.indices
+        return indices
+
+    def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
+        for bits in self._among_inactive(payload, frame):
+            yield write_positions(bits, (len(bits),))
+        if self.values:
+            yield payload.values.cpu().numpy().tobytes()
+
+    def read(self, reader: Reader, frame: Frame) -> Selection:
+        device = frame.mask.bits.device
+        named = np.zeros(len(frame.mask.bits), np.bool_)
+        for span, inactive, k in self._layers(frame):
+            layer = np.zeros(len(inactive), np.bool_)
+            layer[inactive] = read_positions(reader, (int(inactive.sum()),), k)
+            named[span] = layer
+        values = reader.tensor(sum(self.k), frame.dtype).to(device) if self.values else None
+        return Selection(torch.from_numpy(np.flatnonzero(named)).to(device), len(named), values)
+
+    def size(self, payload: Payload, frame: Frame) -> int:
+        values = sum(self.k) * frame.dtype.itemsize if self.values else 0
+        free = frame.mask.free
+        return values + places_size(frame.mask.places[payload.indices].cpu().numpy(), [(count,) for count in free])
+
+    def most(self, frame: Frame) -> int:
+        return (sum(self.k) * frame.dtype.itemsize if self.values else 0) + bitmaps(frame.mask.sizes)
+
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        if (reason := self._misfit(payload, frame)) is not None:
+            yield failed(reason)
+            return
+        if not sum(self.k):
+            return
+        mask, indices = frame.mask, payload.indices
+        if payload.values is not None:
+            yield finite(payload.values, f"'{self.of}' is not finite")
+        unknown, last = "a link is named that does not exist", payload.size - 1
+        yield Check(lambda first, final: None if first >= 0 and final <= last else unknown, torch.stack(indices.aminmax()))
+        yield none_of(indices[1:] <= indices[:-1], "links are named twice or out of order")
+        yield none_of(mask.bits[indices.clamp(0, last)], "an active link is named")
+        yield Check(self._miscounted, torch.searchsorted(indices, mask.bounds).diff())
+
+    def _misfit(self, payload: Payload, frame: Frame) -> str | None:
+        """What is wrong with a payload at first sight."""
+        wanted = isinstance(payload, Selection) and isinstance(payload.indices, Tensor) and (payload.values is not None) == self.values
+        if not wanted or payload.size != len(frame.mask.bits):
+            return f"'{self.of}' is not a choice of this model's links"
+        values, indices = payload.values, payload.indices
+        if values is not None and (values.shape != indices.shape or values.dtype != frame.dtype):
+            return f"'{self.of}' has other values than asked for"
+        if indices.dtype != torch.int64 or indices.shape != (sum(self.k),):
+            return f"{tuple(indices.shape)} links are named where {sum(self.k)} were asked for"
+        return None
+
+    def _miscounted(self, *counts: int) -> str | None:
+        return None if counts == tuple(self.k) else f"layers have {list(counts)} links named where {list(self.k)} were asked for"
+
+    def charged(self, book: Book) -> float:
+        return (1.0 if self.values else 0.5) * book.fraction * book.sparse()  # O_ξ = ζ_t·O_s, half of it for names alone
+
+    def _layers(self, frame: Frame) -> Iterator[tuple[slice, Bits, int]]:
+        """(span, which links are inactive, k) of every layer."""
+        bits, begin = frame.mask.bits.cpu().numpy(), starts(frame.mask.sizes)
+        for start, stop, k in zip(begin, begin[1:], self.k, strict=False):
+            yield slice(start, stop), ~bits[start:stop], k
+
+    def _among_inactive(self, payload: Selection, frame: Frame) -> Iterator[Bits]:
+        """For every layer, which of its inactive links are named."""
+        mask = frame.mask
+        named = torch.zeros_like(mask.bits)
+        named[payload.indices] = True
+        yield from (part.numpy() for part in named[mask.inactive].cpu().split(list(mask.free)))

@@ -1,0 +1,113 @@
+"""Maps over all links: signs, and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrts.sparse.cost import Book
+from fedrts.wire.checks import Check, failed
+from fedrts.wire.fields.coded import bitmaps, positions_size, read_positions, write_positions
+from fedrts.wire.fields.contract import Frame, Payload
+from fedrts.wire.packing import Bits, Reader
+
+
+@dataclass(frozen=True)
+class Signs:
+    """A map `[P]` of −1, 0 and 1 (int8): which links are positive, and which of the others negative, as positions."""
+
+    of: str
+
+    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
+        return tensors[self.of].clone()
+
+    def open(self, payload: Payload, frame: Frame) -> Tensor:
+        signs: Tensor = payload
+        return signs
+
+    def put(self, payload: Payload, frame: Frame) -> Tensor:
+        return self.open(payload, frame).clone()
+
+    def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
+        for bits in self._parts(payload, frame):
+            yield write_positions(bits, (len(bits),))
+
+    def read(self, reader: Reader, frame: Frame) -> Tensor:
+        layers = []
+        for size in frame.mask.sizes:
+            positive = read_positions(reader, (size,))
+            signs = positive.astype(np.int8)
+            signs[~positive] = -read_positions(reader, (size - int(positive.sum()),)).astype(np.int8)
+            layers.append(signs)
+        return torch.from_numpy(np.concatenate(layers or [np.zeros(0, np.int8)])).to(frame.mask.bits.device)
+
+    def size(self, payload: Payload, frame: Frame) -> int:
+        return sum(positions_size(bits, (len(bits),)) for bits in self._parts(payload, frame))
+
+    def most(self, frame: Frame) -> int:
+        return 2 * bitmaps(frame.mask.sizes)
+
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        reason = f"'{self.of}' is no map of signs"
+        if not isinstance(payload, Tensor) or payload.dtype != torch.int8 or payload.shape != frame.mask.bits.shape:
+            yield failed(reason)
+        elif len(payload):
+            yield Check(lambda lowest, highest: None if lowest >= -1 and highest <= 1 else reason, torch.stack(payload.aminmax()))
+
+    def charged(self, book: Book) -> float:
+        return book.sparse()
+
+    def _parts(self, payload: Tensor, frame: Frame) -> Iterator[Bits]:
+        for layer in payload.cpu().split(list(frame.mask.sizes)):
+            signs = layer.numpy()
+            yield signs > 0
+            yield (signs < 0)[signs <= 0]
+
+
+@dataclass(frozen=True)
+class Masks:
+    """`count` masks `bool [count, P]`, layer after layer as positions."""
+
+    of: str
+    count: int
+
+    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
+        return tensors[self.of].clone()
+
+    def open(self, payload: Payload, frame: Frame) -> Tensor:
+        masks: Tensor = payload
+        return masks
+
+    def put(self, payload: Payload, frame: Frame) -> Tensor:
+        return self.open(payload, frame).clone()
+
+    def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
+        for bits, shape in self._layers(payload, frame):
+            yield write_positions(bits, shape)
+
+    def read(self, reader: Reader, frame: Frame) -> Tensor:
+        layers = frame.layout.layers * self.count
+        bits = np.concatenate([read_positions(reader, entry.shape) for entry in layers] or [np.zeros(0, np.bool_)])
+        return torch.from_numpy(bits).to(frame.mask.bits.device).view(self.count, -1)
+
+    def size(self, payload: Payload, frame: Frame) -> int:
+        return sum(positions_size(bits, shape) for bits, shape in self._layers(payload, frame))
+
+    def most(self, frame: Frame) -> int:
+        return self.count * bitmaps(frame.mask.sizes)
+
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        if not isinstance(payload, Tensor) or payload.dtype != torch.bool or payload.shape != (self.count, len(frame.mask.bits)):
+            yield failed(f"'{self.of}' is not {self.count} masks of this model")
+
+    def charged(self, book: Book) -> float:
+        return self.count * book.layout.links / 8
+
+    def _layers(self, payload: Tensor, frame: Frame) -> Iterator[tuple[Bits, tuple[int, ...]]]:
+        for mask in payload.cpu():
+            for entry, layer in zip(frame.layout.layers, mask.split(list(frame.mask.sizes)), strict=True):
+                yield layer.numpy(), entry.shape

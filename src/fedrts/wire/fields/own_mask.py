@@ -1,0 +1,84 @@
+"""A model on a mask that the sender made itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrts.sparse.cost import Book
+from fedrts.sparse.layout import starts
+from fedrts.sparse.mask import Mask
+from fedrts.wire.checks import Check, failed
+from fedrts.wire.fields.coded import bitmaps, changes_size, read_positions, write_positions
+from fedrts.wire.fields.contract import Frame, OwnValues, Payload
+from fedrts.wire.fields.values import Values
+from fedrts.wire.packing import Bits, Reader
+from fedrts.wire.quantise import ValueType
+
+
+@dataclass(frozen=True)
+class OnOwnMask:
+    """The client's weights on the mask that it made itself, with K^l links per layer like the one it was sent.
+
+    The mask travels as its difference to the sent one. The client's tensors hold it under `mask`, as a boolean vector `[P]`. In a
+    shorter type the values are changes from the received weights, which are 0 where a link is new.
+    """
+
+    of: str = "weights"
+    type: ValueType = "float32"
+
+    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> OwnValues:
+        mask = Mask(tensors["mask"], frame.mask.sizes)
+        return OwnValues(mask, self._values.take(tensors, _moved(frame, mask)))
+
+    def open(self, payload: Payload, frame: Frame) -> OwnValues:
+        return OwnValues(payload.mask, self._values.open(payload.values, _moved(frame, payload.mask)))
+
+    def put(self, payload: Payload, frame: Frame) -> Tensor:
+        return self._values.put(payload.values, _moved(frame, payload.mask))
+
+    def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
+        for bits, shape in self._changes(payload, frame):
+            yield write_positions(bits, shape)
+        yield from self._values.write(payload.values, _moved(frame, payload.mask))
+
+    def read(self, reader: Reader, frame: Frame) -> OwnValues:
+        changes = [read_positions(reader, entry.shape) for entry in frame.layout.layers]
+        bits = frame.mask.bits ^ torch.from_numpy(np.concatenate(changes)).to(frame.mask.bits.device)
+        return OwnValues(Mask(bits, frame.mask.sizes), self._values.read(reader, frame))  # as many values as on the mask that was sent
+
+    def size(self, payload: Payload, frame: Frame) -> int:
+        return changes_size(payload.mask, frame) + self._values.size(payload.values, frame)
+
+    def most(self, frame: Frame) -> int:
+        return bitmaps(frame.mask.sizes) + self._values.most(frame)
+
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        if not isinstance(payload, OwnValues) or payload.mask.sizes != frame.mask.sizes:
+            yield failed(f"'{self.of}' is not a model on a mask of its own")
+        elif payload.mask.counts != frame.mask.counts:
+            yield failed(f"layers have {payload.mask.counts} links where {frame.mask.counts} were asked for")
+        else:
+            yield from self._values.checks(payload.values, frame)
+
+    def charged(self, book: Book) -> float:
+        return self._values.charged(book)
+
+    @property
+    def _values(self) -> Values:
+        return Values(self.of, type=self.type)
+
+    def _changes(self, payload: OwnValues, frame: Frame) -> Iterator[tuple[Bits, tuple[int, ...]]]:
+        changed, begin = (payload.mask.bits ^ frame.mask.bits).cpu().numpy(), starts(frame.mask.sizes)
+        for entry, start, stop in zip(frame.layout.layers, begin, begin[1:], strict=False):
+            yield changed[start:stop], entry.shape
+
+
+def _moved(frame: Frame, mask: Mask) -> Frame:
+    """The frame of the same message on another mask."""
+    reference = None if frame.reference is None else mask.compact(frame.mask.expand(frame.reference))
+    return replace(frame, mask=mask, reference=reference)

@@ -1,0 +1,184 @@
+"""Numbers: a model on the mask, on some or all of its links, statistics, single ones; as they are or in fewer bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedrts.sparse.cost import VALUE_BYTES, Book
+from fedrts.sparse.layout import Entry
+from fedrts.wire.checks import Check, at_least, failed, finite
+from fedrts.wire.fields.contract import Frame, Payload, Short
+from fedrts.wire.packing import Reader
+from fedrts.wire.quantise import LEVELS, Norm, Quantised, ValueType, blocks_of
+
+_BITS: dict[ValueType, int] = {"float32": 32, "float16": 16, "int8": 8}
+
+
+@dataclass(frozen=True)
+class Values:
+    """Numbers of the tensor `of`: of a model on the mask with the unpruned rest, of the active links, of all links, of everything;
+    or BatchNorm statistics, or single numbers.
+    """
+
+    of: str = "weights"
+    on: Literal["mask", "active", "links", "all", "statistics", "scalars"] = "mask"
+    copies: int = 1
+    """So many of them one after the other (statistics and single numbers)."""
+    type: ValueType = "float32"
+    """float32 means the model's own type and is lossless. Shorter types are for values on the mask and keep statistics (buffers) whole."""
+    scales: Literal["block", "channel", "tensor"] = "block"
+    """What shares a scale in 8 bits: 256 values, or (full masks only) an output channel or a tensor."""
+    norm: Norm = "linf"
+    fixed: bool = False
+    """The method's own choice of a type, which no setting changes."""
+
+    def __post_init__(self) -> None:
+        if self.type != "float32" and self.on != "mask":
+            raise ValueError("shorter types are for values on the mask")
+
+    @property
+    def lossless(self) -> bool:
+        return self.type == "float32"
+
+    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Payload:
+        values = self.chosen(tensors, frame)
+        if self.type == "float32":
+            return values.clone() if values is tensors[self.of] else values
+        kept = len(values) - frame.statistics
+        change = values if frame.reference is None else values - frame.reference
+        short = change[:kept].half() if self.type == "float16" else Quantised.of(change[:kept], frame.key, self._groups(frame), self.norm)
+        return Short(short, values[kept:].clone())
+
+    def chosen(self, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
+        """The numbers that travel, of one sender or (as leading axis of tensors) of several; the very tensor where they are all of it."""
+        values = tensors[self.of]  # of a client everything, of a server what is on the mask
+        if self.on == "mask" and values.shape[-1] != frame.on_mask:
+            return frame.mask.compact(values)
+        if self.on == "active":
+            return values.index_select(-1, frame.mask.active)
+        if self.on == "all" and values.shape[-1] != frame.layout.length:
+            return frame.mask.expand(values)
+        return values
+
+    def open(self, payload: Payload, frame: Frame) -> Tensor:
+        if self.type == "float32":
+            tensor: Tensor = payload
+            return tensor
+        short = payload.values
+        values = (short.values() if isinstance(short, Quantised) else short).to(frame.dtype)
+        if frame.reference is not None:
+            values = frame.reference[: len(values)] + values
+        return torch.cat([values, payload.statistics])
+
+    def put(self, payload: Payload, frame: Frame) -> Tensor:
+        values = self.open(payload, frame)
+        return frame.mask.expand(values) if self.on == "mask" else values.clone()
+
+    def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
+        for tensor in self._tensors(payload):
+            if tensor.numel():
+                yield tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()  # any type, bfloat16 too
+
+    def read(self, reader: Reader, frame: Frame) -> Payload:
+        device = frame.mask.bits.device
+        tensors = [reader.tensor(count, dtype).to(device) for count, dtype in self._shapes(frame)]
+        if self.type == "float32":
+            return tensors[0]
+        return Short(tensors[0] if self.type == "float16" else Quantised(tensors[0], tensors[1], self._groups(frame)), tensors[-1])
+
+    def size(self, payload: Payload, frame: Frame) -> int:
+        return self.most(frame)
+
+    def most(self, frame: Frame) -> int:
+        return sum(count * dtype.itemsize for count, dtype in self._shapes(frame))
+
+    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        try:
+            tensors = self._tensors(payload)
+            found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        except (AttributeError, TypeError):
+            yield failed(f"'{self.of}' is not of the type asked for")
+            return
+        expected = [((count,), dtype) for count, dtype in self._shapes(frame)]
+        if found != expected:
+            yield failed(f"'{self.of}' has {found} where {expected} was asked for")
+            return
+        tensors = [tensor for tensor in tensors if tensor.numel()]
+        yield from (finite(tensor, f"'{self.of}' is not finite") for tensor in tensors if tensor.is_floating_point())
+        if self.type == "int8" and expected[0] != ((0,), torch.int8):
+            reason = f"'{self.of}' has levels or scales that no quantiser gives"
+            yield at_least(-LEVELS, tensors[0], reason)
+            yield at_least(0, tensors[1], reason)
+
+    def charged(self, book: Book) -> float:
+        if self.on == "scalars":
+            return VALUE_BYTES * self.copies
+        if self.on == "statistics":
+            return VALUE_BYTES * self.copies * book.statistics
+        if self.on == "active":
+            return VALUE_BYTES * sum(book.active)
+        if self.on != "mask":
+            return book.dense  # a tensor of all links counts as a whole model
+        return book.sparse(_BITS[self.type]) + VALUE_BYTES * (self._scales_charged(book) if self.type == "int8" else 0)
+
+    def _scales_charged(self, book: Book) -> float:
+        """Scales of 8-bit values: of a vector's own the paper counts none."""
+        entries = [entry for entry in book.layout.parameter_entries if len(entry.shape) > 1]
+        if self.scales == "block":
+            return blocks_of(round(sum(book.active)) + book.layout.parameters - book.layout.links)
+        return sum(entry.shape[0] for entry in entries) if self.scales == "channel" else len(entries)
+
+    def _count(self, frame: Frame) -> int:
+        """How many numbers travel."""
+        match self.on:
+            case "mask":
+                return self.copies * frame.on_mask
+            case "active":
+                return self.copies * frame.mask.number
+            case "links":
+                return self.copies * frame.layout.links
+            case "all":
+                return self.copies * frame.layout.length
+            case "statistics":
+                return self.copies * frame.statistics
+            case "scalars":
+                return self.copies
+
+    def _shapes(self, frame: Frame) -> list[tuple[int, torch.dtype]]:
+        """(number, type) of the tensors that travel."""
+        count = self._count(frame)
+        if self.type == "float32":
+            return [(count, frame.dtype)]
+        kept = count - frame.statistics
+        if self.type == "float16":
+            return [(kept, torch.float16), (frame.statistics, frame.dtype)]
+        groups = self._groups(frame)
+        scales = blocks_of(kept) if groups is None else len(groups)
+        return [(kept, torch.int8), (scales, torch.float32), (frame.statistics, frame.dtype)]
+
+    def _groups(self, frame: Frame) -> tuple[int, ...] | None:
+        """Lengths of what shares a scale; None for blocks of one length."""
+        if self.scales == "block":
+            return None
+        if not frame.mask.is_full:
+            raise ValueError("scales per channel or tensor are for models that are not pruned")
+        entries = frame.layout.parameter_entries
+        if self.scales == "tensor":
+            return tuple(entry.size for entry in entries)
+        return tuple(length for entry in entries for length in _channels(entry))
+
+    def _tensors(self, payload: Payload) -> list[Tensor]:
+        if self.type == "float32":
+            return [payload]
+        short = payload.values
+        return [*([short.levels, short.scales] if isinstance(short, Quantised) else [short]), payload.statistics]
+
+
+def _channels(entry: Entry) -> list[int]:
+    """Lengths of a tensor's output channels; a vector is one channel."""
+    return [entry.size // entry.shape[0]] * entry.shape[0] if len(entry.shape) > 1 else [entry.size]
