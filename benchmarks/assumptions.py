@@ -9,6 +9,7 @@ widths by 60 clients, 40 of them in a round, and the magnitudes of all that take
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 
 import numpy as np
@@ -17,7 +18,9 @@ from torch import Tensor
 
 import fedrts
 from fedrts.methods import get, register
+from fedrts.methods.contract import Round, State
 from fedrts.sparse.topk import top
+from fedrts.wire.fields import Message
 
 CORE = 0.7
 CLIENTS, PER_ROUND, ROUNDS, LINKS = 60, 40, 30, 400
@@ -29,10 +32,11 @@ counts: list[int] = []
 class Recorded(get("random")):  # type: ignore[misc]
     """A static mask; what every client sends is kept."""
 
-    def contribution(self, message, state, round):
+    def contribution(self, message: Message, state: State, round: Round) -> Message:
         counts[:] = round.counts
         magnitudes.setdefault(round.index, []).append(message["weights"][..., : sum(round.counts)].abs().clone())
-        return super().contribution(message, state, round)
+        added: Message = super().contribution(message, state, round)
+        return added
 
 
 def outcomes(values: Tensor) -> Tensor:
@@ -73,6 +77,7 @@ def mean_field_error(values: Tensor) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print("| hidden units | active links | mean abs. r of two links | shuffled | lag-1 autocorrelation | mean-field error |")
     print("| --- | --- | --- | --- | --- | --- |")
     for width in (16, 64, 256):

@@ -27,8 +27,11 @@ EXPERIMENTS = {
 ENGINES = ("serial", "batched", "auto")
 
 
-def timed(arguments: list[str], engine: str) -> tuple[float, float, float, str] | None:
-    """Seconds of the whole process, of its rounds, of processor time, and the engine that ran; None if the experiment cannot run here."""
+Times = tuple[float, float, float]
+
+
+def timed(arguments: list[str], engine: str) -> tuple[Times, str] | None:
+    """Seconds of the whole process, of its rounds and of processor time, and the engine that ran; None if it cannot run here."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "fedrts", "run", "--quiet", "--device", "cpu", "--engine", engine, "--out", str(run), *arguments]
@@ -42,25 +45,27 @@ def timed(arguments: list[str], engine: str) -> tuple[float, float, float, str] 
         took = tomllib.loads((run / "experiment.toml").read_text("utf-8"))["engine"]
     processor = after.children_user + after.children_system - before.children_user - before.children_system
     how = f"{took['kernel']}, {took['slots']} slots, {took['workers']} threads" if took["name"] == "batched" else ""
-    return seconds, summary["seconds"], processor, f"{took['name']} {how}".strip()
+    return (seconds, summary["seconds"], processor), f"{took['name']} {how}".strip()
 
 
 def compare(name: str, repeat: int) -> list[str]:
     """A line of the table for every engine."""
-    times: dict[str, list[tuple[float, float, float, str]]] = {engine: [] for engine in ENGINES}
+    times: dict[str, list[Times]] = {engine: [] for engine in ENGINES}
+    took: dict[str, str] = {}
     for _ in range(repeat):
         for engine in ENGINES:
             found = timed(EXPERIMENTS[name], engine)
             if found is None:
                 return []
-            times[engine].append(found)
+            times[engine].append(found[0])
+            took[engine] = found[1]
     lines = []
     for engine in ENGINES:
         whole, rounds, processor = (statistics.median(entry[place] for entry in times[engine]) for place in (0, 1, 2))
         pairs = list(zip(times["serial"], times[engine], strict=True))
         ratios = [[serial[place] / this[place] for serial, this in pairs] for place in (0, 1, 2)]
         against = " | ".join(f"{statistics.median(ratio):.2f}" for ratio in ratios)
-        lines.append(f"| {name} | {engine} | {times[engine][0][3]} | {whole:.1f} | {rounds:.1f} | {processor:.1f} | {against} |")
+        lines.append(f"| {name} | {engine} | {took[engine]} | {whole:.1f} | {rounds:.1f} | {processor:.1f} | {against} |")
         print(lines[-1], flush=True)
     return lines
 

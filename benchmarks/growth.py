@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def served(device: str, number: int, clients: int) -> dict[str, float]:
     for index, name in ((1, "inner round"), (0, "outer round")):
         current = Round.of(index, Schedule(), state.mask, layout)
         messages = [message(state, current)] * clients
-        found[name] = median(device, lambda c=current, m=messages: play_round(method, state, c, m))  # type: ignore[misc]
+        found[name] = median(device, partial(play_round, method, state, current, messages))
     return found
 
 

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def rows(name: str, device: torch.device) -> Iterator[list[str]]:
         objective = Objective(module, Classification(), layout, precision)  # type: ignore[arg-type]
         for label, clients, batch, kernel in kernels(case, objective, device):
             inputs = _inputs(vector, clients, batch, device)
-            took = milliseconds(lambda kernel=kernel, inputs=inputs: kernel(*inputs), device)  # type: ignore[misc]
+            took = milliseconds(partial(kernel, *inputs), device)
             yield [name, precision, label, f"{clients} × {batch}", f"{took:.2f}", f"{1e3 * clients * batch / took:,.0f}"]
 
 

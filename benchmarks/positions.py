@@ -1,17 +1,20 @@
 """What the positions of a layer's active links cost: bytes against the entropy, time against `torch.save` of the layer.
 
-`python benchmarks/positions.py [repetitions]`: one layer of 11.2 million links, random positions. The rival, in the
-same run and turn by turn: `torch.save` of the dense float32 tensor into memory.
+    python benchmarks/positions.py [--repeat 9]
+
+One layer of 11.2 million links, random positions. The rival, in the same run and turn by turn: `torch.save` of the dense
+float32 tensor into memory.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -32,7 +35,10 @@ def entropy(p: float) -> float:
     return -p * math.log2(p) - (1 - p) * math.log2(1 - p)
 
 
-def main(repetitions: int) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=9)
+    repetitions = parser.parse_args().repeat
     links = math.prod(SHAPE)
     layer = torch.randn(SHAPE)
     rng = np.random.default_rng(0)
@@ -44,8 +50,8 @@ def main(repetitions: int) -> None:
         coding, payload = encode(bits, SHAPE)
         bound = links * entropy(float(bits.mean())) / 8
         contestants: list[Callable[[], object]] = [
-            lambda bits=bits: encode(bits, SHAPE),
-            lambda coding=coding, payload=payload: decode(coding, payload, SHAPE),
+            partial(encode, bits, SHAPE),
+            partial(decode, coding, payload, SHAPE),
             lambda: torch.save(layer, io.BytesIO()),
         ]
         rounds = [[seconds(work) for work in contestants] for _ in range(repetitions + 1)][1:]  # the first one warms up
@@ -57,4 +63,4 @@ def main(repetitions: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 9)
+    main()

@@ -13,6 +13,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -89,7 +90,7 @@ def main() -> None:
     for _ in range(options.repeat):  # turn by turn, because other work comes and goes on a shared machine
         times["plain"].append(seconds(average))
         for current, messages in turns:
-            spent = seconds(lambda c=current, m=messages: play_round(method, begin, c, m))
+            spent = seconds(partial(play_round, method, begin, current, messages))
             times["outer" if current.outer else "inner"].append(spent)
     plain, one_outer, one_inner = (statistics.median(times[name]) for name in ("plain", "outer", "inner"))
 

@@ -8,6 +8,7 @@ Prints a table; benchmarks/results/traffic.md is one such run.
 
 from __future__ import annotations
 
+import argparse
 import platform
 
 import numpy as np
@@ -40,6 +41,7 @@ def lengths(order: Order, tensors: dict[str, torch.Tensor], held: Mask | None) -
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.manual_seed(0)
     layout = resnet18_layout()
     tensors = {"weights": torch.randn(layout.length), "gradient": torch.randn(layout.links)}

@@ -36,7 +36,8 @@ def two_conv(input_shape: tuple[int, ...], classes: int, dropout: float = 0.0) -
 
 def perceptron(input_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (256, 256)) -> nn.Module:
     """The multilayer perceptron of the default experiment."""
-    widths, layers = [math.prod(input_shape), *hidden], [nn.Flatten()]
+    widths = [math.prod(input_shape), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
