@@ -27,6 +27,7 @@ RESULTS = Path(__file__).parent / "results"
 RAW = RESULTS / "raw" / "evidence"
 PAPER_SCALE = "--data cifar10 --model resnet18_small --clients 100 --rounds 500 --precision bf16 --device cuda"
 SMALL = "--data digits --rounds 100 --set topology.interval=5 --seeds 0,1,2,3,4 --reference fedrts --device cpu"
+OUTPUT = SMALL.replace("0,1,2,3,4", "0,1,2,3,4,5,6,7,8,9") + " --set model_options.prune_output=true"
 SPARSE = "random,fedrts,feddst,fedmef,fedtiny,prunefl,fedsgc"
 FEW = "--methods feddst,fedmef,fedtiny,fedrts"
 NAMED = "--set method_options.scale=100 --set method_options.candidates=named --set method_options.discount=0.8"
@@ -61,6 +62,10 @@ COMPARISONS = {
         "CIFAR-10: the methods at density 0.1, each with its best learning rate",
         f"{PAPER_SCALE} --methods fedavg,{SPARSE} --densities 0.1 {SEEDS} --tune-lr 0.01,0.03,0.1 --tune-rounds 100",
     ),
+    "narrow": (
+        "CIFAR-10: a small dense network, with as many parameters as the sparse ones have at density 0.1",
+        f"{PAPER_SCALE} --lr 0.1 --methods fedavg --set model_options.width=5 {SEEDS.replace(' --reference fedrts', '')}",
+    ),
     **_asked(f"{PAPER_SCALE} --lr 0.1 {SEEDS}", "0.1", OTHER["paper"], "CIFAR-10"),
     "digits": (
         "Handwritten digits: the methods, and one of ours, at density 0.05",
@@ -69,6 +74,18 @@ COMPARISONS = {
     "digits_named": (
         "Handwritten digits: FedRTS that grows named links only, is surer of what it saw and forgets",
         f"{SMALL} --methods fedrts --densities 0.05 {NAMED}",
+    ),
+    "digits_output": (
+        "Handwritten digits: the output layer is pruned too",
+        f"{OUTPUT} --methods {SPARSE},fedrts_trial --densities 0.05",
+    ),
+    "digits_output_named": (
+        "Handwritten digits: the output layer is pruned too; FedRTS that grows named links only, is surer and forgets",
+        f"{OUTPUT} --methods fedrts --densities 0.05 {NAMED}",
+    ),
+    "digits_narrow": (
+        "Handwritten digits: a small dense network, with as many parameters as the sparse ones have at density 0.05",
+        f"{SMALL.replace(' --reference fedrts', '')} --methods fedavg --set 'model_options.hidden=[37,37]'",
     ),
     **_asked(SMALL, "0.05", OTHER["small"], "Handwritten digits", "digits_"),
 }

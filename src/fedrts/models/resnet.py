@@ -12,7 +12,7 @@ Norm = Callable[[int], nn.Module]
 
 
 def _group_norm(channels: int) -> nn.Module:
-    return nn.GroupNorm(channels // 16, channels)  # 16 channels a group; every width here is a multiple
+    return nn.GroupNorm(1 if channels % 16 else channels // 16, channels)  # 16 channels a group, or all in one
 
 
 NORMS: dict[str, Norm] = {"batch": nn.BatchNorm2d, "group": _group_norm}
@@ -78,6 +78,10 @@ def resnet18(input_shape: tuple[int, ...], classes: int, stem: str = "imagenet",
 
 
 @register("resnet18_small")
-def resnet18_small(input_shape: tuple[int, ...], classes: int, norm: str = "batch") -> nn.Module:
-    """A ResNet for 32×32 images: 3×3 stem, stages of 16, 32 and 64 channels (175,258 parameters); norm "batch" or "group"."""
-    return ResNet(checks.images("resnet18_small", input_shape), classes, (16, 32, 64), "cifar", norm)
+def resnet18_small(input_shape: tuple[int, ...], classes: int, norm: str = "batch", width: int = 16) -> nn.Module:
+    """A ResNet for 32×32 images: 3×3 stem, stages of 16, 32 and 64 channels (175,258 parameters); norm "batch" or "group".
+
+    Stages have `width`, 2·width and 4·width channels; 5 gives as few parameters as a density of 0.1.
+    """
+    checks.counts(width=width)
+    return ResNet(checks.images("resnet18_small", input_shape), classes, (width, 2 * width, 4 * width), "cifar", norm)
