@@ -14,10 +14,11 @@ import argparse
 import json
 import statistics
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from comparisons import COMPARISONS, MAIN, VARIED
 from fedrts import config
 from fedrts.comparison.statistics import mean_of
 from fedrts.comparison.table import Results, costs_table, differences_table, markdown, means_table, words_on_test
@@ -25,71 +26,6 @@ from fedrts.comparison.target import cost_to_target
 
 RESULTS = Path(__file__).parent / "results"
 RAW = RESULTS / "raw" / "evidence"
-PAPER_SCALE = "--data cifar10 --model resnet18_small --clients 100 --rounds 500 --precision bf16 --device cuda"
-SMALL = "--data digits --rounds 100 --set topology.interval=5 --seeds 0,1,2,3,4 --reference fedrts --device cpu"
-OUTPUT = SMALL.replace("0,1,2,3,4", "0,1,2,3,4,5,6,7,8,9") + " --set model_options.prune_output=true"
-SPARSE = "random,fedrts,feddst,fedmef,fedtiny,prunefl,fedsgc"
-FEW = "--methods feddst,fedmef,fedtiny,fedrts"
-NAMED = "--set method_options.scale=100 --set method_options.candidates=named --set method_options.discount=0.8"
-ABLATION = "--methods fedrts,fedrts_gamma0,fedrts_gamma1,fedrts_no_ts,fedcucb"
-SEEDS = "--seeds 0,1,2 --reference fedrts"
-QUESTIONS = {
-    "ablation": ("what FedRTS is made of", ABLATION, ""),
-    "densities": ("other densities", f"--methods {SPARSE}", ""),
-    "interval": ("rounds between two outer ones (ΔT)", FEW, "--grid topology.interval=3,5,10,20"),
-    "heterogeneity": ("labels' heterogeneity (Dirichlet's a)", FEW, "--grid clients.alpha=0.1,0.5,5"),
-    "participation": ("clients a round", FEW, "--grid clients.per_round=2,5,20"),
-    "scale": ("λ, what one observation counts", "--methods fedrts", "--grid method_options.scale=1,10,100,1000"),
-    "gamma": ("γ, the aggregate's weight", "--methods fedrts", "--grid method_options.gamma=0,0.25,0.5,0.75,1"),
-    "adjust": ("α_adj, the share of links up for exchange", FEW, "--grid topology.adjust=0.1,0.4,0.8"),
-}
-"""What else is asked, at paper scale and on small data: a title, the methods, and what is varied."""
-OTHER = {"paper": "--densities 0.05,0.2", "small": "--densities 0.1,0.2"}
-"""Densities beside the main ones."""
-
-
-def _asked(base: str, density: str, others: str, title: str, prefix: str = "") -> dict[str, tuple[str, str]]:
-    """The comparisons that answer all questions in one setting."""
-    found = {}
-    for name, (what, names, grid) in QUESTIONS.items():
-        densities = others if name == "densities" else f"--densities {density}"
-        found[prefix + name] = (f"{title}: {what}", " ".join(filter(None, (base, names, densities, grid))))
-    return found
-
-
-COMPARISONS = {
-    "main": (
-        "CIFAR-10: the methods at density 0.1, each with its best learning rate",
-        f"{PAPER_SCALE} --methods fedavg,{SPARSE} --densities 0.1 {SEEDS} --tune-lr 0.01,0.03,0.1 --tune-rounds 100",
-    ),
-    "narrow": (
-        "CIFAR-10: a small dense network, with as many parameters as the sparse ones have at density 0.1",
-        f"{PAPER_SCALE} --lr 0.1 --methods fedavg --set model_options.width=5 {SEEDS.replace(' --reference fedrts', '')}",
-    ),
-    **_asked(f"{PAPER_SCALE} --lr 0.1 {SEEDS}", "0.1", OTHER["paper"], "CIFAR-10"),
-    "digits": (
-        "Handwritten digits: the methods, and one of ours, at density 0.05",
-        f"{SMALL} --methods {SPARSE},fedrts_trial --densities 0.05",
-    ),
-    "digits_named": (
-        "Handwritten digits: FedRTS that grows named links only, is surer of what it saw and forgets",
-        f"{SMALL} --methods fedrts --densities 0.05 {NAMED}",
-    ),
-    "digits_output": (
-        "Handwritten digits: the output layer is pruned too",
-        f"{OUTPUT} --methods {SPARSE},fedrts_trial --densities 0.05",
-    ),
-    "digits_output_named": (
-        "Handwritten digits: the output layer is pruned too; FedRTS that grows named links only, is surer and forgets",
-        f"{OUTPUT} --methods fedrts --densities 0.05 {NAMED}",
-    ),
-    "digits_narrow": (
-        "Handwritten digits: a small dense network, with as many parameters as the sparse ones have at density 0.05",
-        f"{SMALL.replace(' --reference fedrts', '')} --methods fedavg --set 'model_options.hidden=[37,37]'",
-    ),
-    **_asked(SMALL, "0.05", OTHER["small"], "Handwritten digits", "digits_"),
-}
-"""What is compared, in the order in which it is to be played, and the arguments of `fedrts compare`."""
 REFERENCES = ("fedrts", "feddst")
 """Methods that the others are tested against."""
 TARGETS = (0.6, 0.7, 0.9)
@@ -97,14 +33,14 @@ TARGETS = (0.6, 0.7, 0.9)
 
 
 def command(name: str) -> str:
-    return f"fedrts compare {COMPARISONS[name][1]} --out {name}"
+    return f"fedrts compare {COMPARISONS[name].arguments} --out {name}"
 
 
 def collect(name: str, folder: Path) -> Path:
     """Write the raw results of a comparison's finished runs."""
     declared = tomllib.loads((folder / "compare.toml").read_text("utf-8"))
     axes = sorted(declared["grid"])
-    runs = [run_of(path.parent, axes) for path in sorted(folder.glob("runs/*/summary.json"))]
+    runs = [run_of(path.parent) for path in sorted(folder.glob("runs/*/summary.json"))]
     trials = [trial_of(path.parent) for path in sorted(folder.glob("tuning/*/summary.json"))]
     raw = {"command": command(name), "axes": axes, "runs": runs, "trials": trials}
     RAW.mkdir(parents=True, exist_ok=True)
@@ -120,8 +56,8 @@ def _lines(value: Any) -> str:
     return json.dumps(value)
 
 
-def run_of(folder: Path, axes: Collection[str]) -> dict[str, Any]:
-    """A finished run, in short, with its values of the keys that were varied."""
+def run_of(folder: Path) -> dict[str, Any]:
+    """A finished run, in short, with its values of the keys that are varied somewhere."""
     settings = tomllib.loads((folder / "experiment.toml").read_text("utf-8"))
     evaluations, sent, since = [], 0, []
     for line in _json_lines(folder / "history.jsonl"):
@@ -135,7 +71,7 @@ def run_of(folder: Path, axes: Collection[str]) -> dict[str, Any]:
         "summary": json.loads((folder / "summary.json").read_text("utf-8")),
         "lr": settings["train"]["lr"],
         "method_options": settings.get("method_options", {}),
-        "settings": {key: value for key, value in config.flat(settings).items() if key in axes},
+        "settings": {key: value for key, value in config.flat(settings).items() if key in VARIED},
         "versions": settings.get("versions", {}),
         "evaluations": evaluations,
         "overlap": topology,
@@ -163,22 +99,24 @@ def render() -> str:
         "(175,258 parameters), 500 rounds, 10 of 100 clients a round, Dirichlet 0.5, 5 epochs, batches of 64, ΔT = 10, T_end = 300. The "
         "digits: an MLP, 100 rounds, 10 of 20 clients, Dirichlet 0.5, 5 epochs, batches of 16, ΔT = 5, T_end = 60.",
     ]
-    for name, (title, _) in COMPARISONS.items():
-        if (RAW / f"{name}.json").exists():
-            parts += [f"## {title}", *tables(json.loads((RAW / f"{name}.json").read_text("utf-8")))]
+    known = {name: json.loads((RAW / f"{name}.json").read_text("utf-8")) for name in COMPARISONS if (RAW / f"{name}.json").exists()}
+    for name, raw in known.items():
+        borrowed = [run for run in known[MAIN]["runs"] if run["summary"]["method"] in COMPARISONS[name].borrowed]
+        parts += [f"## {COMPARISONS[name].title}", *tables(raw, borrowed)]
     return "\n\n".join(parts) + "\n"
 
 
-def tables(raw: Mapping[str, Any]) -> list[str]:
-    """The tables of one comparison."""
-    runs = raw["runs"]
-    if not runs:
+def tables(raw: Mapping[str, Any], borrowed: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+    """The tables of one comparison, with runs of the main one where it borrows them."""
+    if not raw["runs"]:
         return [f"`{raw['command']}`", "No run is finished yet.", *_tuning(raw)]
+    runs = [*raw["runs"], *borrowed]
     rows = [{"cell": run["cell"], **_axes(run, raw["axes"]), **run["summary"]} for run in runs]
     results = Results.of(rows, raw["axes"], "accuracy_last10")
     seeds = len({row["seed"] for row in rows})
     versions = sorted({f"{run['versions'].get('device')}, torch {run['versions'].get('torch')}" for run in runs})
-    parts = [f"`{raw['command']}`", "; ".join(versions) + ".", means_table(results, seeds)]
+    words = "; ".join(versions) + "." + (" With runs of the main comparison, which need not be played again." if borrowed else "")
+    parts = [f"`{raw['command']}`", words, means_table(results, seeds)]
     for reference in REFERENCES:
         if reference in results.methods and len(results.methods) > 1:
             parts += [words_on_test(results, reference), differences_table(results, reference)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from fedrts.errors import note
 from fedrts.phases import PHASES, span
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class ProfileObserver:
             self.folder.mkdir(parents=True, exist_ok=True)
             running.export_chrome_trace(str(self.folder / "trace.json.gz"))
             (self.folder / "profile.txt").write_text(self._tables(running), "utf-8")
+            note(f"where the time went is in {self.folder}: profile.txt, and trace.json.gz to look at in ui.perfetto.dev")
 
     def _start(self, device: str) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would print when it starts and stops

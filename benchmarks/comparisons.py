@@ -1,0 +1,121 @@
+"""What is compared, at paper scale on one GPU and on small data: arguments of `fedrts compare`; `evidence.py` makes the tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+SPARSE = ("random", "fedrts", "feddst", "fedmef", "fedtiny", "prunefl", "fedsgc")
+FEW = ("feddst", "fedmef", "fedtiny", "fedrts")
+ABLATION = ("fedrts", "fedrts_gamma0", "fedrts_gamma1", "fedrts_no_ts", "fedcucb")
+NAMED = "--set method_options.scale=100 --set method_options.candidates=named --set method_options.discount=0.8"
+MAIN = "main"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods in a setting; `borrowed` are those whose runs in the main comparison are part of its tables."""
+
+    title: str
+    methods: tuple[str, ...]
+    setting: str
+    borrowed: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> str:
+        reference = "--reference fedrts" if "fedrts" in self.methods and len(self.methods) > 1 else ""
+        return " ".join(filter(None, (self.setting, f"--methods {','.join(self.methods)}", reference)))
+
+
+@dataclass(frozen=True)
+class Question:
+    """A key and its values, for some methods."""
+
+    title: str
+    methods: tuple[str, ...]
+    key: str = ""
+    values: tuple[float, ...] = ()
+
+    @property
+    def grid(self) -> str:
+        return f"--grid {self.key}={','.join(f'{value:g}' for value in self.values)}" if self.key else ""
+
+
+QUESTIONS = {
+    "ablation": Question("what FedRTS is made of", ABLATION),
+    "densities": Question("other densities", SPARSE),
+    "interval": Question("rounds between two outer ones (ΔT)", FEW, "topology.interval", (3, 5, 10, 20)),
+    "heterogeneity": Question("heterogeneity of labels (Dirichlet's a)", FEW, "clients.alpha", (0.1, 0.5, 5)),
+    "participation": Question("clients a round", FEW, "clients.per_round", (2, 5, 20)),
+    "scale": Question("λ, what one observation counts", ("fedrts",), "method_options.scale", (1, 10, 100, 1000)),
+    "gamma": Question("γ, the weight of the aggregate", ("fedrts",), "method_options.gamma", (0, 0.25, 0.5, 0.75, 1)),
+    "adjust": Question("α_adj, the share of links up for exchange", FEW, "topology.adjust", (0.1, 0.4, 0.8)),
+}
+"""What else is asked, at paper scale and on small data."""
+VARIED = sorted({question.key for question in QUESTIONS.values() if question.key})
+PAPER = {
+    "topology.interval": 10,
+    "clients.alpha": 0.5,
+    "clients.per_round": 10,
+    "method_options.scale": 10,
+    "method_options.gamma": 0.5,
+    "topology.adjust": 0.4,
+}
+"""Values that the main comparison has."""
+
+_SMALL = "--data digits --rounds 100 --set topology.interval=5 --device cpu"
+_FIVE = f"{_SMALL} --seeds 0,1,2,3,4"
+_OUTPUT = f"{_SMALL} --seeds 0,1,2,3,4,5,6,7,8,9 --set model_options.prune_output=true --densities 0.05"
+_CIFAR = "--data cifar10 --model resnet18_small --clients 100 --rounds 500 --precision bf16 --device cuda --seeds 0,1,2"
+_HELD_OUT = f"{_CIFAR} --lr 0.1 --set data_options.validation=0.1"
+"""As in the main comparison, whose learning rates are chosen on a tenth of the training data; 0.1 was best for all methods there."""
+
+
+def _digits(name: str, question: Question) -> Comparison:
+    densities = "0.1,0.2" if name == "densities" else "0.05"
+    setting = " ".join(filter(None, (_FIVE, f"--densities {densities}", question.grid)))
+    return Comparison(f"Handwritten digits: {question.title}", question.methods, setting)
+
+
+def _paper(name: str, question: Question) -> Comparison:
+    """At paper scale, less what the main comparison has."""
+    others = replace(question, values=tuple(value for value in question.values if value != PAPER.get(question.key)))
+    methods = tuple(method for method in question.methods if name != "ablation" or method != "fedrts")
+    densities = "0.05,0.2" if name == "densities" else "0.1"
+    setting = " ".join(filter(None, (_HELD_OUT, f"--densities {densities}", others.grid)))
+    return Comparison(f"CIFAR-10: {question.title}", methods, setting, borrowed=question.methods)
+
+
+COMPARISONS = {
+    MAIN: Comparison(
+        "CIFAR-10: the methods at density 0.1, each with its best learning rate",
+        ("fedavg", *SPARSE),
+        f"{_CIFAR} --densities 0.1 --tune-lr 0.01,0.03,0.1 --tune-rounds 100",
+    ),
+    "narrow": Comparison(
+        "CIFAR-10: a small dense network, with as many parameters as the sparse ones have at density 0.1",
+        ("fedavg",),
+        f"{_HELD_OUT} --set model_options.width=5",
+    ),
+    **{name: _paper(name, question) for name, question in QUESTIONS.items()},
+    "digits": Comparison(
+        "Handwritten digits: the methods, and one of ours, at density 0.05", (*SPARSE, "fedrts_trial"), f"{_FIVE} --densities 0.05"
+    ),
+    "digits_named": Comparison(
+        "Handwritten digits: FedRTS that grows named links only, is surer of what it saw and forgets",
+        ("fedrts",),
+        f"{_FIVE} --densities 0.05 {NAMED}",
+    ),
+    "digits_output": Comparison("Handwritten digits: the output layer is pruned too", (*SPARSE, "fedrts_trial"), _OUTPUT),
+    "digits_output_named": Comparison(
+        "Handwritten digits: the output layer is pruned too; FedRTS that grows named links only, is surer and forgets",
+        ("fedrts",),
+        f"{_OUTPUT} {NAMED}",
+    ),
+    "digits_narrow": Comparison(
+        "Handwritten digits: a small dense network, with as many parameters as the sparse ones have at density 0.05",
+        ("fedavg",),
+        f"{_FIVE} --set 'model_options.hidden=[37,37]'",
+    ),
+    **{f"digits_{name}": _digits(name, question) for name, question in QUESTIONS.items()},
+}
+"""In the order in which they are to be played."""
