@@ -19,11 +19,13 @@ class Comparison:
     methods: tuple[str, ...]
     setting: str
     borrowed: tuple[str, ...] = ()
+    metric: str = "accuracy_last10"
 
     @property
     def arguments(self) -> str:
         reference = "--reference fedrts" if "fedrts" in self.methods and len(self.methods) > 1 else ""
-        return " ".join(filter(None, (self.setting, f"--methods {','.join(self.methods)}", reference)))
+        metric = "" if self.metric == "accuracy_last10" else f"--metric {self.metric}"
+        return " ".join(filter(None, (self.setting, f"--methods {','.join(self.methods)}", reference, metric)))
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ _SMALL = "--data digits --rounds 100 --set topology.interval=5 --device cpu"
 _FIVE = f"{_SMALL} --seeds 0,1,2,3,4"
 _OUTPUT = f"{_SMALL} --seeds 0,1,2,3,4,5,6,7,8,9 --set model_options.prune_output=true --densities 0.05"
 _CIFAR = "--data cifar10 --model resnet18_small --clients 100 --rounds 500 --precision bf16 --device cuda --seeds 0,1,2"
+_LARGE = "--data cifar10 --model resnet18 --set model_options.stem=cifar --rounds 500 --precision bf16 --device cuda --seeds 0"
 _HELD_OUT = f"{_CIFAR} --lr 0.1 --set data_options.validation=0.1"
 """As in the main comparison, whose learning rates are chosen on a tenth of the training data; 0.1 was best for all methods there."""
 
@@ -97,6 +100,17 @@ COMPARISONS = {
         f"{_HELD_OUT} --set model_options.width=5",
     ),
     **{name: _paper(name, question) for name, question in QUESTIONS.items()},
+    "resnet18": Comparison(
+        "CIFAR-10: ResNet-18 with 11.2 million parameters at density 0.1",
+        ("random", "fedrts", "feddst"),
+        f"{_LARGE} --lr 0.1 --set data_options.validation=0.1 --densities 0.1 --set eval.every=10",
+    ),
+    "stories": Comparison(
+        "TinyStories: perplexity of gpt2_32m at density 0.3 after 100 rounds",
+        ("fedavg", "random", "fedrts", "feddst", "fedmef"),
+        "--data tinystories --model gpt2_32m --rounds 100 --epochs 1 --precision bf16 --device cuda --seeds 0 --densities 0.3 --lr 0.3",
+        metric="perplexity",
+    ),
     "digits": Comparison(
         "Handwritten digits: the methods, and one of ours, at density 0.05", (*SPARSE, "fedrts_trial"), f"{_FIVE} --densities 0.05"
     ),

@@ -102,17 +102,17 @@ def render() -> str:
     known = {name: json.loads((RAW / f"{name}.json").read_text("utf-8")) for name in COMPARISONS if (RAW / f"{name}.json").exists()}
     for name, raw in known.items():
         borrowed = [run for run in known[MAIN]["runs"] if run["summary"]["method"] in COMPARISONS[name].borrowed]
-        parts += [f"## {COMPARISONS[name].title}", *tables(raw, borrowed)]
+        parts += [f"## {COMPARISONS[name].title}", *tables(raw, borrowed, COMPARISONS[name].metric)]
     return "\n\n".join(parts) + "\n"
 
 
-def tables(raw: Mapping[str, Any], borrowed: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+def tables(raw: Mapping[str, Any], borrowed: Sequence[Mapping[str, Any]] = (), metric: str = "accuracy_last10") -> list[str]:
     """The tables of one comparison, with runs of the main one where it borrows them."""
     if not raw["runs"]:
         return [f"`{raw['command']}`", "No run is finished yet.", *_tuning(raw)]
     runs = [*raw["runs"], *borrowed]
     rows = [{"cell": run["cell"], **_axes(run, raw["axes"]), **run["summary"]} for run in runs]
-    results = Results.of(rows, raw["axes"], "accuracy_last10")
+    results = Results.of(rows, raw["axes"], metric)
     seeds = len({row["seed"] for row in rows})
     versions = sorted({f"{run['versions'].get('device')}, torch {run['versions'].get('torch')}" for run in runs})
     words = "; ".join(versions) + "." + (" With runs of the main comparison, which need not be played again." if borrowed else "")
