@@ -177,7 +177,7 @@ def test_interrupted(process, tmp_path, number):
     _, err = running.communicate(timeout=30)
     assert running.returncode == 130
     assert err == f"interrupted; the same command goes on in {out}\n"
-    assert not any(Path(f"/proc/{pid}").exists() and not is_zombie(pid) for pid in workers)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() and not is_zombie(pid) for pid in workers), seconds=10)
 
 
 def wait_for(condition, running=None, seconds: float = 200) -> None:
