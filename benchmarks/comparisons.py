@@ -66,7 +66,9 @@ PAPER = {
 
 _SMALL = "--data digits --rounds 100 --set topology.interval=5 --device cpu"
 _FIVE = f"{_SMALL} --seeds 0,1,2,3,4"
-_OUTPUT = f"{_SMALL} --seeds 0,1,2,3,4,5,6,7,8,9 --set model_options.prune_output=true --densities 0.05"
+_TEN = f"{_SMALL} --seeds 0,1,2,3,4,5,6,7,8,9 --densities 0.05"
+_OUTPUT = f"{_TEN} --set model_options.prune_output=true"
+_SCALED = "--set topology.init_scale=sparse"
 _CIFAR = "--data cifar10 --model resnet18_small --clients 100 --rounds 500 --precision bf16 --device cuda --seeds 0,1,2"
 _LARGE = "--data cifar10 --model resnet18 --set model_options.stem=cifar --rounds 500 --precision bf16 --device cuda --seeds 0"
 _HELD_OUT = f"{_CIFAR} --lr 0.1 --set data_options.validation=0.1"
@@ -124,6 +126,19 @@ COMPARISONS = {
         "Handwritten digits: the output layer is pruned too; FedRTS that grows named links only, is surer and forgets",
         ("fedrts",),
         f"{_OUTPUT} {NAMED}",
+    ),
+    "digits_scaled": Comparison(
+        "Handwritten digits: first weights that suit a sparse network", (*SPARSE, "fedrts_trial"), f"{_TEN} {_SCALED}"
+    ),
+    "digits_scaled_named": Comparison(
+        "Handwritten digits: first weights that suit a sparse network; FedRTS that grows named links only, is surer and forgets",
+        ("fedrts",),
+        f"{_TEN} {_SCALED} {NAMED}",
+    ),
+    "digits_scaled_output": Comparison(
+        "Handwritten digits: first weights that suit a sparse network, and the output layer is pruned too",
+        (*SPARSE, "fedrts_trial"),
+        f"{_OUTPUT} {_SCALED}",
     ),
     "digits_narrow": Comparison(
         "Handwritten digits: a small dense network, with as many parameters as the sparse ones have at density 0.05",

@@ -110,6 +110,7 @@ def put_together(
         budget=e.topology.budget,
         layer_density=e.topology.layer_density,
         init_mask=e.topology.init_mask,
+        init_scale=e.topology.init_scale,
     )
     training = LocalTraining(
         t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal, t.schedule, t.lr_end, e.rounds

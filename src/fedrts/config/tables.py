@@ -73,6 +73,10 @@ class Topology(Table):
     budget: Literal["all", "prunable"] = Field("all", description="does the density count over all parameters or the prunable ones?")
     layer_density: Literal["erk", "er", "uniform"] = Field("erk", description="how the density is spread over layers")
     init_mask: Literal["random", "magnitude"] = Field("random", description="the first topology")
+    init_scale: Literal["dense", "sparse"] = Field(
+        "dense",
+        description="of the first weights: the dense model's, or times √(links / active links) of a layer, so that signals keep strength",
+    )
     prunable: str | None = Field(None, description="import path of one's own rule (name, parameter) → bool")
 
     @model_validator(mode="after")

@@ -32,8 +32,10 @@ class Method(BaseModel):
 
     def begin(self, setup: Setup) -> State:
         """The server's state before round 0."""
-        mask = self.initial_mask(setup)
-        return State.of(setup.weights, mask)
+        return State.of(self.initial_weights(setup), self.initial_mask(setup))
+
+    def initial_weights(self, setup: Setup) -> Tensor:
+        return setup.weights
 
     def initial_mask(self, setup: Setup) -> Mask:
         return Mask.full(setup.layout.sizes, setup.weights.device)
@@ -81,6 +83,9 @@ class Sparse(Method):
 
     dense: ClassVar[bool] = False
     topology: ClassVar[str] = "random, never changes"
+
+    def initial_weights(self, setup: Setup) -> Tensor:
+        return setup.scaled_weights(self.density)
 
     def initial_mask(self, setup: Setup) -> Mask:
         layout, device = setup.layout, setup.weights.device

@@ -6,6 +6,7 @@ Programs never travel: a client builds its exchange from the experiment, the rou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -276,6 +277,20 @@ class Setup:
     """Does the target density count over `all` parameters or over the `prunable` ones?"""
     layer_density: str = "erk"
     init_mask: str = "random"
+    init_scale: str = "dense"
+
+    def scaled_weights(self, density: float) -> Tensor:
+        """W_0 `[n]` for a model of this density: as it is, or with the links of layer l times √(n^l / K^l).
+
+        A unit then sums as much variance over its K^l / n^l of the links as it would over all of them.
+        """
+        if self.init_scale == "dense":
+            return self.weights
+        gains = [math.sqrt(size / count) for size, count in zip(self.layout.sizes, self.counts(density), strict=True)]
+        spread = torch.tensor(gains, dtype=self.weights.dtype).repeat_interleave(torch.tensor(self.layout.sizes))
+        weights = self.weights.clone()
+        weights[: self.layout.links] *= spread.to(weights.device)
+        return weights
 
     def counts(self, density: float) -> list[int]:
         """K^l: the links that each layer may keep at this density."""
