@@ -13,12 +13,15 @@ MAIN = "main"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods in a setting; `borrowed` are those whose runs in the main comparison are part of its tables."""
+    """Methods in a setting; `borrowed` are those whose runs in another comparison, the `lender`, are part of its tables."""
 
     title: str
     methods: tuple[str, ...]
     setting: str
     borrowed: tuple[str, ...] = ()
+    lender: str = MAIN
+    label: str = ""
+    """What its own runs are called there, where they are a variant of a method that is borrowed."""
     metric: str = "accuracy_last10"
 
     @property
@@ -120,12 +123,18 @@ COMPARISONS = {
         "Handwritten digits: FedRTS that grows named links only, is surer of what it saw and forgets",
         ("fedrts",),
         f"{_FIVE} --densities 0.05 {NAMED}",
+        borrowed=(*SPARSE, "fedrts_trial"),
+        lender="digits",
+        label="fedrts, named",
     ),
     "digits_output": Comparison("Handwritten digits: the output layer is pruned too", (*SPARSE, "fedrts_trial"), _OUTPUT),
     "digits_output_named": Comparison(
         "Handwritten digits: the output layer is pruned too; FedRTS that grows named links only, is surer and forgets",
         ("fedrts",),
         f"{_OUTPUT} {NAMED}",
+        borrowed=(*SPARSE, "fedrts_trial"),
+        lender="digits_output",
+        label="fedrts, named",
     ),
     "digits_scaled": Comparison(
         "Handwritten digits: first weights that suit a sparse network", (*SPARSE, "fedrts_trial"), f"{_TEN} {_SCALED}"
@@ -134,6 +143,17 @@ COMPARISONS = {
         "Handwritten digits: first weights that suit a sparse network; FedRTS that grows named links only, is surer and forgets",
         ("fedrts",),
         f"{_TEN} {_SCALED} {NAMED}",
+        borrowed=(*SPARSE, "fedrts_trial"),
+        lender="digits_scaled",
+        label="fedrts, named",
+    ),
+    "digits_scaled_surer": Comparison(
+        "Handwritten digits: first weights that suit a sparse network; the same with λ = 300",
+        ("fedrts",),
+        f"{_TEN} {_SCALED} {NAMED.replace('scale=100', 'scale=300')}",
+        borrowed=(*SPARSE, "fedrts_trial"),
+        lender="digits_scaled",
+        label="fedrts, named, λ = 300",
     ),
     "digits_scaled_output": Comparison(
         "Handwritten digits: first weights that suit a sparse network, and the output layer is pruned too",

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from comparisons import COMPARISONS, MAIN, VARIED
+from comparisons import COMPARISONS, VARIED
 from fedrts import config
 from fedrts.comparison.statistics import mean_of
 from fedrts.comparison.table import Results, costs_table, differences_table, markdown, means_table, words_on_test
@@ -101,13 +101,20 @@ def render() -> str:
     ]
     known = {name: json.loads((RAW / f"{name}.json").read_text("utf-8")) for name in COMPARISONS if (RAW / f"{name}.json").exists()}
     for name, raw in known.items():
-        borrowed = [run for run in known[MAIN]["runs"] if run["summary"]["method"] in COMPARISONS[name].borrowed]
-        parts += [f"## {COMPARISONS[name].title}", *tables(raw, borrowed, COMPARISONS[name].metric)]
+        comparison = COMPARISONS[name]
+        borrowed = [run for run in known[comparison.lender]["runs"] if run["summary"]["method"] in comparison.borrowed]
+        parts += [f"## {comparison.title}", *tables(_labelled(raw, comparison.label), borrowed, comparison.metric)]
     return "\n\n".join(parts) + "\n"
 
 
+def _labelled(raw: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """Raw results whose runs go by another name than their method's."""
+    runs = [{**run, "summary": {**run["summary"], "method": label or run["summary"]["method"]}} for run in raw["runs"]]
+    return {**raw, "runs": runs}
+
+
 def tables(raw: Mapping[str, Any], borrowed: Sequence[Mapping[str, Any]] = (), metric: str = "accuracy_last10") -> list[str]:
-    """The tables of one comparison, with runs of the main one where it borrows them."""
+    """The tables of one comparison, with the runs that it borrows."""
     if not raw["runs"]:
         return [f"`{raw['command']}`", "No run is finished yet.", *_tuning(raw)]
     runs = [*raw["runs"], *borrowed]
@@ -115,7 +122,7 @@ def tables(raw: Mapping[str, Any], borrowed: Sequence[Mapping[str, Any]] = (), m
     results = Results.of(rows, raw["axes"], metric)
     seeds = len({row["seed"] for row in rows})
     versions = sorted({f"{run['versions'].get('device')}, torch {run['versions'].get('torch')}" for run in runs})
-    words = "; ".join(versions) + "." + (" With runs of the main comparison, which need not be played again." if borrowed else "")
+    words = "; ".join(versions) + "." + (" With runs of another comparison, which need not be played again." if borrowed else "")
     parts = [f"`{raw['command']}`", words, means_table(results, seeds)]
     for reference in REFERENCES:
         if reference in results.methods and len(results.methods) > 1:
