@@ -10,7 +10,8 @@ def test_tune_and_profile(fedrts, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     small = [*TINY, "--set", "model_options.hidden=[16]", "--device", "cpu"]
     first = fedrts("run", *small, "--tune", "--profile", "--out", tmp_path / "a")
-    assert (first.code, first.err) == (0, "")
+    assert (first.code, first.err.count("\n")) == (0, 1)
+    assert str(tmp_path / "a" / "profile") in first.err  # where to look
     assert "samples/s" in first.out
     assert "remembered" not in first.out
     events = json.loads(gzip.decompress((tmp_path / "a" / "profile" / "trace.json.gz").read_bytes()))["traceEvents"]
