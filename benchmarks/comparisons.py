@@ -160,6 +160,11 @@ COMPARISONS = {
         (*SPARSE, "fedrts_trial"),
         f"{_OUTPUT} {_SCALED}",
     ),
+    "digits_scaled_heterogeneity": Comparison(
+        "Handwritten digits: first weights that suit a sparse network, and heterogeneous clients (a = 0.1)",
+        (*FEW, "fedrts_trial"),
+        f"{_TEN.replace(',5,6,7,8,9', '')} {_SCALED} --set clients.alpha=0.1",
+    ),
     "digits_narrow": Comparison(
         "Handwritten digits: a small dense network, with as many parameters as the sparse ones have at density 0.05",
         ("fedavg",),
