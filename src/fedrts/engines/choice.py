@@ -25,6 +25,8 @@ KernelName = Literal["auto", "vectorised", "streamed"]
 
 WORTH_VECTORISING = {"cpu": 2e7, "cuda": 1e8}
 """MACs of a batch's forward pass up to which one vectorised program beats one program a client."""
+LIGHT_ON_CPU = 500_000
+"""Parameters up to which clients side by side gain on a CPU: beyond, moving their weights takes the time."""
 MOST_SLOTS = 128
 ACTORS_ON_CPU = 2
 CROWDED = 1e10
@@ -60,7 +62,7 @@ def decided(asked: Settings, bench: Workbench, per_round: int) -> Settings:
         raise InputError("engine.precision = 'bf16' needs the batched engine: set engine.name = 'batched', or use tf32")
     if asked.name == "flower":  # the server itself only evaluates
         return asked
-    small = bench.batch_macs <= WORTH_VECTORISING[device.type]
+    small = bench.batch_macs <= WORTH_VECTORISING[device.type] and (device.type != "cpu" or bench.layout.parameters <= LIGHT_ON_CPU)
     if asked.name == "ray":
         return _spread(asked, bench, per_round)
     if asked.name == "serial" or (asked.name == "auto" and device.type == "cpu" and not small):
