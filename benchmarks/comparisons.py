@@ -8,6 +8,7 @@ SPARSE = ("random", "fedrts", "feddst", "fedmef", "fedtiny", "prunefl", "fedsgc"
 FEW = ("feddst", "fedmef", "fedtiny", "fedrts")
 ABLATION = ("fedrts", "fedrts_gamma0", "fedrts_gamma1", "fedrts_no_ts", "fedcucb")
 NAMED = "--set method_options.scale=100 --set method_options.candidates=named --set method_options.discount=0.8"
+_HOW = "that grows named links only, is surer of what it saw and forgets"
 MAIN = "main"
 
 
@@ -93,6 +94,22 @@ def _paper(name: str, question: Question) -> Comparison:
     return Comparison(f"CIFAR-10: {question.title}", methods, setting, borrowed=question.methods)
 
 
+_EVERY = (*SPARSE, "fedrts_trial")
+_LENDERS = {
+    "digits": Comparison("Handwritten digits: the methods, and one of ours, at density 0.05", _EVERY, f"{_FIVE} --densities 0.05"),
+    "digits_output": Comparison("Handwritten digits: the output layer is pruned too", _EVERY, _OUTPUT),
+    "digits_scaled": Comparison("Handwritten digits: first weights that suit a sparse network", _EVERY, f"{_TEN} {_SCALED}"),
+}
+"""Comparisons beside whose runs variants of FedRTS are shown."""
+
+
+def _variant(lender: str, label: str, options: str, what: str) -> Comparison:
+    """FedRTS with options of its own in the setting of another comparison, beside that one's methods."""
+    whole = _LENDERS[lender]
+    title, setting = f"{whole.title}; FedRTS {what}", f"{whole.setting} {options}"
+    return Comparison(title, ("fedrts",), setting, borrowed=whole.methods, lender=lender, label=label)
+
+
 COMPARISONS = {
     MAIN: Comparison(
         "CIFAR-10: the methods at density 0.1, each with its best learning rate",
@@ -116,48 +133,12 @@ COMPARISONS = {
         "--data tinystories --model gpt2_32m --rounds 100 --epochs 1 --precision bf16 --device cuda --seeds 0 --densities 0.3 --lr 0.3",
         metric="perplexity",
     ),
-    "digits": Comparison(
-        "Handwritten digits: the methods, and one of ours, at density 0.05", (*SPARSE, "fedrts_trial"), f"{_FIVE} --densities 0.05"
-    ),
-    "digits_named": Comparison(
-        "Handwritten digits: FedRTS that grows named links only, is surer of what it saw and forgets",
-        ("fedrts",),
-        f"{_FIVE} --densities 0.05 {NAMED}",
-        borrowed=(*SPARSE, "fedrts_trial"),
-        lender="digits",
-        label="fedrts, named",
-    ),
-    "digits_output": Comparison("Handwritten digits: the output layer is pruned too", (*SPARSE, "fedrts_trial"), _OUTPUT),
-    "digits_output_named": Comparison(
-        "Handwritten digits: the output layer is pruned too; FedRTS that grows named links only, is surer and forgets",
-        ("fedrts",),
-        f"{_OUTPUT} {NAMED}",
-        borrowed=(*SPARSE, "fedrts_trial"),
-        lender="digits_output",
-        label="fedrts, named",
-    ),
-    "digits_scaled": Comparison(
-        "Handwritten digits: first weights that suit a sparse network", (*SPARSE, "fedrts_trial"), f"{_TEN} {_SCALED}"
-    ),
-    "digits_scaled_named": Comparison(
-        "Handwritten digits: first weights that suit a sparse network; FedRTS that grows named links only, is surer and forgets",
-        ("fedrts",),
-        f"{_TEN} {_SCALED} {NAMED}",
-        borrowed=(*SPARSE, "fedrts_trial"),
-        lender="digits_scaled",
-        label="fedrts, named",
-    ),
-    "digits_scaled_surer": Comparison(
-        "Handwritten digits: first weights that suit a sparse network; the same with λ = 300",
-        ("fedrts",),
-        f"{_TEN} {_SCALED} {NAMED.replace('scale=100', 'scale=300')}",
-        borrowed=(*SPARSE, "fedrts_trial"),
-        lender="digits_scaled",
-        label="fedrts, named, λ = 300",
-    ),
+    **_LENDERS,
+    **{f"{lender}_named": _variant(lender, "fedrts, named", NAMED, _HOW) for lender in _LENDERS},
+    "digits_scaled_surer": _variant("digits_scaled", "fedrts, named, λ = 300", NAMED.replace("scale=100", "scale=300"), f"{_HOW}; λ = 300"),
     "digits_scaled_output": Comparison(
         "Handwritten digits: first weights that suit a sparse network, and the output layer is pruned too",
-        (*SPARSE, "fedrts_trial"),
+        _EVERY,
         f"{_OUTPUT} {_SCALED}",
     ),
     "digits_scaled_heterogeneity": Comparison(

@@ -23,6 +23,14 @@ def test_observation_is_equation_6(links, scale, seed):
         assert math.isclose(new_beta[i].item(), beta[i].item() + b, rel_tol=1e-5)
 
 
+@pytest.mark.parametrize("at", [None, torch.tensor([0, 2])])
+def test_posteriors_keep_their_precision(at):
+    """Outcomes of a model in float64 do not change it: the next round observes some links only."""
+    found = posterior.observe(torch.ones(3), torch.ones(3), torch.full((3 if at is None else 2,), 0.5, dtype=torch.float64), 10.0, at)
+    assert [part.dtype for part in found] == [torch.float32] * 2
+    assert torch.equal(found[0], torch.tensor([6.0, 6.0 if at is None else 1.0, 6.0]))
+
+
 def test_observing_every_link_is_observing_each():
     alpha, beta, outcome = torch.rand(20) + 1, torch.rand(20) + 1, torch.rand(20)
     everywhere = posterior.observe(alpha, beta, outcome, 10.0)
