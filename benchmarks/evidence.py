@@ -117,7 +117,7 @@ def tables(raw: Mapping[str, Any], borrowed: Sequence[Mapping[str, Any]] = (), m
     """The tables of one comparison, with the runs that it borrows."""
     if not raw["runs"]:
         return [f"`{raw['command']}`", "No run is finished yet.", *_tuning(raw)]
-    runs = [*raw["runs"], *borrowed]
+    runs = sorted([*raw["runs"], *borrowed], key=lambda run: tuple(_axes(run, raw["axes"]).values()))
     rows = [{"cell": run["cell"], **_axes(run, raw["axes"]), **run["summary"]} for run in runs]
     results = Results.of(rows, raw["axes"], metric)
     seeds = len({row["seed"] for row in rows})

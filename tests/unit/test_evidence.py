@@ -44,7 +44,7 @@ def test_runs_of_the_main_comparison_are_borrowed(evidence):
     assert {run["summary"]["method"] for run in borrowed} == {"fedrts"}
     other = {**borrowed[0], "summary": {**borrowed[0]["summary"], "method": "fedcucb", "accuracy_last10": 0.5}}
     text = "\n".join(evidence.tables({"command": "c", "axes": [], "runs": [other], "trials": []}, borrowed))
-    assert "| fedcucb | *0.5000* |" in text
+    assert "| fedcucb | *0.5000* (1 of 3 seeds) |" in text
     assert "| fedrts | **0." in text
 
 

@@ -50,6 +50,15 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
     return Difference(mean, student_p(mean.value / mean.error, mean.count - 1))
 
 
+def holm(values: Sequence[float]) -> list[float]:
+    """p-values corrected for being several (Holm): each bounds the chance that any difference at most as sure as it is none."""
+    corrected, largest = [0.0] * len(values), 0.0
+    for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[place]))
+        corrected[place] = largest
+    return corrected
+
+
 def student_p(t: float, freedom: int) -> float:
     """P(|T| ≥ |t|) of Student's t with so many degrees of freedom."""
     from scipy.special import stdtr

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedrts.comparison.statistics import FEW_PAIRS, Difference, Mean, mean_of, paired
+from fedrts.comparison.statistics import FEW_PAIRS, Difference, Mean, holm, mean_of, paired
 from fedrts.errors import InputError, nearest
 
 METRICS = {
@@ -27,6 +27,8 @@ METRICS = {
 """Keys of a summary that can be compared, and what they are."""
 HIGHER_IS_BETTER = ("accuracy_last10", "accuracy", "best_accuracy", "samples_per_second")
 ABSENT = "–"
+SURE = 0.05
+"""p-values below this are marked."""
 
 Row = Mapping[str, Any]
 """A line of results.csv."""
@@ -135,19 +137,30 @@ def means_table(results: Results, seeds: int, beside: Callable[[str, Column], st
 def differences_table(results: Results, reference: str) -> str:
     """Every other method less the reference: mean ± standard error of the paired differences, and p."""
     columns = _compared_columns(results, reference)
+    others = [method for method in results.methods if method != reference]
 
-    def cell(method: str, column: Column) -> str:
-        found = results.against(method, reference, column)
+    def cells(column: Column) -> list[str]:
+        found = [results.against(method, reference, column) for method in others]
+        corrected = iter(holm([one.p for one in found if one is not None and one.p is not None]))
+        return [cell(one, corrected) for one in found]
+
+    def cell(found: Difference | None, corrected: Iterator[float]) -> str:
         if found is None:
             return ABSENT
         text = with_error(results, found.mean, signed=True)
         if found.p is None:
             return f"{text} (no test)"
         p = f"p = {found.p:.3f}" if found.p >= 0.0005 else "p < 0.001"
-        return f"{text} ({p}){' †' if found.p < 0.05 else ''}"
+        return f"{text} ({p}){_mark(found.p, next(corrected))}"
 
-    rows = [[method, *(cell(method, column) for column in columns)] for method in results.methods if method != reference]
-    return markdown([f"less {reference}", *map(results.heading, columns)], rows)
+    body = zip(others, *(cells(column) for column in columns), strict=True)
+    return markdown([f"less {reference}", *map(results.heading, columns)], list(body))
+
+
+def _mark(p: float, corrected: float) -> str:
+    if corrected < SURE:
+        return " ‡"
+    return " †" if p < SURE else ""
 
 
 def _compared_columns(results: Results, reference: str) -> list[Column]:
@@ -160,8 +173,8 @@ def words_on_test(results: Results, reference: str) -> str:
     found = [results.against(m, reference, c) for m in results.methods if m != reference for c in results.columns]
     pairs = [difference.mean.count for difference in found if difference is not None]
     words = (
-        f"Differences to {reference} over equal seeds, tested by a paired, two-sided t-test; † marks p < 0.05, not corrected for "
-        "the number of comparisons. A method without a density stands beside every density."
+        f"Differences to {reference} over equal seeds, tested by a paired, two-sided t-test; † marks p < {SURE:g}, ‡ where it "
+        "stays so after Holm's correction for the comparisons of a column. A method without a density stands beside every density."
     )
     if not pairs or max(pairs) < 2:
         return f"{words} **One seed is too few for a test**: give more --seeds."

@@ -7,7 +7,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrts.comparison.statistics import mean_of, paired, student_p
+from fedrts.comparison.statistics import holm, mean_of, paired, student_p
 
 values = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=2, max_size=12)
 
@@ -66,3 +66,21 @@ def test_where_there_is_no_test():
     assert one.p is None
     assert steady is not None
     assert steady.p is None
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # 3 · 0.01, then 2 · 0.03, then no less than that
+    assert holm([0.6, 0.5]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_rejects_what_its_steps_reject(values):
+    """At every level: go from the smallest p to larger ones and stop at the first above level / (how many are left)."""
+    for level in (0.01, 0.05, 0.2):
+        rejected = set()
+        for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+            if values[place] * (len(values) - rank) > level:
+                break
+            rejected.add(place)
+        assert {place for place, p in enumerate(holm(values)) if p <= level} == rejected

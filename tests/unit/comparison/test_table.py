@@ -81,3 +81,12 @@ def test_too_few_seeds_are_told():
 def test_unknown_metric():
     with pytest.raises(InputError, match="did you mean 'accuracy"):
         Results.of(ROWS, [], "acuracy")
+
+
+def test_what_stays_sure_among_several_has_another_mark():
+    """With three pairs t = √3·mean/s: differences 0.10, 0.11, 0.12 (p = 0.003, three times that below 0.05), 0.1, 0.16, 0.22 (p = 0.04)."""
+    rows = [row("a", 0.2, seed, 0.5) for seed in range(3)]
+    for name, steps in (("sure", (0.10, 0.11, 0.12)), ("alone", (0.1, 0.16, 0.22)), ("none", (-0.1, 0.1, 0.05))):
+        rows += [row(name, 0.2, seed, 0.5 + step) for seed, step in enumerate(steps)]
+    marks = [line[1].rpartition(")")[2].strip() for line in cells(differences_table(Results.of(rows, [], "accuracy_last10"), "a"))[2:]]
+    assert marks == ["‡", "†", ""]
