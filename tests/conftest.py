@@ -1,6 +1,7 @@
 """Settings of every test, and the small federations of `toys`."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from hypothesis import HealthCheck, settings
 import toys
 
 torch.set_num_threads(1)  # two test processes share two cores
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so would every command that a test starts
 
 settings.register_profile(
     "fedrts",
