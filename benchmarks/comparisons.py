@@ -146,6 +146,11 @@ COMPARISONS = {
         (*FEW, "fedrts_trial"),
         f"{_TEN.replace(',5,6,7,8,9', '')} {_SCALED} --set clients.alpha=0.1",
     ),
+    "digits_norms": Comparison(
+        "Handwritten digits: a network with norms (resnet18_small of width 8) at density 0.05, each method with its best learning rate",
+        _EVERY,
+        f"{_FIVE} --model resnet18_small --set model_options.width=8 --densities 0.05 --tune-lr 0.03,0.1,0.3 --tune-rounds 40",
+    ),
     "digits_narrow": Comparison(
         "Handwritten digits: a small dense network, with as many parameters as the sparse ones have at density 0.05",
         ("fedavg",),

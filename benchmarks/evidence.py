@@ -134,7 +134,7 @@ def tables(raw: Mapping[str, Any], borrowed: Sequence[Mapping[str, Any]] = (), m
 def _tuning(raw: Mapping[str, Any]) -> list[str]:
     if not raw["trials"]:
         return []
-    words = "Learning rates: mean accuracy on the validation split over the last ten of 100 rounds, seed 1000, one run each."
+    words = "Learning rates: mean accuracy on the validation split over the last ten rounds of a trial, one with each rate, seed 1000."
     return [words, rates(raw["trials"])]
 
 
