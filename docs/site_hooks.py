@@ -10,7 +10,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 BROUGHT_IN = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
-FOLDERS = ("benchmarks/results", "benchmarks/results/diagnosis/digits", "deploy", "examples")
+FOLDERS = ("benchmarks/results", "benchmarks/results/diagnosis/digits", "benchmarks/results/diagnosis/norms", "deploy", "examples")
 
 
 def on_files(files: Files, config: Any) -> Files:
