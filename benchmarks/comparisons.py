@@ -72,6 +72,7 @@ _SMALL = "--data digits --rounds 100 --set topology.interval=5 --device cpu"
 _FIVE = f"{_SMALL} --seeds 0,1,2,3,4"
 _TEN = f"{_SMALL} --seeds 0,1,2,3,4,5,6,7,8,9 --densities 0.05"
 _OUTPUT = f"{_TEN} --set model_options.prune_output=true"
+_NORMS = f"{_FIVE} --model resnet18_small --set model_options.width=8 --densities 0.05"
 _SCALED = "--set topology.init_scale=sparse"
 _CIFAR = "--data cifar10 --model resnet18_small --clients 100 --rounds 500 --precision bf16 --device cuda --seeds 0,1,2"
 _LARGE = "--data cifar10 --model resnet18 --set model_options.stem=cifar --rounds 500 --precision bf16 --device cuda --seeds 0"
@@ -149,7 +150,17 @@ COMPARISONS = {
     "digits_norms": Comparison(
         "Handwritten digits: a network with norms (resnet18_small of width 8) at density 0.05, each method with its best learning rate",
         _EVERY,
-        f"{_FIVE} --model resnet18_small --set model_options.width=8 --densities 0.05 --tune-lr 0.03,0.1,0.3 --tune-rounds 40",
+        f"{_NORMS} --tune-lr 0.03,0.1,0.3 --tune-rounds 40",
+    ),
+    "digits_norms_participation": Comparison(
+        "Handwritten digits: a network with norms at density 0.05, two clients a round",
+        ("random", *FEW),
+        f"{_NORMS} --lr 0.1 --set clients.per_round=2",
+    ),
+    "digits_norms_heterogeneity": Comparison(
+        "Handwritten digits: a network with norms at density 0.05, heterogeneous clients (a = 0.1)",
+        ("random", *FEW),
+        f"{_NORMS} --lr 0.1 --set clients.alpha=0.1",
     ),
     "digits_narrow": Comparison(
         "Handwritten digits: a small dense network, with as many parameters as the sparse ones have at density 0.05",
