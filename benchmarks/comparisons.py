@@ -145,7 +145,7 @@ COMPARISONS = {
     "digits_scaled_heterogeneity": Comparison(
         "Handwritten digits: first weights that suit a sparse network, and heterogeneous clients (a = 0.1)",
         (*FEW, "fedrts_trial"),
-        f"{_TEN.replace(',5,6,7,8,9', '')} {_SCALED} --set clients.alpha=0.1",
+        f"{_FIVE} --densities 0.05 {_SCALED} --set clients.alpha=0.1",
     ),
     "digits_norms": Comparison(
         "Handwritten digits: a network with norms (resnet18_small of width 8) at density 0.05, each method with its best learning rate",

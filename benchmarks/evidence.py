@@ -97,7 +97,7 @@ def render() -> str:
         "Made by `python benchmarks/evidence.py` of the raw results in `raw/evidence`. Mean ± standard error over seeds. CIFAR-10 is one "
         "re-compressed as JPEG (accuracies compare with each other, not to the last point with published ones), with resnet18_small "
         "(175,258 parameters), 500 rounds, 10 of 100 clients a round, Dirichlet 0.5, 5 epochs, batches of 64, ΔT = 10, T_end = 300. The "
-        "digits: an MLP, 100 rounds, 10 of 20 clients, Dirichlet 0.5, 5 epochs, batches of 16, ΔT = 5, T_end = 60.",
+        "digits: an MLP where no model is named, 100 rounds, 10 of 20 clients, Dirichlet 0.5, 5 epochs, batches of 16, ΔT = 5, T_end = 60.",
     ]
     known = {name: json.loads((RAW / f"{name}.json").read_text("utf-8")) for name in COMPARISONS if (RAW / f"{name}.json").exists()}
     for name, raw in known.items():

@@ -51,7 +51,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """p-values corrected for being several (Holm): each bounds the chance that any difference at most as sure as it is none."""
+    """Holm's correction for being several: the k-th smallest of m p-values times m − k + 1, at most 1 and no less than one before it."""
     corrected, largest = [0.0] * len(values), 0.0
     for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
         largest = max(largest, min(1.0, (len(values) - rank) * values[place]))
