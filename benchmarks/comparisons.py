@@ -121,6 +121,8 @@ COMPARISONS = {
         "CIFAR-10: a small dense network, with as many parameters as the sparse ones have at density 0.1",
         ("fedavg",),
         f"{_HELD_OUT} --set model_options.width=5",
+        borrowed=("fedrts", "random"),
+        label="fedavg, width 5",
     ),
     **{name: _paper(name, question) for name, question in QUESTIONS.items()},
     "resnet18": Comparison(
