@@ -57,7 +57,8 @@ QUESTIONS = {
     "adjust": Question("α_adj, the share of links up for exchange", FEW, "topology.adjust", (0.1, 0.4, 0.8)),
 }
 """What else is asked, at paper scale and on small data."""
-VARIED = sorted({question.key for question in QUESTIONS.values() if question.key})
+END = Question("how long links are exchanged (T_end)", ("fedmef", "fedrts"), "topology.end", (30, 60, 90))
+VARIED = sorted({question.key for question in (*QUESTIONS.values(), END) if question.key})
 PAPER = {
     "topology.interval": 10,
     "clients.alpha": 0.5,
@@ -163,6 +164,11 @@ COMPARISONS = {
         "Handwritten digits: a network with norms at density 0.05, heterogeneous clients (a = 0.1)",
         ("random", *FEW),
         f"{_NORMS} --lr 0.1 --set clients.alpha=0.1",
+    ),
+    "digits_norms_end": Comparison(
+        f"Handwritten digits: a network with norms at density 0.05, {END.title}",
+        END.methods,
+        f"{_NORMS} --lr 0.1 {END.grid}",
     ),
     "digits_narrow": Comparison(
         "Handwritten digits: a small dense network, with as many parameters as the sparse ones have at density 0.05",

@@ -10,7 +10,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 BROUGHT_IN = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
-FOLDERS = ("benchmarks/results", "benchmarks/results/diagnosis/digits", "benchmarks/results/diagnosis/norms", "deploy", "examples")
+MEASURED = ("diagnosis/digits", "diagnosis/norms", "transplant/norms")
+FOLDERS = ("benchmarks/results", *(f"benchmarks/results/{folder}" for folder in MEASURED), "deploy", "examples")
 
 
 def on_files(files: Files, config: Any) -> Files:
