@@ -361,7 +361,7 @@ def main() -> None:
                 played(raw / f"run_{label}.json", settings_of(options, method, own), options.data_dir, dense)
         render(options.out)
     except InputError as error:
-        sys.exit(f"error: {error}")
+        parser.exit(2, f"error: {error}\n")
 
 
 if __name__ == "__main__":

@@ -45,12 +45,16 @@ def collect(name: str, folder: Path) -> Path:
     raw = {"command": command(name), "axes": axes, "runs": runs, "trials": trials}
     RAW.mkdir(parents=True, exist_ok=True)
     file = RAW / f"{name}.json"
-    file.write_text("{\n" + ",\n".join(f'"{key}": {_lines(value)}' for key, value in raw.items()) + "\n}\n", "utf-8")
+    file.write_text(as_lines(raw), "utf-8")
     return file
 
 
+def as_lines(raw: Mapping[str, Any]) -> str:
+    """Raw results as JSON with a line for every run."""
+    return "{\n" + ",\n".join(f'"{key}": {_lines(value)}' for key, value in raw.items()) + "\n}\n"
+
+
 def _lines(value: Any) -> str:
-    """JSON with a line for every run."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n" + ",\n".join(json.dumps(entry) for entry in value) + "\n]"
     return json.dumps(value)
@@ -121,14 +125,18 @@ def tables(raw: Mapping[str, Any], borrowed: Sequence[Mapping[str, Any]] = (), m
     rows = [{"cell": run["cell"], **_axes(run, raw["axes"]), **run["summary"]} for run in runs]
     results = Results.of(rows, raw["axes"], metric)
     seeds = len({row["seed"] for row in rows})
-    versions = sorted({f"{run['versions'].get('device')}, torch {run['versions'].get('torch')}" for run in runs})
-    words = "; ".join(versions) + "." + (" With runs of another comparison, which need not be played again." if borrowed else "")
+    words = f"{versions_of(runs)}." + (" With runs of another comparison, which need not be played again." if borrowed else "")
     parts = [f"`{raw['command']}`", words, means_table(results, seeds)]
     for reference in REFERENCES:
         if reference in results.methods and len(results.methods) > 1:
             parts += [words_on_test(results, reference), differences_table(results, reference)]
     parts += ["Topology and price:", prices(runs, raw["axes"]), costs_table(rows, raw["axes"])]
     return [*parts, *_tuning(raw)]
+
+
+def versions_of(runs: Sequence[Mapping[str, Any]]) -> str:
+    """On what they were played."""
+    return "; ".join(sorted({f"{run['versions'].get('device')}, torch {run['versions'].get('torch')}" for run in runs}))
 
 
 def _tuning(raw: Mapping[str, Any]) -> list[str]:

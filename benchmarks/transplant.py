@@ -23,6 +23,7 @@ from pydantic import Field
 from safetensors.torch import load_file
 
 import fedrts
+from evidence import as_lines, run_of, versions_of
 from fedrts import config
 from fedrts.comparison.table import Results, differences_table, means_table, words_on_test
 from fedrts.errors import InputError
@@ -49,8 +50,8 @@ class Transplanted(Sparse):
         return Mask.top(scores.to(setup.weights.device), setup.counts(self.density), setup.layout.sizes)
 
 
-def of(donor: str) -> str:
-    """What a recipient is called."""
+def recipient_of(donor: str) -> str:
+    """What it is called."""
     return f"mask of {donor}"
 
 
@@ -58,40 +59,61 @@ def folder(options: argparse.Namespace, label: str, seed: int) -> Path:
     return Path(options.runs) / f"{label.replace(' ', '_')}-s{seed}"
 
 
+def common(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that all runs share."""
+    given = {name: getattr(options, name) for name in ("data", "model", "rounds", "density", "device")}
+    return config.merged(given, config.from_assignments(options.set))
+
+
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Label, seed and settings of every run, donors first."""
-    given = {name: getattr(options, name) for name in ("data", "model", "rounds", "density", "device")}
-    common = config.merged(given, config.from_assignments(options.set))
     for seed in options.seeds:
         for method in (CONTROL, *options.donors):
-            yield method, seed, config.merged(common, {"method": method, "seed": seed} | ({"density": 1.0} if method == "fedavg" else {}))
+            full = {"density": 1.0} if config.method_class(method).dense else {}
+            yield method, seed, config.merged(common(options), {"method": method, "seed": seed, **full})
         for donor in options.donors:
             own = {"method": RECIPIENT, "seed": seed, "method_options": {"donor": str(folder(options, donor, seed))}}
-            yield of(donor), seed, config.merged(common, own)
+            yield recipient_of(donor), seed, config.merged(common(options), own)
 
 
 def play(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All runs that are not finished; the results of all."""
+    check_folder(options.runs, common(options))
     found = []
     for label, seed, settings in cells(options):
         path = folder(options, label, seed)
         if not (path / "summary.json").exists():
             print(f"{label}, seed {seed}", file=sys.stderr, flush=True)
-            fedrts.resume(path) if path.exists() else fedrts.run(**settings, out=str(path), data_dir=options.data_dir)
-        summary = json.loads((path / "summary.json").read_text("utf-8"))
-        found.append({"method": label, "seed": seed, "density_target": options.density, METRIC: summary[METRIC]})
+            if path.exists():
+                fedrts.resume(path, data_dir=options.data_dir)
+            else:
+                fedrts.run(**settings, out=str(path), data_dir=options.data_dir)
+        run = run_of(path)
+        found.append(run | {"summary": run["summary"] | {"method": label}})
     return found
+
+
+def check_folder(runs: Path, settings: Mapping[str, Any]) -> None:
+    """Its runs must have these settings: what is finished there is taken as it is."""
+    file = runs / "settings.json"
+    if not file.exists():
+        runs.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(settings) + "\n", "utf-8")
+    elif json.loads(file.read_text("utf-8")) != settings:
+        raise InputError(f"{runs} holds runs with other settings: choose another folder --runs, or delete it")
 
 
 def render(raw: Mapping[str, Any]) -> str:
     """The table and how sure its differences are."""
-    results = Results.of(raw["runs"], [], METRIC)
-    seeds = len({run["seed"] for run in raw["runs"]})
-    parts = ["# Masks without their search", f"`{raw['command']}`", f"{raw['versions']}. Mean of the last ten rounds, ± standard error."]
-    parts.append(means_table(results, seeds))
-    for reference in (CONTROL, *raw["donors"]):
-        parts += [words_on_test(results, reference)] if reference == CONTROL else []
-        parts.append(differences_table(results, reference))
+    rows = [run["summary"] for run in raw["runs"]]
+    results = Results.of(rows, [], METRIC)
+    parts = [
+        "# Masks without their search",
+        f"`{raw['command']}`",
+        f"{versions_of(raw['runs'])}. Mean of the last ten rounds, ± standard error.",
+    ]
+    parts += [means_table(results, len({row["seed"] for row in rows})), words_on_test(results, CONTROL)]
+    parts += [differences_table(results, reference) for reference in (CONTROL, *raw["donors"])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -115,14 +137,12 @@ def main() -> None:
     file: Path = options.out / "raw.json"
     try:
         if not options.render:
-            runs = play(options)
-            hardware = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-            raw = {"command": _command(), "versions": f"{hardware}, torch {torch.__version__}", "donors": options.donors, "runs": runs}
+            raw = {"command": _command(), "donors": options.donors, "runs": play(options)}
             options.out.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(raw, indent=1) + "\n", "utf-8")
+            file.write_text(as_lines(raw), "utf-8")
         (options.out / "transplant.md").write_text(render(json.loads(file.read_text("utf-8"))), "utf-8")
     except InputError as error:
-        sys.exit(f"error: {error}")
+        parser.exit(2, f"error: {error}\n")
 
 
 def _command() -> str:

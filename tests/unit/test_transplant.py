@@ -40,8 +40,11 @@ def test_recipients_have_the_masks_of_their_donors(tmp_path):
 
     again = subprocess.run([*command, "--render"], check=True, capture_output=True, text=True)
     assert not again.stderr, "nothing is played"
+    other = subprocess.run([*command, "--rounds", "4"], capture_output=True, text=True)
+    assert other.returncode == 2
+    assert other.stderr == f"error: {runs} holds runs with other settings: choose another folder --runs, or delete it\n"
     summary = json.loads((runs / "mask_of_fedrts-s0" / "summary.json").read_text("utf-8"))
-    assert f"| mask of fedrts | {summary['accuracy_last10']:.4f} |" in (out / "transplant.md").read_text("utf-8").replace("*", "")
+    assert f"| mask of fedrts | – | {summary['accuracy_last10']:.4f} |" in (out / "transplant.md").read_text("utf-8").replace("*", "")
 
 
 def test_tables_are_those_of_the_raw_results(transplant):
