@@ -81,8 +81,18 @@ class Results:
 
     def against(self, method: str, reference: str, column: Column) -> Difference | None:
         """How `method` differs from `reference` in a column; one that has no density stands beside every density."""
-        ours, theirs = (self.values.get((name, column)) or self._dense(name, column) for name in (method, reference))
+        ours, theirs = self._beside(method, column), self._beside(reference, column)
         return paired(ours, theirs) if ours and theirs else None
+
+    def together(self, method: str, reference: str, columns: Sequence[Column]) -> Difference | None:
+        """How `method` differs from `reference` in the mean over `columns`, by the seeds that both have in all of them."""
+        ours, theirs = ({column: self._beside(name, column) or {} for column in columns} for name in (method, reference))
+        common = set.intersection(*(ours[column].keys() & theirs[column].keys() for column in columns))
+        return paired(*({seed: mean_of([own[column][seed] for column in columns]).value for seed in common} for own in (ours, theirs)))
+
+    def _beside(self, method: str, column: Column) -> Mapping[int, float] | None:
+        """The values by seed that a method has for a column."""
+        return self.values.get((method, column)) or self._dense(method, column)
 
     def _dense(self, method: str, column: Column) -> Mapping[int, float] | None:
         """The values of a method that stands in no column but that of density 1."""
@@ -135,12 +145,11 @@ def means_table(results: Results, seeds: int, beside: Callable[[str, Column], st
 
 
 def differences_table(results: Results, reference: str) -> str:
-    """Every other method less the reference: mean ± standard error of the paired differences, and p."""
+    """Every other method less the reference, in each column and in all together: mean ± standard error of paired differences, p."""
     columns = _compared_columns(results, reference)
     others = [method for method in results.methods if method != reference]
 
-    def cells(column: Column) -> list[str]:
-        found = [results.against(method, reference, column) for method in others]
+    def cells(found: Sequence[Difference | None]) -> list[str]:
         corrected = iter(holm([one.p for one in found if one is not None and one.p is not None]))
         return [cell(one, corrected) for one in found]
 
@@ -153,8 +162,12 @@ def differences_table(results: Results, reference: str) -> str:
         p = f"p = {found.p:.3f}" if found.p >= 0.0005 else "p < 0.001"
         return f"{text} ({p}){_mark(found.p, next(corrected))}"
 
-    body = zip(others, *(cells(column) for column in columns), strict=True)
-    return markdown([f"less {reference}", *map(results.heading, columns)], list(body))
+    found = [[results.against(method, reference, column) for method in others] for column in columns]
+    headings = list(map(results.heading, columns))
+    if len(columns) > 1:
+        found.append([results.together(method, reference, columns) for method in others])
+        headings.append("together")
+    return markdown([f"less {reference}", *headings], list(zip(others, *map(cells, found), strict=True)))
 
 
 def _mark(p: float, corrected: float) -> str:
@@ -176,6 +189,8 @@ def words_on_test(results: Results, reference: str) -> str:
         f"Differences to {reference} over equal seeds, tested by a paired, two-sided t-test; † marks p < {SURE:g}, ‡ where it "
         "stays so after Holm's correction for the comparisons of a column. A method without a density stands beside every density."
     )
+    if len(_compared_columns(results, reference)) > 1:
+        words += " Together: of every seed the mean over the columns, where a method has them all."
     if not pairs or max(pairs) < 2:
         return f"{words} **One seed is too few for a test**: give more --seeds."
     if max(pairs) < FEW_PAIRS:

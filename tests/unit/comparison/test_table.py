@@ -67,8 +67,27 @@ def test_differences():
 def test_a_dense_reference_stands_beside_every_density():
     rows = [*ROWS, row("a", 0.1, 0, 0.4), row("a", 0.1, 1, 0.45)]
     table = cells(differences_table(Results.of(rows, [], "accuracy_last10"), "dense"))
-    assert table[0] == ["less dense", "density 0.2", "density 0.1"]
+    assert table[0] == ["less dense", "density 0.2", "density 0.1", "together"]
     assert table[2][2] == "-0.5000 ± 0.0000 (no test)"
+
+
+def test_columns_together_by_hand():
+    """Of two densities: b less a is 0.1 and 0.3 (mean 0.2) with seed 0, 0.0 and 0.2 (mean 0.1) with seed 1; seed 2 lacks a density."""
+    low, high = {"a": (0.4, 0.5), "b": (0.7, 0.7, 0.1)}, {"a": (0.5, 0.6, 0.7), "b": (0.6, 0.6, 0.9), "c": (0, 1, 2)}
+    rows = [
+        row(method, density, seed, value)
+        for density, values in ((0.2, high), (0.1, low))
+        for method, own in values.items()
+        for seed, value in enumerate(own)
+    ]
+    results = Results.of(rows, [], "accuracy_last10")
+    table = cells(differences_table(results, "a"))
+    assert table[2][0] == "b"
+    assert table[2][-1] == "+0.1500 ± 0.0500 (p = 0.205)"  # t = 3
+    assert table[3][0] == "c"
+    assert table[3][-1] == "–", "it has one density of two"
+    assert "Together" in words_on_test(results, "a")
+    assert "Together" not in words_on_test(Results.of(ROWS, [], "accuracy_last10"), "a")
 
 
 def test_too_few_seeds_are_told():
