@@ -3,6 +3,7 @@
     python benchmarks/evidence.py                         # benchmarks/results/evidence.md of the raw results that are there
     python benchmarks/evidence.py command NAME            # the `fedrts compare` command of a comparison
     python benchmarks/evidence.py collect NAME FOLDER     # its raw results, of the folder that the command wrote
+    python benchmarks/evidence.py last 100 NAME           # its tables, with accuracies that are means over the last 100 rounds, not ten
 
 A comparison goes on where it stopped, so it can be played in pieces. Raw results lie in benchmarks/results/raw/evidence: of every run its
 summary, its evaluations with the bytes sent until then, and how each outer round changed the topology.
@@ -103,17 +104,36 @@ def render() -> str:
         "(175,258 parameters), 500 rounds, 10 of 100 clients a round, Dirichlet 0.5, 5 epochs, batches of 64, ΔT = 10, T_end = 300. The "
         "digits: an MLP where no model is named, 100 rounds, 10 of 20 clients, Dirichlet 0.5, 5 epochs, batches of 16, ΔT = 5, T_end = 60.",
     ]
-    known = {name: json.loads((RAW / f"{name}.json").read_text("utf-8")) for name in COMPARISONS if (RAW / f"{name}.json").exists()}
-    for name, raw in known.items():
-        comparison = COMPARISONS[name]
-        borrowed = [run for run in known[comparison.lender]["runs"] if run["summary"]["method"] in comparison.borrowed]
-        parts += [f"## {comparison.title}", *tables(_labelled(raw, comparison.label), borrowed, comparison.metric)]
-    return "\n\n".join(parts) + "\n"
+    known = all_raw()
+    return "\n\n".join([*parts, *(part for name in known for part in section(name, known))]) + "\n"
+
+
+def all_raw() -> dict[str, dict[str, Any]]:
+    """Raw results by comparison, in the order in which they are declared."""
+    return {name: json.loads((RAW / f"{name}.json").read_text("utf-8")) for name in COMPARISONS if (RAW / f"{name}.json").exists()}
+
+
+def section(name: str, known: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A comparison's heading and tables."""
+    comparison = COMPARISONS[name]
+    borrowed = [run for run in known[comparison.lender]["runs"] if run["summary"]["method"] in comparison.borrowed]
+    return [f"## {comparison.title}", *tables(_labelled(known[name], comparison.label), borrowed, comparison.metric)]
 
 
 def _labelled(raw: Mapping[str, Any], label: str) -> dict[str, Any]:
     """Raw results whose runs go by another name than their method's."""
     runs = [{**run, "summary": {**run["summary"], "method": label or run["summary"]["method"]}} for run in raw["runs"]]
+    return {**raw, "runs": runs}
+
+
+def of_last(raw: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """Raw results whose accuracies are means over evaluations, one every fifth round, of so many last rounds."""
+
+    def mean(run: Mapping[str, Any]) -> float:
+        stop = run["evaluations"][-1][0]
+        return statistics.mean(accuracy for index, accuracy, _ in run["evaluations"] if index > stop - rounds and (stop - index) % 5 == 0)
+
+    runs = [{**run, "summary": {**run["summary"], "accuracy_last10": mean(run)}} for run in raw["runs"]]
     return {**raw, "runs": runs}
 
 
@@ -206,8 +226,13 @@ def main() -> None:
     collecting = kinds.add_parser("collect")
     collecting.add_argument("name", choices=list(COMPARISONS))
     collecting.add_argument("folder", type=Path)
+    lasting = kinds.add_parser("last")
+    lasting.add_argument("rounds", type=int)
+    lasting.add_argument("name", choices=list(COMPARISONS))
     options = parser.parse_args()
-    if options.kind == "command":
+    if options.kind == "last":
+        print("\n\n".join(section(options.name, {name: of_last(raw, options.rounds) for name, raw in all_raw().items()})))
+    elif options.kind == "command":
         print(command(options.name))
     elif options.kind == "collect":
         print(collect(options.name, options.folder))

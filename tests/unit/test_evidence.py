@@ -37,6 +37,15 @@ def test_accuracies_are_those_of_the_runs(evidence):
             assert statistics.mean(accuracy for _, accuracy, _ in last) == pytest.approx(run["summary"]["accuracy_last10"])
 
 
+def test_longer_means_by_hand(evidence):
+    """Of 500 rounds the last 100 have twenty evaluations that lie five rounds apart; those of the last ten rounds count no more."""
+    raw = json.loads((evidence.RAW / "main.json").read_text("utf-8"))
+    accuracies = {index: accuracy for index, accuracy, _ in raw["runs"][0]["evaluations"]}
+    found = evidence.of_last(raw, 100)["runs"][0]["summary"]["accuracy_last10"]
+    assert found == pytest.approx(statistics.mean(accuracies[index] for index in range(404, 500, 5)))
+    assert found != raw["runs"][0]["summary"]["accuracy_last10"]
+
+
 def test_runs_of_the_main_comparison_are_borrowed(evidence):
     """At paper scale the ablation's table has the runs of FedRTS that the main comparison made, and no others of it."""
     main = json.loads((evidence.RAW / "main.json").read_text("utf-8"))
