@@ -131,7 +131,7 @@ def of_last(raw: Mapping[str, Any], rounds: int) -> dict[str, Any]:
 
     def mean(run: Mapping[str, Any]) -> float:
         stop = run["evaluations"][-1][0]
-        return statistics.mean(accuracy for index, accuracy, _ in run["evaluations"] if index > stop - rounds and (stop - index) % 5 == 0)
+        return mean_of([accuracy for index, accuracy, _ in run["evaluations"] if index > stop - rounds and (stop - index) % 5 == 0]).value
 
     runs = [{**run, "summary": {**run["summary"], "accuracy_last10": mean(run)}} for run in raw["runs"]]
     return {**raw, "runs": runs}

@@ -334,7 +334,7 @@ def _train(step: Train, job: Job) -> None:
     optimizer = bench.training.make_optimizer(parameter, job.round_index)
     bench.module.train()
     received = job.tensors["received"][: bench.layout.parameters]
-    influence = step.influence(received, job.mask) if step.influence else None
+    influence, marks = step.influence, step.marked(received, job.mask)
     squares = torch.zeros_like(links) if step.record else None
     batches = [rows for epoch in bench.training.epochs_of(step) for rows in job.batches(epoch)]
     for number, rows in enumerate(batches):
@@ -342,8 +342,8 @@ def _train(step: Train, job: Job) -> None:
         if squares is not None:
             squares += links.square() / len(batches)
         if influence is not None:
-            bench.gradient += influence.pull(parameter.data)
-            rate = influence.rate(parameter.data, number, len(batches), bench.training.rate(job.round_index), bench.training.lr)
+            bench.gradient += influence.pull(parameter.data, marks)
+            rate = influence.rate(parameter.data, marks, number, len(batches), bench.training.rate(job.round_index), bench.training.lr)
             optimizer.param_groups[0]["lr"] = float(rate)
         if bench.training.proximal:
             bench.gradient.add_(parameter.data - received, alpha=bench.training.proximal)

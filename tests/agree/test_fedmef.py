@@ -14,9 +14,11 @@ from torch.utils.data import TensorDataset
 import byhand
 import fedrts
 from fedrts import rounds
+from fedrts.engines import batched
+from fedrts.engines.training import Slots
 from fedrts.methods import FedMef
 from fedrts.methods.contract import Exchange, Train
-from fedrts.methods.fedmef import Extrusion, extrude
+from fedrts.methods.fedmef import Extrusion, weak_marks
 from fedrts.sparse.frugal import BitReLU, SparseInputConv2d, SparseInputLinear, StandardisedConv2d
 from fedrts.wire.fields import Values
 from helping import ask
@@ -83,31 +85,31 @@ def test_the_rate_of_a_step_by_hand(weights, steps, data, initial, share):
     rate = share * initial
     norm = math.sqrt(sum(weights[i] ** 2 for i in low))
     extruded = (2 * steps - 2 * step) / (2 * steps - step) * (2 / (1 + math.exp(-norm)) - 1) * initial
-    extrusion = Extrusion(torch.tensor(low, dtype=torch.int64), penalty=0.3)
-    found = extrusion.rate(torch.tensor(weights), step, steps, rate, initial)
+    marks, extrusion = torch.tensor([float(i in low) for i in range(len(weights))]), Extrusion(penalty=0.3)
+    found = extrusion.rate(torch.tensor(weights), marks, step, steps, rate, initial)
     assert float(found) == pytest.approx(max(rate, extruded), rel=1e-5, abs=1e-7)
     expected = [2 * 0.3 * w if i in low else 0.0 for i, w in enumerate(weights)]
-    assert extrusion.pull(torch.tensor(weights)).tolist() == pytest.approx(expected, rel=1e-6)
+    assert extrusion.pull(torch.tensor(weights), marks).tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_rate_falls_from_the_whole_extrusion_to_none():
-    extrusion, weights = Extrusion(torch.tensor([0]), 0.1), torch.tensor([100.0])  # σ(100) = 1
-    assert float(extrusion.rate(weights, 0, 10, 0.0, 0.5)) == 0.5
-    assert float(extrusion.rate(weights, 10, 10, 0.0, 0.5)) == 0.0
-    assert float(extrusion.rate(weights, 10, 10, 0.01, 0.5)) == pytest.approx(0.01)
-    rates = [float(extrusion.rate(weights, step, 10, 0.0, 0.5)) for step in range(11)]
+    extrusion, weights, marks = Extrusion(0.1), torch.tensor([100.0]), torch.ones(1)  # σ(100) = 1
+    assert float(extrusion.rate(weights, marks, 0, 10, 0.0, 0.5)) == 0.5
+    assert float(extrusion.rate(weights, marks, 10, 10, 0.0, 0.5)) == 0.0
+    assert float(extrusion.rate(weights, marks, 10, 10, 0.01, 0.5)) == pytest.approx(0.01)
+    rates = [float(extrusion.rate(weights, marks, step, 10, 0.0, 0.5)) for step in range(11)]
     assert rates == sorted(rates, reverse=True)
-    assert float(extrusion.rate(torch.tensor([0.0]), 0, 10, 0.0, 0.5)) == 0.0, "nothing is left to extrude"
+    assert float(extrusion.rate(torch.tensor([0.0]), marks, 0, 10, 0.0, 0.5)) == 0.0, "nothing is left to extrude"
 
 
 def test_several_clients_at_once_are_one_after_the_other():
-    extrusion = Extrusion(torch.tensor([1, 2]), 0.2)
+    extrusion, marks = Extrusion(0.2), torch.tensor([0.0, 1, 1, 0, 0])
     weights = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    together = extrusion.rate(weights, 2, 7, 0.01, 0.3)
+    together = extrusion.rate(weights, marks, 2, 7, 0.01, 0.3)
     assert together.shape == (3,)
-    for row, rate, pull in zip(weights, together, extrusion.pull(weights), strict=True):
-        assert torch.equal(rate, extrusion.rate(row, 2, 7, 0.01, 0.3))
-        assert torch.equal(pull, extrusion.pull(row))
+    for row, rate, pull in zip(weights, together, extrusion.pull(weights, marks), strict=True):
+        assert torch.equal(rate, extrusion.rate(row, marks, 2, 7, 0.01, 0.3))
+        assert torch.equal(pull, extrusion.pull(row, marks))
 
 
 class Ramp:
@@ -116,10 +118,10 @@ class Ramp:
     def __init__(self, initial):
         self.initial, self.seen = initial, []
 
-    def pull(self, weights):
-        return 0.1 * weights
+    def pull(self, weights, marks):
+        return 0.1 * marks * weights
 
-    def rate(self, weights, step, steps, rate, initial):
+    def rate(self, weights, marks, step, steps, rate, initial):
         assert rate == initial == self.initial
         self.seen.append((step, steps))
         return 0.02 * (step + 1)
@@ -130,11 +132,11 @@ def test_every_step_takes_the_rate_that_its_influence_says(toy):
     state = run.method.begin(run.setup)
     ramp, received = Ramp(0.3), []
 
-    def influence(weights, mask):
+    def marks(weights, mask):
         received.append((weights.clone(), mask))
-        return ramp
+        return torch.ones_like(weights)
 
-    exchange = Exchange({"weights": Values()}, (Train(influence=influence),), {"weights": Values()})
+    exchange = Exchange({"weights": Values()}, (Train(influence=ramp, marks=marks),), {"weights": Values()})
     (reply,) = ask(run, exchange, state, 0, [1])
     assert torch.equal(received[0][0], state.weights[: run.layout.parameters])
     assert received[0][1] == state.mask
@@ -149,13 +151,27 @@ def test_every_step_takes_the_rate_that_its_influence_says(toy):
     assert ramp.seen == [(step, len(batches)) for step in range(len(batches))]
 
 
+def test_outer_rounds_share_one_program(toy, monkeypatch):
+    """What is marked changes, slots (on a GPU: captured graphs) stay: one kind for inner rounds, one for outer ones."""
+    made, marked = [], []
+    monkeypatch.setattr(batched, "Slots", lambda *args: made.append(Slots(*args)) or made[-1])
+    monkeypatch.setattr(Slots, "mark", lambda self, marks: marked.append(marks) or self.marks.copy_(marks))
+    run = toy("fedmef", "mlp", engine={"name": "batched"}, rounds=6, clients={"partition": "iid"}, topology={"interval": 2, "end": 5})
+    list(rounds.play(run.plan, run.method.begin(run.setup), -1))
+    assert [slots.influence for slots in made] == [Extrusion(0.01), None]
+    assert len(marked) == 3
+    assert not torch.equal(marked[0], marked[1])
+    assert torch.equal(made[0].marks, marked[2])
+
+
 def test_marked_links_are_the_weakest_of_each_layer(toy):
     run = toy("fedmef", "cnn")
     state = run.method.begin(run.setup)
     current = run.plan.round(0, state.mask)
-    extrusion = extrude(state.weights[: run.layout.parameters], state.mask, current.quota, 0.1)
+    marks = weak_marks(state.weights[: run.layout.parameters], state.mask, current.quota)
     expected = weakest(state.weights.tolist(), set(state.mask.active.tolist()), run.layout.sizes, current.quota)
-    assert set(extrusion.low.tolist()) == expected
+    assert set(marks.nonzero().flatten().tolist()) == expected
+    assert set(marks.tolist()) == {0.0, 1.0}
     assert len(expected) == sum(current.quota)
 
 

@@ -201,8 +201,9 @@ class BatchedEngine:
             own = batches[members[turn.client]]
             rows[turn.start : turn.stop, turn.slot], keys[turn.start : turn.stop, turn.slot] = own
         received = cohort.tensors["received"][0, : self.bench.layout.parameters]
-        influence = step.influence(received, cohort.mask) if step.influence else None
-        slots.begin(rows, keys, received, self.bench.training.rate(cohort.round_index), influence)
+        slots.begin(rows, keys, received, self.bench.training.rate(cohort.round_index))
+        if step.influence:
+            slots.mark(step.marked(received, cohort.mask))
         if slots.keep is not None and cohort.own is None:
             slots.keep[0, : self.bench.layout.links] = cohort.mask.bits
         starting, ending = _events(turns, "start"), _events(turns, "stop")
@@ -231,13 +232,13 @@ class BatchedEngine:
     def _slots(self, step: Train, cohort: Cohort, turns: Sequence[Turn], width: int, size: int) -> Slots:
         """Static tensors for these turns, kept for the next round."""
         masks = width if cohort.own else 0 if cohort.mask.is_full else 1
-        key = (cohort.worker, width, size, masks, bool(step.record))
+        key = (cohort.worker, width, size, masks, bool(step.record), step.influence)
         found = self._known.get(key)
         if found is None or len(found.rows) < length(turns):
             bench = self.bench
             capacity = max(length(turns), bench.training.samples(self._longest) // size)
             like = cohort.tensors["weights"]
-            found = Slots(self.kernel, bench, width, size, capacity, like, masks, bool(step.record))
+            found = Slots(self.kernel, bench, width, size, capacity, like, masks, bool(step.record), step.influence)
             self._known[key] = found
         return found
 

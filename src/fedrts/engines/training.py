@@ -33,7 +33,16 @@ class Slots:
     """`width` clients that train side by side on batches of `size`, in tensors that stay where they are."""
 
     def __init__(
-        self, kernel: Kernel, bench: Workbench, width: int, size: int, capacity: int, like: Tensor, masks: int, records: bool
+        self,
+        kernel: Kernel,
+        bench: Workbench,
+        width: int,
+        size: int,
+        capacity: int,
+        like: Tensor,
+        masks: int,
+        records: bool,
+        influence: Influence | None,
     ) -> None:
         self.kernel, self.data, self.frozen = kernel, bench.data, bench.frozen
         self.layout, self.training = layout, training = bench.layout, bench.training
@@ -50,7 +59,8 @@ class Slots:
         self.rate = like.new_full((), training.lr)
         self.taken, self.planned = like.new_zeros(width), like.new_ones(width)
         """Steps that the client in a slot has made, and will have made."""
-        self.influence: Influence | None = None
+        self.influence = influence
+        self.marks = like.new_zeros(layout.parameters if influence else 0)
         self.first = stacked(width, layout.parameters, like) if training.momentum or training.optimizer == "adam" else None
         self.second = stacked(width, layout.parameters, like) if training.optimizer == "adam" else None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -58,14 +68,16 @@ class Slots:
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._eager = 0
 
-    def begin(self, rows: Tensor, keys: Tensor, received: Tensor, rate: float, influence: Influence | None) -> None:
+    def begin(self, rows: Tensor, keys: Tensor, received: Tensor, rate: float) -> None:
         """A new exchange: `rows [steps, width, size]` and `keys [steps, width]` of all its batches."""
         self.rows[: len(rows)], self.keys[: len(keys)] = rows.to(self.rows.device), keys.to(self.keys.device)
         self.now.zero_()
         self.received.copy_(received)
         self.rate.fill_(rate)
-        if influence is not None or self.influence is not None:
-            self.influence, self._graphs, self._eager = influence, {}, 0
+
+    def mark(self, marks: Tensor) -> None:
+        """What the influence goes by in this exchange, `[N_all]`."""
+        self.marks.copy_(marks)
 
     def load(self, slots: list[int], weights: Tensor, steps: list[int], masks: Tensor | None) -> None:
         """Clients with `weights [k, n]` take `slots`; `masks [k, P]` are theirs where slots have their own."""
@@ -108,9 +120,9 @@ class Slots:
             self.squares[:active] += gradient[:, :links].square()
         rate = self.rate
         if self.influence is not None:
-            gradient += self.influence.pull(current)
+            gradient += self.influence.pull(current, self.marks)
             taken, planned = self.taken[:active], self.planned[:active]
-            rate = torch.as_tensor(self.influence.rate(current, taken, planned, self.rate, self.training.lr))[:, None]
+            rate = torch.as_tensor(self.influence.rate(current, self.marks, taken, planned, self.rate, self.training.lr))[:, None]
         if self.training.proximal:
             gradient += self.training.proximal * (current - self.received)
         self.taken[:active] += 1

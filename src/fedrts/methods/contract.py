@@ -71,13 +71,16 @@ Number = Tensor | float
 
 
 class Influence(Protocol):
-    """What bends a client's training besides its loss. Tensors may have leading axes for several clients."""
+    """What bends a client's training besides its loss. Weights may have leading axes for several clients.
 
-    def pull(self, weights: Tensor) -> Tensor:
+    Whatever changes from round to round is in the `marks [N_all]`, so that a program made for an influence serves an equal one.
+    """
+
+    def pull(self, weights: Tensor, marks: Tensor) -> Tensor:
         """What is added to the gradient: `[..., N_all]` → `[..., N_all]`."""
         ...
 
-    def rate(self, weights: Tensor, step: Number, steps: Number, rate: Number, initial: float) -> Number:
+    def rate(self, weights: Tensor, marks: Tensor, step: Number, steps: Number, rate: Number, initial: float) -> Number:
         """The learning rate of a step, of so many, where `rate` is this round's and `initial` the experiment's: `[...]`."""
         ...
 
@@ -91,8 +94,13 @@ class Train:
     """Shares of the epochs, rounded down: `Train(stop=0.5)` and `Train(start=0.5)` together are all of them."""
     record: str | None = None
     """Tensor `[P]` that receives the mean over steps of the squared, unmasked gradient."""
-    influence: Callable[[Tensor, Mask], Influence] | None = None
-    """Made of the parameters `[N_all]` as the client received them, and their mask."""
+    influence: Influence | None = None
+    marks: Callable[[Tensor, Mask], Tensor] | None = None
+    """What the influence goes by `[N_all]`, of the parameters `[N_all]` as the client received them, and their mask."""
+
+    def marked(self, received: Tensor, mask: Mask) -> Tensor:
+        """The marks, or zeros."""
+        return self.marks(received, mask) if self.marks else torch.zeros_like(received)
 
     def flops(self, sparse: float, dense: float) -> float:
         """Of one sample, where a forward pass takes `sparse` on the mask and `dense` off it; a backward pass takes two of them."""

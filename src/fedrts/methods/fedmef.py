@@ -53,7 +53,7 @@ class FedMef(Progressive):
     def training(self, round: Round) -> Train:
         if not (round.outer and self.bae):
             return super().training(round)
-        return Train(influence=partial(extrude, quota=round.quota, penalty=self.penalty))
+        return Train(influence=Extrusion(self.penalty), marks=partial(weak_marks, quota=round.quota))
 
     def overhead(self, round: Round, active: float, activations: float) -> float:
         """F_o = 4·d·n for the extrusion, and n_a·log n_a to choose activations where they are pruned."""
@@ -64,35 +64,33 @@ class FedMef(Progressive):
     def remarks(self, before: State, after: State, round: Round) -> Mapping[str, float]:
         """Share of θ_low that was dropped then (a link that was grown again starts at 0 too)."""
         marked = weakest(before.weights, before.mask, round.quota)
-        gone = after.weights[marked] == 0
-        return {"marked_dropped": float(gone.sum()) / max(len(marked), 1)}
+        gone = marked & (after.weights[: len(marked)] == 0)
+        return {"marked_dropped": float(gone.sum()) / max(int(marked.sum()), 1)}
 
 
 @dataclass(frozen=True)
 class Extrusion:
-    """The pull on θ_low, and the rate of each step."""
+    """The pull on θ_low, where marks are 1 (elsewhere 0), and the rate of each step."""
 
-    low: Tensor
-    """Indices of θ_low."""
     penalty: float
 
-    def pull(self, weights: Tensor) -> Tensor:
-        pull = torch.zeros_like(weights)
-        pull[..., self.low] = 2 * self.penalty * weights[..., self.low]
-        return pull
+    def pull(self, weights: Tensor, marks: Tensor) -> Tensor:
+        return 2 * self.penalty * marks * weights
 
-    def rate(self, weights: Tensor, step: Number, steps: Number, rate: Number, initial: float) -> Number:
-        norm = torch.linalg.vector_norm(weights[..., self.low], dim=-1)
+    def rate(self, weights: Tensor, marks: Tensor, step: Number, steps: Number, rate: Number, initial: float) -> Number:
+        norm = torch.linalg.vector_norm(marks * weights, dim=-1)
         left = (2 * steps - 2 * step) / (2 * steps - step)
         return (left * (2 * torch.sigmoid(norm) - 1) * initial).clamp(min=rate)
 
 
-def extrude(received: Tensor, mask: Mask, quota: tuple[int, ...], penalty: float) -> Extrusion:
-    """The extrusion of the links that are weakest in the received weights."""
-    return Extrusion(weakest(received, mask, quota), penalty)
+def weak_marks(received: Tensor, mask: Mask, quota: tuple[int, ...]) -> Tensor:
+    """1 at θ_low of the parameters `[N_all]` as received, 0 elsewhere."""
+    marks = torch.zeros_like(received)
+    marks[: len(mask.bits)] = weakest(received, mask, quota)
+    return marks
 
 
 def weakest(weights: Tensor, mask: Mask, quota: tuple[int, ...]) -> Tensor:
-    """θ_low: indices of the `quota[l]` active links of least magnitude in each layer."""
+    """θ_low `[P]`: the `quota[l]` active links of least magnitude in each layer."""
     kept = rigl.weakest_dropped(weights[: len(mask.bits)].abs(), mask, quota)
-    return (mask.bits & ~kept.bits).nonzero().squeeze(-1)
+    return mask.bits & ~kept.bits
