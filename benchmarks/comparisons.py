@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 SPARSE = ("random", "fedrts", "feddst", "fedmef", "fedtiny", "prunefl", "fedsgc")
 FEW = ("feddst", "fedmef", "fedtiny", "fedrts")
+CONTROLLED = ("random", "feddst", "fedmef", "fedrts")
 ABLATION = ("fedrts", "fedrts_gamma0", "fedrts_gamma1", "fedrts_no_ts", "fedcucb")
 NAMED = "--set method_options.scale=100 --set method_options.candidates=named --set method_options.discount=0.8"
 _HOW = "that grows named links only, is surer of what it saw and forgets"
-MAIN = "main"
+MAIN, SHORT = "main", "short"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Question:
     methods: tuple[str, ...]
     key: str = ""
     values: tuple[float, ...] = ()
+    at_paper_scale: tuple[str, ...] = ()
+    """Methods there, where they are others."""
 
     @property
     def grid(self) -> str:
@@ -49,12 +52,12 @@ class Question:
 QUESTIONS = {
     "ablation": Question("what FedRTS is made of", ABLATION),
     "densities": Question("other densities", SPARSE),
-    "interval": Question("rounds between two outer ones (ΔT)", FEW, "topology.interval", (3, 5, 10, 20)),
-    "heterogeneity": Question("heterogeneity of labels (Dirichlet's a)", FEW, "clients.alpha", (0.1, 0.5, 5)),
-    "participation": Question("clients a round", FEW, "clients.per_round", (2, 5, 20)),
+    "interval": Question("rounds between two outer ones (ΔT)", FEW, "topology.interval", (3, 5, 10, 20), ("feddst", "fedrts")),
+    "heterogeneity": Question("heterogeneity of labels (Dirichlet's a)", FEW, "clients.alpha", (0.1, 0.5, 5), CONTROLLED),
+    "participation": Question("clients a round", FEW, "clients.per_round", (2, 5, 20), CONTROLLED),
     "scale": Question("λ, what one observation counts", ("fedrts",), "method_options.scale", (1, 10, 100, 1000)),
     "gamma": Question("γ, the weight of the aggregate", ("fedrts",), "method_options.gamma", (0, 0.25, 0.5, 0.75, 1)),
-    "adjust": Question("α_adj, the share of links up for exchange", FEW, "topology.adjust", (0.1, 0.4, 0.8)),
+    "adjust": Question("α_adj, the share of links up for exchange", FEW, "topology.adjust", (0.1, 0.4, 0.8), ("feddst", "fedrts")),
 }
 """What else is asked, at paper scale and on small data."""
 END = Question("how long links are exchanged (T_end)", ("fedmef", "fedrts"), "topology.end", (30, 60, 90))
@@ -67,7 +70,7 @@ PAPER = {
     "method_options.gamma": 0.5,
     "topology.adjust": 0.4,
 }
-"""Values that the main comparison has."""
+"""Values that the main comparison has, and the short one."""
 
 _SMALL = "--data digits --rounds 100 --set topology.interval=5 --device cpu"
 _FIVE = f"{_SMALL} --seeds 0,1,2,3,4"
@@ -79,6 +82,8 @@ _CIFAR = "--data cifar10 --model resnet18_small --clients 100 --rounds 500 --pre
 _LARGE = "--data cifar10 --model resnet18 --set model_options.stem=cifar --rounds 500 --precision bf16 --device cuda --seeds 0"
 _HELD_OUT = f"{_CIFAR} --lr 0.1 --set data_options.validation=0.1"
 """As in the main comparison, whose learning rates are chosen on a tenth of the training data; 0.1 was best for all methods there."""
+_BRIEF = _HELD_OUT.replace("--rounds 500", "--rounds 200")
+"""How methods depend on a key is asked with shorter runs and more of them (T_end = 120)."""
 
 
 def _digits(name: str, question: Question) -> Comparison:
@@ -88,12 +93,14 @@ def _digits(name: str, question: Question) -> Comparison:
 
 
 def _paper(name: str, question: Question) -> Comparison:
-    """At paper scale, less what the main comparison has."""
+    """At paper scale, less what the main comparison has (of a key that is varied: the short one)."""
     others = replace(question, values=tuple(value for value in question.values if value != PAPER.get(question.key)))
-    methods = tuple(method for method in question.methods if name != "ablation" or method != "fedrts")
+    asked = question.at_paper_scale or question.methods
+    methods = tuple(method for method in asked if name != "ablation" or method != "fedrts")
     densities = "0.05,0.2" if name == "densities" else "0.1"
-    setting = " ".join(filter(None, (_HELD_OUT, f"--densities {densities}", others.grid)))
-    return Comparison(f"CIFAR-10: {question.title}", methods, setting, borrowed=question.methods)
+    setting = " ".join(filter(None, (_BRIEF if question.key else _HELD_OUT, f"--densities {densities}", others.grid)))
+    title = f"CIFAR-10{', 200 rounds' if question.key else ''}: {question.title}"
+    return Comparison(title, methods, setting, borrowed=asked, lender=SHORT if question.key else MAIN)
 
 
 _EVERY = (*SPARSE, "fedrts_trial")
@@ -125,7 +132,9 @@ COMPARISONS = {
         borrowed=("fedrts", "random"),
         label="fedavg, width 5",
     ),
-    **{name: _paper(name, question) for name, question in QUESTIONS.items()},
+    **{name: _paper(name, question) for name, question in QUESTIONS.items() if not question.key},
+    SHORT: Comparison("CIFAR-10, 200 rounds: some methods at density 0.1", CONTROLLED, f"{_BRIEF} --densities 0.1"),
+    **{name: _paper(name, question) for name, question in QUESTIONS.items() if question.key},
     "resnet18": Comparison(
         "CIFAR-10: ResNet-18 with 11.2 million parameters at density 0.1",
         ("random", "fedrts", "feddst"),
