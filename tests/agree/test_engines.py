@@ -34,6 +34,10 @@ def test_clients_side_by_side_are_clients_one_after_the_other(method, model):
     agree(*both(unequal(method, model)))
 
 
+def test_layers_may_exchange_links():
+    agree(*both(unequal("fedrts_trial", "cnn", method_options={"scope": "global"})))
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("model", FAMILIES)
 def test_gradients_agree_in_single_precision(model):

@@ -113,7 +113,63 @@ def test_without_a_vote_nothing_is_grown():
     assert after.mask == state.mask
 
 
-@pytest.mark.parametrize(("option", "value"), [("discount", 0.0), ("discount", 1.5), ("candidates", "nobody")])
+def best_of_each(scores: dict[int, float]) -> set[int]:
+    """K^l of each layer."""
+    return {i for layer, k in zip(spans(SIZES), COUNTS, strict=True) for i in largest({i: scores[i] for i in layer if i in scores}, k)}
+
+
+def best_of_all(scores: dict[int, float]) -> set[int]:
+    """As many as all layers have together, of which each has at least its best one."""
+    first = {i for layer in spans(SIZES) for i in largest({i: scores[i] for i in layer if i in scores}, 1)}
+    return first | set(largest({i: score for i, score in scores.items() if i not in first}, sum(COUNTS) - len(first)))
+
+
+@settings(max_examples=60)
+@given(seeds, st.sampled_from([0.0, 0.4, 1.0]), st.booleans())
+def test_links_of_all_layers_compete(seed, gamma, outer):
+    """Importance is judged among all active links, with Σ κ^l important ones, and links are drawn over all layers."""
+    index = 2 if outer else 3
+    state, alpha, beta = start(seed)
+    current = round_of(index, SCHEDULE, state.mask)
+    after = updated(FedRTS(gamma=gamma, scope="global"), state, index, seed)
+    clients = replies(seed, state, current.quota if outer else None)
+    total, active = sum(samples for samples, _, _ in clients), state.mask.active.tolist()
+
+    def core(weights: torch.Tensor) -> set[int]:
+        return set(largest({i: abs(float(weights[place])) for place, i in enumerate(active)}, sum(current.core)))
+
+    mean = core(sum(samples * weights.double() for samples, weights, _ in clients) / total)
+    own = [core(weights) for _, weights, _ in clients]
+    for i in range(LINKS):
+        if i in active:
+            x = gamma * (i in mean) + (1 - gamma) * sum(n for (n, _, _), best in zip(clients, own, strict=True) if i in best) / total
+        elif outer:
+            x = gamma / 2 + (1 - gamma) * sum(n for n, _, names in clients if i in names) / total
+        else:
+            assert float(after["alpha"][i]) == pytest.approx(alpha[i])
+            continue
+        assert float(after["alpha"][i]) == pytest.approx(alpha[i] + 10 * x, rel=1e-5, abs=1e-4)
+        assert float(after["beta"][i]) == pytest.approx(beta[i] + 10 * (1 - x), rel=1e-5, abs=1e-4)
+    if outer:
+        xi = posterior.draw(after["alpha"], after["beta"], random.key(seed, "topology")).tolist()
+        assert set(after.mask.active.tolist()) == best_of_all(dict(enumerate(xi)))
+    else:
+        assert after.mask == state.mask
+
+
+@pytest.mark.parametrize("method", ["fedrts", "fedrts_trial", "feddst", "fedsgc", "fedcucb"])
+def test_a_run_whose_layers_exchange_links(toy, method):
+    """Layers gain and lose links, the whole does not, and messages still fit the mask that clients were sent."""
+    run = toy(method, "cnn", method_options={"scope": "global"}, topology={"interval": 2, "end": 6}, rounds=7)
+    first = run.method.begin(run.setup).mask
+    played = list(rounds.play(run.plan, run.method.begin(run.setup), -1))
+    assert {one.state.mask.number for one in played} == {first.number}
+    assert all(min(one.state.mask.counts) >= 1 for one in played)
+    assert played[-1].state.mask.counts != first.counts
+    assert not any(one.record.rejected for one in played)
+
+
+@pytest.mark.parametrize(("option", "value"), [("discount", 0.0), ("discount", 1.5), ("candidates", "nobody"), ("scope", "unit")])
 def test_options_that_are_none(option, value):
     with pytest.raises(InputError, match=rf"method_options\.{option}") as caught:
         config.resolve({"method": "fedrts", "method_options": {option: value}})
@@ -140,11 +196,11 @@ def own_models(seed: int, state: State, quota: tuple[int, ...], clients: int = 3
 
 
 @settings(max_examples=60)
-@given(seeds, st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from(["all", "named"]), st.sampled_from([1.0, 0.5]))
-def test_trials_by_hand(seed, gamma, candidates, keep):
+@given(seeds, st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from(["all", "named"]), st.sampled_from([1.0, 0.5]), st.booleans())
+def test_trials_by_hand(seed, gamma, candidates, keep, apart):
     state, alpha, beta = start(seed)
     current = round_of(2, SCHEDULE, state.mask)
-    method = FedRTSTrial(gamma=gamma, candidates=candidates, discount=keep, scale=7.0)
+    method = FedRTSTrial(gamma=gamma, candidates=candidates, discount=keep, scale=7.0, scope="layer" if apart else "global")
     models, sums = own_models(seed, state, current.quota), Sums()
     for samples, model, rest in models:
         bits = torch.zeros(LINKS, dtype=torch.bool)
@@ -153,23 +209,21 @@ def test_trials_by_hand(seed, gamma, candidates, keep):
         sums.add(method.contribution({"weights": own}, state, current), samples)
     after = method.update(state, sums.mean(), current, lambda purpose: random.key(seed, purpose))
 
+    best = best_of_each if apart else best_of_all
     total = sum(samples for samples, _, _ in models)
     share = [sum(n for n, model, _ in models if i in model) / total for i in range(LINKS)]
     merged = [
         np.float32(sum(n * model.get(i, 0.0) for n, model, _ in models) / total) / np.float32(share[i]) if share[i] else np.float32(0)
         for i in range(LINKS)
     ]
-    strongest = {i for layer, k in zip(spans(SIZES), COUNTS, strict=True) for i in largest({i: abs(merged[i]) for i in layer}, k)}
+    strongest = best({i: abs(value) for i, value in enumerate(merged)})
     for i in range(LINKS):
         aggregate = (i in strongest) if state.mask.bits[i] else 0.5
         x = gamma * aggregate + (1 - gamma) * share[i]
         assert float(after["alpha"][i]) == pytest.approx(1 + keep * (alpha[i] - 1) + 7 * x, rel=1e-5, abs=1e-4)
         assert float(after["beta"][i]) == pytest.approx(1 + keep * (beta[i] - 1) + 7 * (1 - x), rel=1e-5, abs=1e-4)
     xi = posterior.draw(after["alpha"], after["beta"], random.key(seed, "topology")).tolist()
-    chosen: set[int] = set()
-    for layer, k in zip(spans(SIZES), COUNTS, strict=True):
-        there = [i for i in layer if candidates == "all" or bool(state.mask.bits[i]) or share[i]]
-        chosen |= set(largest({i: xi[i] for i in there}, k))
+    chosen = best({i: xi[i] for i in range(LINKS) if candidates == "all" or bool(state.mask.bits[i]) or share[i]})
     assert set(after.mask.active.tolist()) == chosen
     expected = [float(merged[i]) if i in chosen else 0.0 for i in range(LINKS)]
     assert after.weights[:LINKS].tolist() == pytest.approx(expected, rel=1e-5), "a link that was tried keeps its weight"

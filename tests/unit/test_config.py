@@ -462,6 +462,7 @@ def test_options_are_written_out():
     assert resolve().method_options == {
         "gamma": 0.5,
         "scale": 10.0,
+        "scope": "layer",
         "score": "magnitude",
         "update_after_end": False,
         "discount": 1.0,

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from fedrts.methods.base import Sparse
+from fedrts.methods.base import Scored
 from fedrts.methods.contract import Exchange, Means, ProbeGradient, Rng, Round, State, Train
 from fedrts.sparse import importance
 from fedrts.sparse.topk import top
@@ -36,7 +36,7 @@ class Outcome:
     """In outer rounds: did any client speak for the link? bool `[P]`."""
 
 
-class Bandit(Sparse):
+class Bandit(Scored):
     """Links as arms of a bandit: the outcomes X of Eq. 3 to 5. What is learned from them is the difference between bandits."""
 
     gamma: Annotated[float, Field(ge=0, le=1, description="γ: weight of the aggregate's outcome against the clients' (Eq. 3)")] = 0.5
@@ -79,10 +79,14 @@ class Bandit(Sparse):
         """`updated` with what the outcome teaches; in outer rounds with a new mask."""
 
     def core(self, model: Mapping[str, Tensor], round: Round) -> Tensor:
-        """h(i, |W|, κ): is link i among the κ^l most important ones of its layer? `[..., A + n - P]` → bool `[..., A]` (Eq. 4)."""
+        """h(i, |W|, κ): is link i among the κ^l most important ones of its layer? `[..., A + n - P]` → bool `[..., A]` (Eq. 4).
+
+        With a global scope: among the Σ κ^l most important ones of all.
+        """
         links = model["weights"][..., : sum(round.counts)]
         score = importance.get(self.score)
-        return top(score(links, model["squares"]) if importance.needs_squares(score) else score(links), round.core, round.counts)
+        core, counts = (round.core, round.counts) if self.scope == "layer" else ([sum(round.core)], [sum(round.counts)])
+        return top(score(links, model["squares"]) if importance.needs_squares(score) else score(links), core, counts)
 
     def rests(self, round: Round) -> bool:
         return round.frozen and not self.update_after_end

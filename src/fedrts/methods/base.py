@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
@@ -94,3 +94,17 @@ class Sparse(Method):
         else:
             scores = random.uniform(setup.rng("initial mask"), layout.links, device)
         return Mask.top(scores, setup.counts(self.density), layout.sizes)
+
+
+class Scored(Sparse):
+    """The same on masks of the links whose scores are best."""
+
+    scope: Annotated[
+        Literal["layer", "global"], Field(description="links compete with those of their layer, which keeps its number, or with all others")
+    ] = "layer"
+
+    def best(self, scores: Tensor, round: Round, sizes: tuple[int, ...]) -> Mask:
+        """The mask of the largest `scores [P]`, with as many links as before."""
+        if self.scope == "global":
+            return Mask.top_of_all(scores, sum(round.counts), sizes)
+        return Mask.top(scores, round.counts, sizes)

@@ -21,7 +21,6 @@ from fedrts.methods import register
 from fedrts.methods.bandit import Bandit, Outcome
 from fedrts.methods.contract import Rng, Round, Setup, State
 from fedrts.sparse import random
-from fedrts.sparse.mask import Mask
 
 
 @register("fedcucb")
@@ -51,7 +50,7 @@ class FedCUCB(Bandit):
             return updated
         width = self.confidence * torch.sqrt(1.5 * math.log(max(float(updates), 2.0)) / tried)  # untried: infinite
         bound = torch.where(tried > 0, mean + width, 1e6 + random.uniform(rng("untried"), len(mean), mean.device))
-        return updated.with_mask(Mask.top(bound, round.counts, state.mask.sizes))
+        return updated.with_mask(self.best(bound, round, state.mask.sizes))
 
     def belief(self, state: State) -> Tensor:
         return state["mean"]

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrts.methods import register
-from fedrts.methods.base import Sparse
+from fedrts.methods.base import Scored
 from fedrts.methods.contract import Exchange, Means, ProbeGradient, Rewire, Rng, Round, State, Train
 from fedrts.sparse import rigl
 from fedrts.sparse.mask import Mask
@@ -27,7 +27,7 @@ from fedrts.wire.fields import Message, OnOwnMask, OwnValues
 
 
 @register("feddst")
-class FedDST(Sparse):
+class FedDST(Scored):
     """Clients rewire their own masks by gradient; the server averages per link and keeps the largest."""
 
     topology: ClassVar[str] = "each client drops and grows by its gradient; merged, then top K by magnitude"
@@ -64,8 +64,7 @@ class FedDST(Sparse):
         return weights
 
     def pruned(self, state: State, weights: Tensor, round: Round) -> State:
-        mask = Mask.top(weights[: len(state.mask.bits)].abs(), round.counts, state.mask.sizes)
-        return state.moved(weights, mask)
+        return state.moved(weights, self.best(weights[: len(state.mask.bits)].abs(), round, state.mask.sizes))
 
 
 Chooser = Callable[[Mapping[str, Tensor], Mask], tuple[Mask, Mask]]

@@ -3,7 +3,8 @@
 Every link is an arm of a combinatorial bandit. `bandit.py` has the outcomes X of a round (Eq. 3 to 5); here is what is made of them: the
 posteriors (Eq. 6) and the draw that is the next topology (Eq. 2). The posterior rests from T_end on, when the mask is fixed.
 
-Two options go beyond the paper and are off by default. `discount`: the arms move while the model learns, so α ← 1 + ρ(α − 1), and β alike,
+Three options go beyond the paper and are off by default. `scope="global"`: layers do not keep their numbers of links; importance is judged,
+and links are drawn, over all layers together. `discount`: the arms move while the model learns, so α ← 1 + ρ(α − 1), and β alike,
 before a link is observed again. `candidates="named"`: inactive links outnumber active ones many times over, and among so many draws the
 largest are those of links that nobody named; here only links that a client named in this round may be grown.
 """
@@ -20,7 +21,6 @@ from fedrts.methods import register
 from fedrts.methods.bandit import Bandit, Outcome
 from fedrts.methods.contract import Rng, Round, Setup, State
 from fedrts.sparse import posterior
-from fedrts.sparse.mask import Mask
 
 
 @register("fedrts")
@@ -49,7 +49,7 @@ class FedRTS(Bandit):
             drawn = posterior.draw(alpha, beta, rng("topology"))
             if self.candidates == "named" and outcome.named is not None:
                 drawn *= state.mask.bits | outcome.named  # 0 is below every draw, and the active links alone are K^l
-            updated = updated.with_mask(Mask.top(drawn, round.counts, state.mask.sizes))  # Eq. 2
+            updated = updated.with_mask(self.best(drawn, round, state.mask.sizes))  # Eq. 2
         return updated.remember(alpha=alpha, beta=beta)
 
     def belief(self, state: State) -> Tensor:

@@ -46,7 +46,7 @@ class FedRTSTrial(FedRTS, FedDST):
         if not round.outer:
             return super().update(state, mean, round, rng)
         weights, sizes = self.merged(state, mean), state.mask.sizes
-        largest = Mask.top(weights[: sum(sizes)].abs(), round.counts, sizes)
+        largest = self.best(weights[: sum(sizes)].abs(), round, sizes)
         aggregate = torch.where(state.mask.bits, largest.bits.float(), 0.5)  # X^agg
         outcome = self.gamma * aggregate + (1 - self.gamma) * mean["has"]
         tried = mean["has"] > 0

@@ -41,6 +41,12 @@ class Mask:
         """The mask of the `counts[l]` largest `scores [P]` of each layer."""
         return Mask(top(scores, counts, sizes), sizes)
 
+    @staticmethod
+    def top_of_all(scores: Tensor, number: int, sizes: Sequence[int]) -> Mask:
+        """The mask of the `number` largest `scores [P]` of all layers together, of which every layer has at least its best one."""
+        best = top(scores, [1] * len(sizes), sizes)
+        return Mask(top(scores.masked_fill(best, torch.inf), [number], [len(scores)]), sizes)
+
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """K^l: active links in each layer."""

@@ -39,6 +39,19 @@ def test_expanded_values_are_the_receivers_own():
     assert values.count_nonzero() == 0
 
 
+@given(st.data(), st.lists(st.integers(1, 8), min_size=1, max_size=4))
+def test_the_best_of_all_layers(data, sizes):
+    """The best one of each layer, then the largest of what is left."""
+    links = sum(sizes)
+    scores = data.draw(st.lists(st.integers(0, 10**6).map(float), min_size=links, max_size=links, unique=True))
+    number = data.draw(st.integers(len(sizes), links))
+    starts = [sum(sizes[:layer]) for layer in range(len(sizes))]
+    chosen = {max(range(start, start + size), key=scores.__getitem__) for start, size in zip(starts, sizes, strict=True)}
+    left = sorted(set(range(links)) - chosen, key=scores.__getitem__, reverse=True)
+    expected = chosen | set(left[: number - len(sizes)])
+    assert set(Mask.top_of_all(torch.tensor(scores), number, sizes).active.tolist()) == expected
+
+
 def test_gained_counts_new_links_only():
     before, after = (Mask(torch.tensor(bits, dtype=torch.bool), [4]) for bits in ([1, 1, 0, 0], [1, 0, 1, 0]))
     assert after.gained(before) == 1
