@@ -10,6 +10,8 @@ CONTROLLED = ("random", "feddst", "fedmef", "fedrts")
 ABLATION = ("fedrts", "fedrts_gamma0", "fedrts_gamma1", "fedrts_no_ts", "fedcucb")
 NAMED = "--set method_options.scale=100 --set method_options.candidates=named --set method_options.discount=0.8"
 _HOW = "that grows named links only, is surer of what it saw and forgets"
+GLOBAL = "--set method_options.scope=global"
+_ACROSS = "whose layers exchange links"
 MAIN, SHORT = "main", "short"
 
 
@@ -112,11 +114,11 @@ _LENDERS = {
 """Comparisons beside whose runs variants of FedRTS are shown."""
 
 
-def _variant(lender: str, label: str, options: str, what: str) -> Comparison:
-    """FedRTS with options of its own in the setting of another comparison, beside that one's methods."""
+def _variant(lender: str, label: str, options: str, what: str, method: str = "fedrts") -> Comparison:
+    """A method with options of its own in the setting of another comparison, beside that one's methods."""
     whole = _LENDERS[lender]
-    title, setting = f"{whole.title}; FedRTS {what}", f"{whole.setting} {options}"
-    return Comparison(title, ("fedrts",), setting, borrowed=whole.methods, lender=lender, label=label)
+    title, setting = f"{whole.title}; {'FedRTS' if method == 'fedrts' else method} {what}", f"{whole.setting} {options}"
+    return Comparison(title, (method,), setting, borrowed=whole.methods, lender=lender, label=label)
 
 
 COMPARISONS = {
@@ -149,6 +151,12 @@ COMPARISONS = {
     **_LENDERS,
     **{f"{lender}_named": _variant(lender, "fedrts, named", NAMED, _HOW) for lender in _LENDERS},
     "digits_scaled_surer": _variant("digits_scaled", "fedrts, named, λ = 300", NAMED.replace("scale=100", "scale=300"), f"{_HOW}; λ = 300"),
+    "digits_scaled_global": _variant("digits_scaled", "fedrts, named, global", f"{NAMED} {GLOBAL}", f"{_HOW}, and {_ACROSS}"),
+    "digits_scaled_global_fedrts": _variant("digits_scaled", "fedrts, global", GLOBAL, _ACROSS),
+    **{
+        f"digits_scaled_global_{name}": _variant("digits_scaled", f"{name}, global", GLOBAL, _ACROSS, name)
+        for name in ("feddst", "fedsgc", "fedrts_trial")
+    },
     "digits_scaled_output": Comparison(
         "Handwritten digits: first weights that suit a sparse network, and the output layer is pruned too",
         _EVERY,
