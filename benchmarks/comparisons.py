@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fedrts.comparison.table import text_of
+
 SPARSE = ("random", "fedrts", "feddst", "fedmef", "fedtiny", "prunefl", "fedsgc")
 FEW = ("feddst", "fedmef", "fedtiny", "fedrts")
 CONTROLLED = ("random", "feddst", "fedmef", "fedrts")
@@ -42,13 +44,13 @@ class Question:
     title: str
     methods: tuple[str, ...]
     key: str = ""
-    values: tuple[float, ...] = ()
+    values: tuple[float | str, ...] = ()
     at_paper_scale: tuple[str, ...] = ()
     """Methods there, where they are others."""
 
     @property
     def grid(self) -> str:
-        return f"--grid {self.key}={','.join(f'{value:g}' for value in self.values)}" if self.key else ""
+        return f"--grid {self.key}={','.join(map(text_of, self.values))}" if self.key else ""
 
 
 QUESTIONS = {
@@ -63,7 +65,8 @@ QUESTIONS = {
 }
 """What else is asked, at paper scale and on small data."""
 END = Question("how long links are exchanged (T_end)", ("fedmef", "fedrts"), "topology.end", (30, 60, 90))
-VARIED = sorted({question.key for question in (*QUESTIONS.values(), END) if question.key})
+SCOPE = Question("links compete in their layer or with all others", ("feddst", "fedrts"), "method_options.scope", ("layer", "global"))
+VARIED = sorted({question.key for question in (*QUESTIONS.values(), END, SCOPE) if question.key})
 PAPER = {
     "topology.interval": 10,
     "clients.alpha": 0.5,
@@ -186,6 +189,11 @@ COMPARISONS = {
         f"Handwritten digits: a network with norms at density 0.05, {END.title}",
         END.methods,
         f"{_NORMS} --lr 0.1 {END.grid}",
+    ),
+    "digits_norms_scope": Comparison(
+        f"Handwritten digits: a network with norms at density 0.05, {SCOPE.title}",
+        SCOPE.methods,
+        f"{_NORMS} --lr 0.1 {SCOPE.grid}",
     ),
     "digits_narrow": Comparison(
         "Handwritten digits: a small dense network, with as many parameters as the sparse ones have at density 0.05",
