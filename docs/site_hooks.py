@@ -10,7 +10,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 BROUGHT_IN = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
-MEASURED = ("diagnosis/digits", "diagnosis/norms", "transplant/norms")
+MEASURED = ("diagnosis/cifar10", "diagnosis/digits", "diagnosis/norms", "transplant/norms")
 FOLDERS = ("benchmarks/results", *(f"benchmarks/results/{folder}" for folder in MEASURED), "deploy", "examples")
 
 
