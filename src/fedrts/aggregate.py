@@ -6,6 +6,7 @@ client's weights at once, and hold them until the round is over.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from fedrts.client import Order
 from fedrts.errors import InputError
 from fedrts.guard import Guard
 from fedrts.methods.contract import Means
-from fedrts.wire.fields import Message, Selection, Values
+from fedrts.wire.fields import Field, Message, Selection, Values
 
 
 class Sums:
@@ -74,7 +75,7 @@ class Sums:
     def _total(self, name: str, shape: tuple[int, ...], like: Tensor) -> _Total:
         if name not in self._totals:
             counted = like.dtype == torch.bool
-            empty = torch.zeros(shape, dtype=torch.int32 if counted else torch.float64, device=like.device)
+            empty = torch.zeros(shape, dtype=torch.int64 if counted else torch.float64, device=like.device)
             self._totals[name] = _Total(empty, torch.float32 if counted else like.dtype)
         return self._totals[name]
 
@@ -98,14 +99,19 @@ class Reduction(Protocol):
     def result(self) -> Tensor: ...
 
 
+def check_reducer(guard: Guard, fields: Mapping[str, Field]) -> None:
+    """Can the guard's reducer make one model of uploads of these fields?"""
+    if guard.reducer != "mean" and "weights" in fields and not isinstance(fields["weights"], Values):
+        raise InputError(
+            f"guard.reducer = '{guard.reducer}' needs weights on one mask; this method's clients have masks of their own: use 'mean'"
+        )
+
+
 def reduction(guard: Guard, order: Order) -> Reduction | None:
     """The reducer of the weights that the guard asks for in an exchange; None for the mean."""
     if guard.reducer == "mean" or order.reference is None or order.values is None or "weights" not in order.exchange.up:
         return None
-    if not isinstance(order.exchange.up.get("weights"), Values):
-        raise InputError(
-            f"guard.reducer = '{guard.reducer}' needs weights on one mask; this method's clients have masks of their own: use 'mean'"
-        )
+    check_reducer(guard, order.exchange.up)
     if guard.reducer == "clip":
         return Clipped(order.values, len(order.values) - order.frame.statistics, guard.bound(order.reference_norm))
     return Sorted(guard.trim if guard.reducer == "trimmed_mean" else 0.5)

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from fedrts import checkpoint, config
 from fedrts import rounds as loop
+from fedrts.aggregate import check_reducer
 from fedrts.assemble import Assembled, assemble, layout_of, put_together
 from fedrts.checkpoint import Pace, Saved
 from fedrts.config import Experiment
@@ -74,7 +75,7 @@ def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None 
     folder.create(resolved)
     try:
         assembled = assemble(resolved, data_dir)
-        check_protection(assembled, assembled.method.begin(assembled.setup))
+        check_uploads(assembled, assembled.method.begin(assembled.setup))
         _check_engine(assembled)
     except Exception:  # what shows only now leaves no folder behind that would be in the way of the next try
         folder.discard()
@@ -126,7 +127,7 @@ def train(
     resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
     held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
     assembled = put_together(resolved, model, held, rows, prunable)
-    check_protection(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
+    check_uploads(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
     _check_engine(assembled)
     folder = RunFolder(out) if out else None
     if folder is not None and not (resume and (folder.path / "experiment.toml").exists()):
@@ -167,11 +168,14 @@ def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None =
     return layout.state_dict(saved.state.weights)
 
 
-def check_protection(run: Assembled, state: State) -> None:
-    """Is there protection, where it is asked for, for everything that the method uploads in any kind of round?"""
-    for index in range(-1, min(run.plan.rounds, run.plan.schedule.interval + 2)):
-        for exchange in run.plan.exchanges(run.plan.round(index, state.mask)):
+def check_uploads(run: Assembled, state: State) -> None:
+    """Is what the method uploads in any kind of round protected where that is asked for, and can it be reduced as the guard asks?"""
+    plan = run.plan
+    outer = [index for index in range(plan.rounds) if plan.schedule.is_outer(index)][:1]
+    for index in sorted({*range(-1, min(plan.rounds, 2)), *outer, plan.rounds - 1}):
+        for exchange in plan.exchanges(plan.round(index, state.mask)):
             run.bench.protection.check(exchange.up, Frame(run.layout, state.mask))
+            check_reducer(plan.guard, exchange.up)
 
 
 def _play(
@@ -249,7 +253,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
             folder.write_tensors("model.safetensors", run.layout.state_dict(state.weights))
             folder.write_tensors("masks.safetensors", masks)
             if run.bench.protection.on:
-                folder.write_json("privacy.json", describe_privacy(run, state, history))
+                folder.write_json("privacy.json", describe_privacy(run, ledger))
             if experiment.eval.fairness and experiment.clients.partition != SITES:
                 folder.write_json("fairness.json", judged(run))
             folder.write_json("summary.json", summary)

@@ -155,7 +155,7 @@ def put_together(
 
 def with_samples(run: Assembled, samples: Sequence[int]) -> Assembled:
     """A run whose sites have said how many samples they hold."""
-    rows = Holdings.cut(torch.zeros(sum(samples), dtype=torch.int64), samples)
+    rows = Holdings.cut(torch.zeros((), dtype=torch.int64).expand(sum(samples)), samples)  # no memory: the rows are elsewhere
     return replace(run, rows=rows, setup=replace(run.setup, samples=sum(samples)), plan=replace(run.plan, samples=list(samples)))
 
 

@@ -99,13 +99,15 @@ def load(folder: Path, device: torch.device | str = "cpu", repair: bool = False)
     for file in _files(folder):
         data = file.read_bytes()
         match = _NAME.fullmatch(file.name)
-        if match is None or _digest(data) != match[2]:
-            note(f"checkpoint {file.name} is damaged (wrong checksum); taking the one before")
+        try:
+            if match is None or _digest(data) != match[2]:
+                raise ValueError("wrong checksum")
+            return _parsed(data, device)
+        except (ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError) as error:
+            note(f"checkpoint {file.name} is damaged ({error}); taking the one before")
             damaged.append(file)
             if repair:
                 file.rename(file.with_name(file.name + _DAMAGED))
-            continue
-        return _parsed(data, device)
     if damaged:
         raise InputError(f"all checkpoints in {folder} are damaged: restore one from a backup, or delete the folder to start at round 0")
     return None

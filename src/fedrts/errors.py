@@ -29,6 +29,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(sorted(names)) or 'none'}"
 
 
+def printable(text: object, most: int = 300) -> str:
+    """What a stranger says, fit for a terminal and a log: one line without control characters, at most so long."""
+    return "".join(sign if sign.isprintable() else " " for sign in str(text)[:most])
+
+
 def optional(module: str, extra: str) -> Any:
     """A module that comes with an optional extra of the package, or one line that says how to get it."""
     try:

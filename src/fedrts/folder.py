@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import fedrts
-from fedrts import checkpoint
+from fedrts import checkpoint, schema
 from fedrts.checkpoint import Saved, write_atomically
 from fedrts.config import Experiment, flat, with_newer_keys
 from fedrts.errors import InputError, note
@@ -141,10 +141,10 @@ class RunFolder:
             raise InputError(f"cannot read {self.path / name}: {error}") from error
 
     def history(self) -> list[dict[str, Any]]:
-        return self._read_log("history.jsonl")
+        return self._read_log("history.jsonl", schema.HistoryLine)
 
     def topology(self) -> list[dict[str, Any]]:
-        return self._read_log("topology.jsonl")
+        return self._read_log("topology.jsonl", schema.TopologyLine)
 
     def summary(self) -> dict[str, Any] | None:
         """What the run came to; None while it is unfinished."""
@@ -152,21 +152,24 @@ class RunFolder:
         if not file.exists():
             return None
         summary: dict[str, Any] = _parsed(file, file.read_bytes())
+        schema.check(schema.Summary, summary, str(file))
         return summary
 
-    def _read_log(self, name: str) -> list[dict[str, Any]]:
+    def _read_log(self, name: str, line: type[schema.Part]) -> list[dict[str, Any]]:
         """The lines of a log; a torn last one (the run was killed while writing it) does not count."""
         file = self.path / name
         lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
         if lines and not lines[-1].endswith(b"\n"):
             lines.pop()
-        return [_parsed(file, line) for line in lines]
+        content = [_parsed(file, text) for text in lines]
+        schema.check(list[line], content, str(file))  # type: ignore[valid-type]
+        return content
 
 
 def _parsed(file: Path, text: bytes) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file} is damaged: {error}; restore it from a backup") from error
 
 

@@ -16,7 +16,7 @@ from fedrts.errors import note
 from fedrts.wire import checks, codec
 from fedrts.wire.checks import Check, failed
 from fedrts.wire.codec import Header, Kind
-from fedrts.wire.fields import Message, OwnValues, Values
+from fedrts.wire.fields import Message, OwnValues, Payload, Selection, Values
 
 Reducer = Literal["mean", "clip", "trimmed_mean", "median"]
 
@@ -42,6 +42,8 @@ class Guard:
     """Share of clients cut off at each end by the trimmed mean."""
     statistic_bound: float = 1e9
     """Largest BatchNorm statistic; inputs that are not normalised may need more."""
+    value_bound: float = 1e9
+    """Largest number in other uploads: gradients, their squares, losses."""
     max_share: float = 1.0
     """Largest share that one client has in votes and indicators, of all that were asked."""
     strikes: int = 3
@@ -146,8 +148,11 @@ def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]
 def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
     """What is too large, or what no BatchNorm gives; `message` has the right fields and shapes."""
     for name, entry in order.exchange.up.items():
+        payload = message[name]
         if isinstance(entry, Values) and entry.on == "statistics":
-            yield from _of_statistics(message[name].view(entry.copies, -1), order, guard)
+            yield from _of_statistics(payload.view(entry.copies, -1), order, guard)
+        elif name != "weights" and (numbers := _numbers(payload)) is not None and len(numbers):
+            yield Check(partial(_of_size, name, guard.value_bound), torch.linalg.vector_norm(numbers, ord=torch.inf))
     if "weights" not in order.exchange.up or order.reference is None:
         return
     frame = order.upload_frame()
@@ -160,6 +165,16 @@ def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
         yield from _of_statistics(weights[None, parameters:], order, guard)
     if guard.reducer != "clip":
         yield Check(partial(_of_update, guard.bound(order.reference_norm)), torch.dist(weights[:parameters], reference[:parameters]))
+
+
+def _numbers(payload: Payload) -> Tensor | None:
+    """The numbers of an upload that has any, as they are."""
+    numbers = payload.values if isinstance(payload, Selection) else payload
+    return numbers if isinstance(numbers, Tensor) and numbers.is_floating_point() else None
+
+
+def _of_size(name: str, bound: float, largest: float) -> str | None:
+    return f"'{name}' has numbers above guard.value_bound = {bound:g}" if largest > bound else None
 
 
 def _of_update(bound: float, norm: float) -> str | None:

@@ -1,17 +1,19 @@
-"""What the server knows of its clients and must not forget: who holds which mask, and whose replies were rejected."""
+"""What the server knows of its clients and must not forget: who holds which mask, who was asked for what, whose replies were rejected."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedrts.guard import Guard, Strikes
+from fedrts.privacy import countable
 from fedrts.sparse.mask import Mask
 from fedrts.traffic import Traffic
+from fedrts.wire.fields import Field
 
 
 @dataclass
@@ -22,6 +24,15 @@ class Ledger:
     strikes: Strikes
     messages: int = 0
     """Downloads and uploads so far that dense averaging would have needed too."""
+    uploads: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Messages of values and of index sets that each client was asked for so far, whatever became of them."""
+
+    def count(self, clients: Iterable[int], fields: Mapping[str, Field]) -> None:
+        """`clients` were asked for an upload of these fields."""
+        values, indices = countable(fields)
+        for client in clients:
+            before = self.uploads.get(client, (0, 0))
+            self.uploads[client] = (before[0] + values, before[1] + indices)
 
     @staticmethod
     def of(guard: Guard) -> Ledger:
@@ -36,6 +47,7 @@ class Ledger:
             "messages": torch.tensor([self.messages]),
             "holds": torch.tensor(holds, dtype=torch.int64).reshape(-1, 2),
             "strikes": torch.tensor(list(self.strikes.counts.items()), dtype=torch.int64).reshape(-1, 2),
+            "uploads": torch.tensor([(client, *counts) for client, counts in self.uploads.items()], dtype=torch.int64).reshape(-1, 3),
             "masks": torch.from_numpy(np.stack(packed) if packed else np.zeros((0, 0), np.uint8)),
         }
 
@@ -53,4 +65,5 @@ class Ledger:
         for client, number in tensors["holds"].tolist():
             ledger.traffic.holds[client] = names[number]
         ledger.strikes.counts.update(dict(tensors["strikes"].tolist()))
+        ledger.uploads = {client: (values, indices) for client, values, indices in tensors["uploads"].tolist()}
         return ledger

@@ -36,16 +36,16 @@ class Protection:
         """Is anything done at all?"""
         return bool(self.clip or self.index_epsilon)
 
-    def check(self, fields: Mapping[str, Field], frame: Frame) -> None:
-        """May an upload of these fields leave a client? With noise, nothing may travel beside what is protected."""
-        if not (self.noise or self.index_epsilon):
+    def check(self, fields: Mapping[str, Field], frame: Frame, limited: bool = False) -> None:
+        """May an upload of these fields leave a client? With noise, or where ε is `limited`, nothing unprotected may travel beside."""
+        if not (limited or self.noise or self.index_epsilon):
             return
         for name, entry in fields.items():
             weights = name == "weights" and isinstance(entry, Values) and entry.on == "mask"
             names = isinstance(entry, Indices) and not entry.values
             if not (weights or names):
                 raise InputError(f"[privacy]: this method uploads '{name}' too, for which there is no protection: choose another method")
-        if self.noise and frame.statistics:
+        if (limited or self.noise) and frame.statistics:
             raise InputError("[privacy]: the model's BatchNorm statistics would travel unprotected: use a model without (norm = 'group')")
 
     def message(self, fields: Mapping[str, Field], tensors: Mapping[str, Tensor], frame: Frame, key: int | None) -> Message:
@@ -55,16 +55,18 @@ class Protection:
         self.check(fields, frame)
         rng = np.random.default_rng(key)
         if self.clip and "weights" in fields:
-            tensors = {**tensors, "weights": self._blurred(tensors, frame, rng)}
+            tensors = {**tensors, "weights": self._blurred(fields["weights"], tensors, frame, rng)}
         message = {name: entry.take(tensors, frame) for name, entry in fields.items()}
         chosen = [name for name, entry in fields.items() if isinstance(entry, Indices)] if self.index_epsilon else []
         for name in chosen:
             message[name] = self._responded(message[name], fields[name], frame, self.index_epsilon / len(chosen), rng)
         return message
 
-    def _blurred(self, tensors: Mapping[str, Tensor], frame: Frame, rng: np.random.Generator) -> Tensor:
-        """W_received + clip(ΔW) + N(0, (zC)²) on the mask `[A + n − P]`; statistics stay as they are."""
-        weights, received = (frame.mask.compact(tensors[name]) for name in ("weights", "received"))
+    def _blurred(self, field: Field, tensors: Mapping[str, Tensor], frame: Frame, rng: np.random.Generator) -> Tensor:
+        """W_received + clip(ΔW) + N(0, (zC)²); statistics stay as they are. `[A + n − P]` where the sent mask travels, else `[n]`."""
+        weights, received = tensors["weights"], tensors["received"]
+        if isinstance(field, Values) and field.on == "mask":
+            weights, received = frame.mask.compact(weights), frame.mask.compact(received)
         kept = len(weights) - frame.statistics
         update = clipped(weights[:kept].double() - received[:kept].double(), self.clip)
         if self.noise:
@@ -89,8 +91,11 @@ class Protection:
 
 
 def clipped(update: Tensor, bound: float) -> Tensor:
-    """`update` scaled down to a norm of at most `bound`."""
-    return update * min(1.0, bound / max(float(torch.linalg.vector_norm(update)), 1e-300))
+    """`update` scaled down to a norm of at most `bound`; of one that is not finite nothing is left, not even where it is not."""
+    norm = float(torch.linalg.vector_norm(update))
+    if not math.isfinite(norm):
+        return torch.zeros_like(update)
+    return update * min(1.0, bound / max(norm, 1e-300))
 
 
 # -- randomised response on sets ------------------------------------------------------------------------------------
@@ -159,8 +164,8 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """The least ε for a δ: the analytic Gaussian mechanism, by bisection."""
-    if mu <= 0:
-        return 0.0
+    if mu <= 0 or mu == math.inf:
+        return max(mu, 0.0)
     low, high = 0.0, 1.0
     if gaussian_delta(low, mu) <= delta:
         return 0.0
@@ -172,17 +177,49 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return high
 
 
-def spent(protection: Protection, values: int, indices: int) -> dict[str, float | None]:
-    """ε that a client has given away with so many messages of values, and so many of index sets; None: without bound.
+def countable(fields: Mapping[str, Field]) -> tuple[int, int]:
+    """What an upload of these fields counts as: a message of values (or none), and one of index sets (or none)."""
+    return int("weights" in fields), int(any(isinstance(entry, Indices) for entry in fields.values()))
 
-    Two data sets move a clipped update by at most 2C, so that one message is a Gaussian mechanism with μ = 2/z, and T of them
-    together are one with μ√T, exactly. Index sets add up.
+
+@dataclass(frozen=True)
+class Account:
+    """What messages have given away together, however each was protected; infinite: without bound.
+
+    Two data sets move a clipped update by at most 2C, so that a message of values is a Gaussian mechanism with μ = 2/z, and
+    several together are one with μ² = Σ μ_i², exactly. Index sets add up.
     """
-    of_values: float | None = None if values else 0.0
-    if values and protection.noise:
-        of_values = gaussian_epsilon(2 / protection.noise * math.sqrt(values), protection.delta)
-    of_indices: float | None = None if indices else 0.0
-    if indices and protection.index_epsilon:
-        of_indices = protection.index_epsilon * indices
-    total = None if of_values is None or of_indices is None else of_values + of_indices
-    return {"values": of_values, "indices": of_indices, "total": total, "delta": protection.delta}
+
+    square: float = 0.0
+    """μ² of all values."""
+    indices: float = 0.0
+    """ε of all index sets."""
+
+    @staticmethod
+    def of(protection: Protection, values: int, indices: int) -> Account:
+        """Of so many messages of values, and so many of index sets."""
+        mu = 2 / protection.noise if protection.noise else math.inf
+        epsilon = protection.index_epsilon or math.inf
+        return Account(mu * mu * values if values else 0.0, epsilon * indices if indices else 0.0)
+
+    def __add__(self, other: Account) -> Account:
+        return Account(self.square + other.square, self.indices + other.indices)
+
+    def either(self, other: Account) -> Account:
+        """At least as much as each of two, which are of different data."""
+        return Account(max(self.square, other.square), max(self.indices, other.indices))
+
+    def values(self, delta: float) -> float:
+        """ε of all values, for a δ."""
+        return gaussian_epsilon(math.sqrt(self.square), delta)
+
+    def epsilon(self, delta: float) -> float:
+        """ε of everything together, for a δ."""
+        return self.values(delta) + self.indices
+
+
+def spent(protection: Protection, values: int, indices: int) -> dict[str, float | None]:
+    """ε that a client has given away with so many messages of values, and so many of index sets; None: without bound."""
+    account, delta = Account.of(protection, values, indices), protection.delta
+    parts = {"values": account.values(delta), "indices": account.indices, "total": account.epsilon(delta)}
+    return {**{name: epsilon if math.isfinite(epsilon) else None for name, epsilon in parts.items()}, "delta": delta}

@@ -19,6 +19,7 @@ from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Exchange, Round, State
 from fedrts.phases import phase
+from fedrts.schema import BINS
 from fedrts.server_optimizer import ServerOptimizer
 from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
@@ -30,8 +31,6 @@ from fedrts.wire.quantise import ValueType
 
 ALWAYS_EVALUATED = 10
 """The last rounds of a run, each of which is evaluated."""
-
-_BINS = 20
 
 
 @dataclass(frozen=True)
@@ -193,6 +192,7 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     order = replace(order, held=held)
     due = time.monotonic() + plan.guard.deadline if plan.guard.deadline else float("inf")
     asked = [client for client in clients if client not in gone]
+    ledger.count(asked, order.exchange.up)
     known = State(state.values, state.mask)  # what clients know too: contributions may be made where they are
     question = Question(order, known, plan.method, plan.guard, samples, asked, plan.per_round, due)
     found = plan.engine.tally(question) if isinstance(plan.engine, Adding) else tally(question, plan.engine.run(order, asked))
@@ -236,6 +236,6 @@ def _histogram(belief: Tensor | None, at: Tensor) -> list[int] | None:
     """Counts in 20 equal bins of [0, 1]."""
     if belief is None:
         return None
-    bins = (belief[at] * _BINS).long().clamp_(0, _BINS - 1)
-    counts: list[int] = torch.bincount(bins, minlength=_BINS).tolist()
+    bins = (belief[at] * BINS).long().clamp_(0, BINS - 1)
+    counts: list[int] = torch.bincount(bins, minlength=BINS).tolist()
     return counts

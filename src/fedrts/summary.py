@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +19,6 @@ from fedrts.methods.contract import State
 from fedrts.privacy import spent
 from fedrts.sparse.cost import Book
 from fedrts.tally import EXCUSED
-from fedrts.wire.fields import Indices
 
 LISTED = 10_000
 """Clients at most that clients.json describes: it is for people and plots."""
@@ -37,23 +37,22 @@ def describe_clients(held: Data, parts: Sequence[Tensor], ours: bool = True) -> 
     ]
 
 
-def describe_privacy(run: Assembled, state: State, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """privacy.json: the protection of uploads, what one message is worth, and what the client that sent most has given away."""
+def describe_privacy(run: Assembled, ledger: Ledger) -> dict[str, Any]:
+    """privacy.json: the protection of uploads, what one message is worth, and what the client that gave most has given away."""
     protection = run.bench.protection
-    sent: dict[int, tuple[int, int]] = {}
-    for line in history:
-        exchanges = run.plan.exchanges(run.plan.round(line["round"], state.mask))
-        values = sum("weights" in exchange.up for exchange in exchanges)
-        indices = sum(any(isinstance(entry, Indices) for entry in exchange.up.values()) for exchange in exchanges)
-        for client in [*line["clients"], *(entry["client"] for entry in line["rejected"])]:
-            before = sent.get(client, (0, 0))
-            sent[client] = (before[0] + values, before[1] + indices)
-    client, most = max(sent.items(), key=lambda item: item[1], default=(None, (0, 0)))
+    epsilon = {counts: spent(protection, *counts) for counts in {(0, 0), *ledger.uploads.values()}}
+
+    def given(client: int | None) -> float:
+        total = epsilon[ledger.uploads.get(client, (0, 0))]["total"] if client is not None else -1.0
+        return math.inf if total is None else total
+
+    most = max([None, *sorted(ledger.uploads)], key=given)
+    counts = ledger.uploads[most] if most is not None else (0, 0)
     return {
         **asdict(protection),
         "neighbours": "any two data sets of one client",
         "epsilon_of_a_message": spent(protection, 1, 1),
-        "most": {"client": client, "messages": most[0], "index_sets": most[1], "epsilon": spent(protection, *most)},
+        "most": {"client": most, "messages": counts[0], "index_sets": counts[1], "epsilon": epsilon[counts]},
     }
 
 

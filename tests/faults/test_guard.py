@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedrts
-from fedrts import rounds
+from fedrts import api, rounds
 from fedrts.aggregate import Clipped, Sorted, Sums
 from fedrts.client import Failure, Reply
 from fedrts.engines.serial import SerialEngine
@@ -222,6 +222,7 @@ def test_the_ledger_survives_its_tensors(run):
     assert again.strikes.counts == ledger.strikes.counts == {ATTACKER: 3}
     assert again.traffic.holds == ledger.traffic.holds
     assert again.messages == ledger.messages == 3 * (5 + 4)
+    assert again.uploads == ledger.uploads == dict.fromkeys(range(5), (3, 2))
     assert list(again.traffic.masks) == list(ledger.traffic.masks)
     assert all(again.traffic.masks[name] == mask for name, mask in ledger.traffic.masks.items())
 
@@ -231,10 +232,13 @@ def test_below_the_quorum_others_are_asked_and_nothing_is_half_applied(toy):
     bad = set(run.plan.sample(0)) - {min(run.plan.sample(0))}
     plan = plan_of(run, ATTACKS["NaN"][0], attackers=tuple(bad), quorum=1.0)
     state = run.method.begin(run.setup)
-    played = rounds.play_round(plan, state, 0)
+    ledger = Ledger.of(plan.guard)
+    played = rounds.play_round(plan, state, 0, ledger)
     assert played.record.rejected
     assert not set(played.record.clients) & bad
     attempts = [set(plan.sample(0, attempt)) for attempt in range(5)]
+    asked = attempts[: attempts.index(set(played.record.clients)) + 1]
+    assert ledger.uploads == {client: (times,) * 2 for client in range(5) if (times := sum(client in clients for clients in asked))}
     assert set(played.record.clients) == next(clients for clients in attempts if not clients & bad)
     direct = rounds._attempt(
         run.plan, state, 0, attempts.index(set(played.record.clients)), Ledger.of(plan.guard), rounds.Record(0, True, [])
@@ -249,6 +253,41 @@ def test_a_round_that_never_succeeds_stops_the_run_and_says_why(toy):
     with pytest.raises(InputError, match=r"round 0: fewer than 1 usable replies in 5 attempts .*not finite.*resume") as caught:
         rounds.play_round(plan, state, 0)
     assert "\n" not in str(caught.value)
+
+
+def with_numbers(name, value):
+    """The attacker's other numbers, all of them replaced."""
+
+    def tamper(reply, order):
+        if name not in reply.message:
+            return [reply]
+        payload = reply.message[name]
+        changed = replace(payload, values=payload.values * 0 + value) if isinstance(payload, Selection) else payload * 0 + value
+        return [replace(reply, message={**reply.message, name: changed})]
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    ("method", "index", "name"),
+    [("snip", -1, "gradient"), ("grasp", -1, "curvature"), ("fedtiny", -1, "losses"), ("prunefl", 0, "squares"), ("fedmef", 0, "growth")],
+)
+def test_numbers_beyond_any_gradient_are_rejected(toy, method, index, name):
+    run = toy(method, clients={"total": 5, "per_round": 5})
+    state = run.method.begin(run.setup)
+    played = rounds.play_round(plan_of(run, with_numbers(name, 1e30)), state, index)
+    (rejected,) = played.record.rejected
+    assert rejected["reason"] == f"'{name}' has numbers above guard.value_bound = 1e+09"
+    assert rounds.play_round(plan_of(run, with_numbers(name, 1e8)), state, index).record.rejected == []
+    strict = plan_of(run, with_numbers(name, 1e3), value_bound=100.0)
+    assert [entry["client"] for entry in rounds.play_round(strict, state, index).record.rejected] == [ATTACKER]
+
+
+def test_a_reducer_that_a_method_cannot_have_is_refused_before_the_first_round(toy):
+    run = toy("feddst", guard={"reducer": "median"}, topology={"first_outer": 5, "interval": 5, "end": 6})
+    with pytest.raises(InputError, match="masks of their own"):
+        api.check_uploads(run, run.method.begin(run.setup))
+    api.check_uploads(toy("fedrts", guard={"reducer": "median"}), run.method.begin(run.setup))
 
 
 def test_over_selection_takes_the_first_replies_and_fills_gaps(toy):

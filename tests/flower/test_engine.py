@@ -21,7 +21,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedrts import config
-from fedrts.assemble import Assembled, assemble
+from fedrts.assemble import Assembled, assemble, with_samples
 from fedrts.errors import InputError
 from fedrts.flower import HELLO, engine, fleet, messages
 from fedrts.flower.deployment import introduction
@@ -32,8 +32,12 @@ from fedrts.flower.messages import Incoming
 from fedrts.flower.node import Worker
 from fedrts.flower.site import Site, accepted
 from fedrts.ledger import Ledger
+from fedrts.privacy import Protection, spent
 from fedrts.rounds import play
+from fedrts.wire import codec
+from fedrts.wire.codec import Header, Kind
 from fedrts.wire.errors import WireError
+from helping import order_of
 
 Manners = Callable[[Message, Worker], Message | None]
 
@@ -321,7 +325,11 @@ def test_a_client_belongs_to_the_key_that_first_stood_for_it(tmp_path):
         ({"clients": [0], "samples": [23], "data": "x"}, "not the experiment's"),
         ({"clients": [0, 0], "samples": [24, 24], "data": "x"}, "which clients"),
         ({"clients": [0]}, "its introduction lacks"),
+        ({"clients": [0], "samples": [float("inf")], "data": "x"}, "no list of numbers"),
+        ({"clients": [True], "samples": [24], "data": "x"}, "no list of numbers"),
+        ({"clients": 0, "samples": [24], "data": "x"}, "no list of numbers"),
         ({"refused": "no data here"}, "no data here"),
+        ({"refused": "\x1b[2J" + "a" * 1000}, "it cannot take part:  [2J" + "a" * 200),
     ],
 )
 def test_what_a_node_says_of_itself_is_checked(facts: dict[str, Any], words: str):
@@ -331,6 +339,26 @@ def test_what_a_node_says_of_itself_is_checked(facts: dict[str, Any], words: str
     ready = connected(run, link)
     assert not ready.plan.engine.fleet.hosts
     assert any(line.startswith("refused: ") and words in line for line in link.said), link.said
+    assert all(line.isprintable() and len(line) < 500 for line in link.said)
+
+
+@pytest.mark.parametrize("claimed", [0, -1, 2**31, 2**45, 2**62])
+def test_a_site_cannot_claim_more_samples_than_can_be_counted(claimed: int):
+    run, link = experiment(clients={"partition": "sites"}), LinkHere()
+    facts = {"clients": [], "samples": [claimed], "data": "x"}
+    link.start(7, [], lambda message, worker: Message(messages.content(facts), reply_to=message))
+    people = Fleet(link, introduction(run), Roster(5), None, "", None, link.said.append)  # type: ignore[arg-type]
+    people.look()
+    people.look()
+    assert not people.hosts
+    assert any("1 to 2,147,483,647 samples" in line for line in link.said), link.said
+
+
+def test_samples_that_sites_claim_take_no_memory_here():
+    run = with_samples(experiment(clients={"partition": "sites"}), [2**31 - 1] * 5)
+    assert list(run.plan.samples) == [2**31 - 1] * 5
+    assert run.rows.rows.untyped_storage().nbytes() == 8
+    assert [len(rows) for rows in run.rows] == [2**31 - 1] * 5
 
 
 def test_a_client_that_is_here_already_is_refused_a_second_time():
@@ -371,6 +399,48 @@ def test_a_site_stops_when_its_privacy_is_spent():
     assert lines[0]["clients"] == [0, 1, 2, 3, 4]
     assert lines[-1]["clients"] == [0, 2, 4]
     assert "of this site is spent" in lines[-1]["rejected"][0]["reason"]
+
+
+def answers(worker: Worker, run: Assembled) -> list[str]:
+    """Why a worker does not answer the first order of a run for client 1; nothing if it does."""
+    said = worker.meet(introduction(run))
+    assert "refused" not in said, said
+    state = run.method.begin(run.setup)
+    index = -1 if run.plan.exchanges(run.plan.round(-1, state.mask)) else 0
+    order = order_of(run, run.plan.exchanges(run.plan.round(index, state.mask))[0], state, index)
+    header = Header(Kind.DOWNLOAD, bytes.fromhex(run.layout.fingerprint), state.mask.fingerprint, index, 0, 1)
+    facts, replies = worker.site.answer({1: codec.encode(header, order.exchange.down, order.sent, order.frame, None)})
+    assert len(replies) + len(facts["reasons"]) == 1
+    return facts["reasons"]
+
+
+def test_what_is_spent_stays_spent_in_the_next_experiment():
+    worker = Worker(Host(clients=[1, 3], epsilon=8.0), lambda text: None)
+    table = {"clip": 1.0, "noise": 5.0, "index_epsilon": 1.0}
+    one = spent(Protection(**table), 1, 1)["total"]
+    assert one is not None
+    assert 2 < one < 3
+    found = [answers(worker, experiment(seed=seed, privacy=table)) for seed in range(6)]
+    allowed = next(n for n in range(10) if spent(Protection(**table), n + 1, n + 1)["total"] > 8.0)  # type: ignore[operator]
+    assert 2 <= allowed < 6
+    assert found[:allowed] == [[]] * allowed
+    assert all("the ε = 8 of this site is spent" in reasons[0] for reasons in found[allowed:])
+
+
+def test_a_site_with_a_limit_counts_for_its_own_delta():
+    table = {"clip": 1.0, "noise": 0.5, "index_epsilon": 0.1, "delta": 0.9999}
+    worker = Worker(Host(clients=[1, 3], epsilon=1.0), lambda text: None)
+    assert "of this site is spent" in answers(worker, experiment(privacy=table))[0]
+    assert answers(Worker(Host(clients=[1, 3], epsilon=40.0, delta=1e-3), lambda text: None), experiment(privacy=table)) == []
+
+
+@pytest.mark.parametrize("method", ["snip", "feddst", "prunefl"])
+def test_a_site_with_a_limit_sends_nothing_unprotected(method: str):
+    worker = Worker(Host(clients=[1, 3], epsilon=100.0), lambda text: None)
+    (reason,) = answers(worker, experiment(method))
+    assert "there is no protection" in reason
+    assert "no bounded ε" in answers(worker, experiment("random"))[0]
+    assert answers(Worker(Host(clients=[1, 3]), lambda text: None), experiment(method)) == []
 
 
 # -- limits -----------------------------------------------------------------------------------------------------------

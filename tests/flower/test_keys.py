@@ -113,6 +113,9 @@ def test_the_gate_lets_strangers_reach_what_nodes_need_and_nothing_else(capfd: p
     assert asked("/v1/control/start-run", peer="10.9.9.9") == 200, "the server's own address"
     assert asked("/v1/fleet/push-object", content_length="101") == 413
     assert asked("/v1/fleet/push-object", transfer_encoding="chunked") == 411
+    assert asked("/v1/fleet/push-object", transfer_encoding="chunked", content_length="5") == 411
+    assert asked("/v1/control/\x1b[2J") == 403
+    assert "\x1b" not in capfd.readouterr().out
     gate = tmp_path / "open"
     assert asked("/v1/fleet/activate-node", closed_until=str(gate)) == 503
     gate.touch()

@@ -32,6 +32,12 @@ def test_a_method_that_is_not_here_is_dense_by_its_result(tmp_path):
     assert not read(write(tmp_path / "b", [0.1], method="their.package:Method", summary={"density": 0.3})).dense
 
 
+def test_reading_a_folder_runs_no_code_that_it_names(tmp_path, monkeypatch):
+    (tmp_path / "planted.py").write_text("raise SystemExit('it ran')\n")
+    monkeypatch.chdir(tmp_path)
+    assert not read(write(tmp_path / "a", [0.1], method="planted:X")).dense
+
+
 def test_runs_are_found_below_a_folder_once(tmp_path):
     for name in ("x/runs/one", "x/runs/two", "y"):
         write(tmp_path / name, [0.1])
@@ -64,6 +70,13 @@ def half(text):
         ("history.jsonl", lambda text: half(text) + "\n" + text, "history.jsonl is damaged"),
         ("history.jsonl", lambda text: text.replace('"flops"', '"flips"'), "history.jsonl is damaged: 0.flops: Field required"),
         ("history.jsonl", lambda text: "[1]\n", "history.jsonl is damaged: 0: "),
+        ("history.jsonl", lambda text: text.replace('"accuracy": 0.1', '"accuracy": NaN', 1), "0.accuracy: Input should be a finite"),
+        ("history.jsonl", lambda text: text.replace('"flops": 1000.0', '"flops": 1e999', 1), "0.flops: Input should be a finite number"),
+        ("history.jsonl", lambda text: text.replace('_bytes": 100', '_bytes": 1' + "0" * 400, 1), "0.upload_bytes: Input should be less"),
+        ("history.jsonl", lambda text: "[" * 100_000 + "\n", "history.jsonl is damaged: maximum recursion"),
+        ("topology.jsonl", lambda text: text.replace("[0, 0, ", "[0, ", 1), "topology.jsonl is damaged: 0.belief_active: "),
+        ("clients.json", lambda text: text.replace("[0, 4]", "null"), "clients.json is damaged: its clients do not have the same"),
+        ("clients.json", lambda text: text.replace("[0, 4]", "[4]"), "clients.json is damaged: its clients do not have the same"),
         ("topology.jsonl", lambda text: "nonsense\n", "topology.jsonl is damaged"),
         ("topology.jsonl", lambda text: text.replace('"overlap": 0.9', '"overlap": "much"'), "topology.jsonl is damaged: 0.overlap: "),
         ("clients.json", half, "clients.json is damaged"),

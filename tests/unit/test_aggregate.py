@@ -51,3 +51,11 @@ def test_float64_models_stay_float64():
     sums = Sums()
     sums.add({"x": torch.ones(2, dtype=torch.float64) / 3}, 7)
     assert sums.mean()["x"].dtype == torch.float64
+
+
+def test_votes_of_clients_with_billions_of_samples_are_counted():
+    sums = Sums()
+    for weight in (2**31 - 1, 2**31 - 1, 2):
+        sums.add({"core": torch.tensor([True, False]), "votes": Selection(torch.tensor([1]), 3)}, weight)
+    assert sums.mean()["core"].tolist() == [1.0, 0.0]
+    assert sums.mean()["votes"].tolist() == [0.0, 1.0, 0.0]

@@ -16,6 +16,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     "errors",
     "registry",
+    "schema",
     "sparse",
     "bandit",
     "wire",

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
-from fedrts.checkpoint import Pace, Saved, load, save, write_atomically
+from fedrts.checkpoint import Pace, Saved, _digest, load, save, write_atomically
 from fedrts.errors import InputError, Note
 from fedrts.methods.contract import State
 from fedrts.sparse.mask import Mask
@@ -403,3 +404,11 @@ def test_a_failing_write_is_not_counted_as_a_checkpoint():
     with pytest.raises(OSError, match="No space"):
         pace.timed(_fail)
     assert pace.is_due(1)
+
+
+@pytest.mark.parametrize("content", [b"garbage", safetensors.torch.save({"values": torch.ones(2)}), b""])
+def test_what_is_no_checkpoint_is_damaged_whatever_its_checksum_says(folder, content):
+    save(folder, saved(1))
+    (folder / f"00000002-{_digest(content)}.safetensors").write_bytes(content)
+    with pytest.warns(Note, match="00000002-.* is damaged"):
+        assert_same(load(folder), saved(1))

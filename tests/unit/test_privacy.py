@@ -15,7 +15,9 @@ from scipy import integrate, stats
 import fedrts
 from fedrts import api, config, guard, privacy
 from fedrts.errors import InputError
-from fedrts.privacy import Protection, Response, gaussian_delta, gaussian_epsilon, respond, spent
+from fedrts.ledger import Ledger
+from fedrts.privacy import Account, Protection, Response, gaussian_delta, gaussian_epsilon, respond, spent
+from fedrts.summary import describe_privacy
 from helping import order_of
 
 
@@ -68,6 +70,26 @@ def test_on_a_node_noise_is_never_the_same(toy):
     assert not torch.equal(first[0].message["weights"], second[0].message["weights"])
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_of_an_update_that_is_not_finite_nothing_leaves(bad):
+    assert torch.equal(privacy.clipped(torch.tensor([bad, 1000.0, 5.0]), 1.0), torch.zeros(3))
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+@pytest.mark.parametrize("method", ["feddst", "fedsgc", "fedrts_trial"])
+def test_clipping_leaves_weights_on_a_mask_of_the_clients_own_where_they_are(toy, method, engine):
+    _, plain = replies(toy(method, engine=engine))
+    order, bounded = replies(toy(method, engine=engine, privacy={"clip": 1e6}))
+    _, tight = replies(toy(method, engine=engine, privacy={"clip": 0.02}))
+    for before, after, short in zip(plain, bounded, tight, strict=True):
+        before, after, short = (reply.message["weights"] for reply in (before, after, short))
+        assert before.mask == after.mask == short.mask
+        assert before.mask != order.frame.mask
+        assert torch.allclose(before.values, after.values, atol=1e-6)
+        received = short.mask.compact(order.frame.mask.expand(order.reference))
+        assert 0 < float((short.values - received).norm()) < 0.0201
+
+
 NOISE, NAMES = {"clip": 1.0, "noise": 1.0}, {"index_epsilon": 1.0}
 
 
@@ -77,7 +99,7 @@ def test_nothing_leaves_unprotected_beside_what_is_protected(toy, method, table,
     state = run.method.begin(run.setup)
     order = order_of(run, run.plan.exchanges(run.plan.round(index, state.mask))[0], state, index)
     with pytest.raises(InputError, match="no protection"):
-        api.check_protection(run, state)
+        api.check_uploads(run, state)
     with pytest.raises(InputError, match="no protection"):
         list(run.plan.engine.run(order, [0]))
 
@@ -170,6 +192,32 @@ def test_what_is_spent():
     assert spent(protection, 9, 2)["total"] == pytest.approx(spent(protection, 9, 0)["total"] + 1.0)
     assert spent(Protection(), 1, 0)["total"] is None
     assert spent(privacy.Protection(clip=1.0, noise=1.0), 1, 1)["total"] is None
+
+
+def test_messages_of_different_protection_add_up():
+    weak, strong = Protection(clip=1.0, noise=2.0, index_epsilon=1.0), Protection(clip=1.0, noise=8.0, index_epsilon=0.25)
+    both = Account.of(weak, 1, 1) + Account.of(strong, 16, 2)
+    assert both.values(1e-5) == pytest.approx(gaussian_epsilon(math.sqrt((2 / 2) ** 2 + 16 * (2 / 8) ** 2), 1e-5))
+    assert both.indices == 1.5
+    assert both.epsilon(1e-5) == both.values(1e-5) + 1.5
+    either = Account(1.0, 5.0).either(Account(2.0, 3.0))
+    assert (either.square, either.indices) == (2.0, 5.0)
+    assert Account.of(Protection(clip=1.0, noise=1e-200), 1, 0).epsilon(1e-5) == math.inf
+
+
+def test_who_gave_most_is_told_by_what_it_is_worth(toy):
+    run = toy(privacy={"clip": 1.0, "noise": 3.0, "index_epsilon": 2.0})
+    ledger = Ledger.of(run.plan.guard)
+    ledger.uploads = {1: (10, 0), 4: (9, 9)}
+    stated = describe_privacy(run, ledger)["most"]
+    assert (stated["client"], stated["messages"], stated["index_sets"]) == (4, 9, 9)
+    assert stated["epsilon"] == spent(run.bench.protection, 9, 9)
+    assert describe_privacy(run, Ledger.of(run.plan.guard))["most"] == {
+        "client": None,
+        "messages": 0,
+        "index_sets": 0,
+        "epsilon": spent(run.bench.protection, 0, 0),
+    }
 
 
 def test_a_run_states_what_it_gave_away(tmp_path):

@@ -90,7 +90,8 @@ def _print_cost(found: Cost) -> None:
     console.print(
         f"{found.method} · {found.model} with {found.parameters:,} parameters, {found.links:,} prunable · density {found.density:g} · "
         f"{found.macs:,.0f} MAC a sample of shape {list(found.input_shape)} · {found.samples:,} samples, {found.epochs} epochs, "
-        f"batches of {found.batch_size}"
+        f"batches of {found.batch_size}",
+        markup=False,
     )
     for accounting, meaning in ACCOUNTINGS.items():
         rows = [row for row in found.rows if row.accounting == accounting]

@@ -70,6 +70,7 @@ def client(
     ] = None,
     options: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the data; repeatable.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Stop answering when this much privacy (ε) is spent.")] = None,
+    delta: Annotated[float, typer.Option(help="The δ for which --epsilon is counted.")] = 1e-5,
     patience: Annotated[float, typer.Option(help="Seconds to try again when the server cannot be reached; 0: for ever.")] = 0.0,
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -82,6 +83,10 @@ def client(
         raise InputError("--insecure goes with neither --key nor --ca")
     if not insecure and key is None:
         raise InputError("give --key FILE (see `fedrts keys issue`) and --ca FILE, or --insecure")
+    if epsilon is not None and not epsilon > 0:
+        raise InputError(f"--epsilon {epsilon:g}: it must be above 0")
+    if not 0 < delta < 0.5:
+        raise InputError(f"--delta {delta:g}: it must lie between 0 and 0.5, and should be far smaller")
     from fedrts import config
     from fedrts import data as sets
     from fedrts.flower.host import Host
@@ -89,7 +94,7 @@ def client(
     if data is not None:
         sets.get(data)  # a name that does not exist shows here, before any server
     own, folder = sets.absolute(data) if data else None, str(data_dir) if data_dir else None
-    host = Host(own, config.from_assignments(options or []), _numbers(partition), folder, device, allow or [], epsilon)
+    host = Host(own, config.from_assignments(options or []), _numbers(partition), folder, device, allow or [], epsilon, delta)
     _serve(host, server, key, ca, insecure, patience or float("inf"), quiet)
 
 

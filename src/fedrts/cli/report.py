@@ -20,12 +20,13 @@ def report(
 ) -> None:
     """Write one self-contained report.html with plots and tables of runs, and the same as PNG, CSV and Markdown."""
     from rich.console import Console
+    from rich.markup import escape
 
     from fedrts.report import write
 
     console = Console(stderr=True)
     with console.status("reading run folders") as status:
-        file, made = write(folders, out, png, lambda what, done, total: status.update(f"{what}: {done + 1} of {total}"))
+        file, made = write(folders, out, png, lambda what, done, total: status.update(f"{escape(what)}: {done + 1} of {total}"))
     for line in made.problems:
         print(f"note: {line}", file=sys.stderr)
     if not quiet:

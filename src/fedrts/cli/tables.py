@@ -13,13 +13,14 @@ def print_table(rows: list[dict[str, Any]], as_json: bool) -> None:
         print(json.dumps(rows, indent=2, default=str))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table()
     for number, heading in enumerate(rows[0]):
         table.add_column(heading, no_wrap=number == 0)  # a name that is cut off cannot be typed
     for row in rows:
-        table.add_row(*map(_cell, row.values()))
+        table.add_row(*(escape(_cell(value)) for value in row.values()))
     Console().print(table)
 
 

@@ -7,6 +7,7 @@ from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -62,7 +63,7 @@ class LiveWatcher:
         elif news.kind in ("started", "played"):
             status = "" if news.accuracy is None else f"accuracy {news.accuracy:.3f}"
             if news.cell not in self.running:
-                self.running[news.cell] = self.progress.add_task(news.cell, total=news.rounds, completed=news.done, status=status)
+                self.running[news.cell] = self.progress.add_task(escape(news.cell), total=news.rounds, completed=news.done, status=status)
             self.progress.update(self.running[news.cell], completed=news.done, status=status)
         else:
             self._ended(news)

@@ -131,6 +131,7 @@ class GuardTable(Table):
     reducer: Reducer = Field("mean", description="of the weights: mean, clip (at norm_bound), trimmed_mean, median")
     trim: Number = Field(0.2, ge=0, lt=0.5, description="share cut off at each end by trimmed_mean")
     statistic_bound: Number = Field(1e9, gt=0, description="largest BatchNorm statistic; inputs that are not normalised may need more")
+    value_bound: Number = Field(1e9, gt=0, description="largest number in other uploads: gradients, squares, losses")
     max_share: Number = Field(1.0, gt=0, le=1, description="largest share of one client in votes and indicators")
     strikes: int = Field(3, ge=1, description="rejected replies after which a client is asked no more")
 

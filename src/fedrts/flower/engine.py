@@ -16,6 +16,7 @@ from flwr.proto.message_pb2 import ObjectTree
 from fedrts import guard
 from fedrts.client import Failure, Order, Reply, Workbench
 from fedrts.engines import Engine
+from fedrts.errors import printable
 from fedrts.flower import STRANGER, WORK
 from fedrts.flower.fleet import Fleet
 from fedrts.flower.messages import Incoming, content, opened
@@ -190,7 +191,7 @@ class _Exchange:
         try:
             if head.HasField("error"):
                 code, reason = head.error.code, head.error.reason
-                raise WireError(UNREACHABLE if code in _LOST else reason[:300] or f"error {code}")
+                raise WireError(UNREACHABLE if code in _LOST else printable(reason) or f"error {code}")
             most = codec.most(self.order.exchange.up, self.order.frame)
             parcel.incoming = Incoming(head.metadata.message_id, tree, len(parcel.clients) * most + _OVERHEAD)
         except WireError as error:
@@ -263,7 +264,8 @@ class _Exchange:
         if reply.client != client:
             return Failure(client, f"its node answers as client {reply.client}", resent, outcome.at)
         bench = self.engine.bench
-        job = bench.job(self.order, client, bench.gradient.new_zeros(self.engine.samples[client]))
+        rows = bench.gradient.new_zeros(()).expand(self.engine.samples[client])  # as many as it says, and no memory for them
+        job = bench.job(self.order, client, rows)
         return replace(reply, flops=bench.flops(self.order, job), resent=resent, at=outcome.at)
 
 
@@ -272,4 +274,4 @@ def _numbers(value: object) -> list[int]:
 
 
 def _words(value: object) -> list[str]:
-    return [str(word)[:300] for word in value] if isinstance(value, list) else []
+    return [printable(word) for word in value] if isinstance(value, list) else []

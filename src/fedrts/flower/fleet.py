@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Message
+from pydantic import TypeAdapter, ValidationError
 
 from fedrts.checkpoint import write_atomically
-from fedrts.errors import InputError
+from fedrts.errors import InputError, printable
 from fedrts.flower import HELLO
 from fedrts.flower.keys import Authority, fingerprint
 from fedrts.flower.link import Link
@@ -25,6 +26,9 @@ _ANSWER = 120.0
 """Seconds that a node has to introduce itself: it loads its data first."""
 _LOOK = 1.0
 """Seconds between two looks at who is connected."""
+
+MOST_SAMPLES = 2**31 - 1
+"""Samples that a site may claim: sums of so many over all clients are exact."""
 
 Say = Callable[[str], None]
 
@@ -40,6 +44,9 @@ class Entry:
     """Fingerprint of its node's public key: nobody else may stand for this client."""
 
 
+_ENTRIES = TypeAdapter(dict[int, Entry])
+
+
 @dataclass
 class Roster:
     """The clients by number, as they first introduced themselves; kept in the run folder."""
@@ -53,9 +60,9 @@ class Roster:
     def __post_init__(self) -> None:
         if self.file is not None and self.file.exists():
             try:
-                self.entries = {int(client): Entry(**entry) for client, entry in json.loads(self.file.read_bytes()).items()}
-            except (ValueError, TypeError) as error:
-                raise InputError(f"{self.file} is damaged: {error}; restore it from a backup") from error
+                self.entries = _ENTRIES.validate_json(self.file.read_bytes(), strict=True)
+            except ValidationError as error:
+                raise InputError(f"{self.file} is damaged: {error.errors()[0]['msg']}; restore it from a backup") from error
 
     def admit(self, client: int | None, entry: Entry) -> int:
         """The number of a client that introduces itself; an `InputError` says why it is not admitted."""
@@ -175,7 +182,7 @@ class Fleet:
                 continue
             try:
                 if head.HasField("error"):
-                    raise InputError(head.error.reason)
+                    raise InputError(head.error.reason or f"error {head.error.code}")
                 self.nodes[number].incoming = Incoming(head.metadata.message_id, tree, _INTRODUCTION)
             except (WireError, InputError) as error:
                 self._turn_down(number, str(error))
@@ -192,7 +199,7 @@ class Fleet:
             self.link.done_with(incoming.message_id)
             facts, _ = opened(incoming.message())
             if "refused" in facts:
-                raise InputError(f"it cannot take part: {str(facts['refused'])[:300]}")
+                raise InputError(f"it cannot take part: {facts['refused']}")
             node.clients = self._admitted(facts, node.key)
             node.hello = None
         except (WireError, InputError) as error:
@@ -204,12 +211,12 @@ class Fleet:
 
     def _admitted(self, facts: dict[str, Any], key: str) -> tuple[int, ...]:
         try:
-            clients, samples, data = [int(c) for c in facts["clients"]], [int(n) for n in facts["samples"]], str(facts["data"])[:64]
-        except (KeyError, TypeError, ValueError) as error:
+            clients, samples, data = _counts(facts["clients"]), _counts(facts["samples"]), printable(facts["data"], 64)
+        except KeyError as error:
             raise WireError(f"its introduction lacks {error}") from error
         if self.samples is None:
-            if clients or len(samples) != 1 or samples[0] < 1:
-                raise InputError("it is not one site with data of its own")
+            if clients or len(samples) != 1 or not 1 <= samples[0] <= MOST_SAMPLES:
+                raise InputError(f"it is not one site with data of its own, and with 1 to {MOST_SAMPLES:,} samples")
             return (self.roster.admit(None, Entry(samples[0], data, key)),)
         if not clients or len(clients) != len(samples) or len(set(clients)) != len(clients):
             raise InputError("it does not say which clients it stands for")
@@ -225,7 +232,7 @@ class Fleet:
     def _turn_down(self, number: int, reason: str) -> None:
         node = self.nodes[number]
         node.incoming, node.hello, node.asked = None, "", time.monotonic()  # it is asked again after a while
-        self.say(f"refused: node {self._called(node)}: {reason}")
+        self.say(f"refused: node {self._called(node)}: {printable(reason)}")
 
     def _called(self, node: _Node) -> str:
         for name, (key, _) in self._registered.items():
@@ -261,3 +268,10 @@ class Fleet:
             time.sleep(0.2)
             self.look()
         return len(self.hosts)
+
+
+def _counts(value: object) -> list[int]:
+    """A list of whole numbers, as a node sent it."""
+    if not isinstance(value, list) or not all(type(number) is int for number in value):
+        raise WireError("its introduction has no list of numbers where one must be")
+    return value

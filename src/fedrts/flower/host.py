@@ -23,3 +23,5 @@ class Host:
     """Import paths that an experiment may name."""
     epsilon: float | None = None
     """The ε that this site gives away at most; None: as much as the experiment takes."""
+    delta: float = 1e-5
+    """The δ for which it counts ε: its own, whatever an experiment says."""

@@ -146,7 +146,8 @@ class Worker:
 
         try:
             if self.site is None or self.text != facts["experiment"]:
-                self.site, self.text = Site.of(self.host, facts["experiment"], facts), facts["experiment"]
+                before = None if self.site is None else self.site.given_away
+                self.site, self.text = Site.of(self.host, facts["experiment"], facts, before), facts["experiment"]
                 self.say(f"taking part in {self.site.run.experiment.method} on {self.site.run.experiment.data}")
             return self.site.introduction()
         except (InputError, KeyError, TypeError) as error:

@@ -6,9 +6,11 @@ package, or of what the site's owner allows.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from torch import Tensor
@@ -23,12 +25,12 @@ from fedrts.engines.threads import threads_for
 from fedrts.errors import InputError
 from fedrts.flower.host import Host
 from fedrts.flower.messages import Facts
-from fedrts.privacy import spent
+from fedrts.privacy import Account, countable
 from fedrts.sparse.mask import Mask
 from fedrts.traffic import REMEMBERED
 from fedrts.wire import codec
 from fedrts.wire.errors import MaskMissingError, WireError
-from fedrts.wire.fields import Frame, Indices
+from fedrts.wire.fields import Frame
 
 
 @dataclass
@@ -39,11 +41,13 @@ class Site:
     run: Assembled
     masks: dict[bytes, Mask] = field(default_factory=dict)
     """The last masks by fingerprint, the newest last."""
-    sent: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Messages of values and of index sets that have left, by client."""
+    before: Account = field(default_factory=Account)
+    """What was given away in experiments before this one, whose clients may have held the same data under other numbers."""
+    sent: dict[int, Account] = field(default_factory=dict)
+    """What has left in this one, by client."""
 
     @staticmethod
-    def of(host: Host, text: str, facts: Facts) -> Site:
+    def of(host: Host, text: str, facts: Facts, before: Account | None = None) -> Site:
         """The site for an experiment as the server wrote it; `facts` say of which shape inputs are, and how many classes there are."""
         experiment = accepted(text, host)
         sites = experiment.clients.partition == SITES
@@ -66,7 +70,12 @@ class Site:
         held = replace(held, classes=classes)
         run = put_together(here, build_model(here, shape, classes), held, rows)
         run.bench.simulated = False
-        return Site(host, run)
+        return Site(host, run, before=before or Account())
+
+    @property
+    def given_away(self) -> Account:
+        """By the client that has given most, and in all experiments."""
+        return self.before + reduce(Account.either, self.sent.values(), Account())
 
     def introduction(self) -> dict[str, Any]:
         """Who we are: the clients that we stand for, with their numbers of samples."""
@@ -136,12 +145,14 @@ class Site:
 
     def _account(self, order: Order, client: int) -> None:
         """Count what is about to leave; an `InputError` where the owner's ε does not allow it."""
-        values, indices = self.sent.get(client, (0, 0))
-        now = (values + ("weights" in order.exchange.up), indices + any(isinstance(entry, Indices) for entry in order.exchange.up.values()))
+        up, protection = order.exchange.up, self.run.bench.protection
+        now = self.sent.get(client, Account()) + Account.of(protection, *countable(up))
         if self.host.epsilon is not None:
-            total = spent(self.run.bench.protection, *now)["total"]
-            if total is None or total > self.host.epsilon:
-                raise InputError(f"the ε = {self.host.epsilon:g} of this site is spent" if total else "this experiment has no bounded ε")
+            protection.check(up, order.frame, limited=True)
+            total = (self.before + now).epsilon(self.host.delta)
+            if not total <= self.host.epsilon:
+                spent = f"the ε = {self.host.epsilon:g} of this site is spent"
+                raise InputError("this experiment has no bounded ε" if math.isinf(total) else spent)
         self.sent[client] = now
 
 

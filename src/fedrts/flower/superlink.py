@@ -14,6 +14,7 @@ import ipaddress
 import os
 from typing import Any
 
+from fedrts.errors import printable
 from fedrts.flower.keys import fingerprint
 
 OPEN = "/v1/fleet/"
@@ -48,7 +49,7 @@ class Gate:
                 return
             self.closed_until = None
         length = headers.get(b"content-length", b"")
-        if not length.isdigit() and b"transfer-encoding" in headers:
+        if b"transfer-encoding" in headers:  # a length beside it would not count
             await _answer(send, 411, f"{who}: a request without a length")
             return
         if length.isdigit() and int(length) > self.longest:
@@ -71,7 +72,7 @@ class Gate:
 
 def say(text: str) -> None:
     """One line that the server reads and passes on."""
-    print(REFUSED + " ".join(text.split()), flush=True)
+    print(REFUSED + printable(" ".join(text.split()), 1000), flush=True)
 
 
 def key_name(headers: dict[bytes, bytes]) -> str:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -52,14 +53,15 @@ class ConsoleObserver:
 
     def started(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None:
         self.rounds = experiment.rounds
+        method, data, model = map(escape, (experiment.method, experiment.data, experiment.model))
         self.console.print(
-            f"[bold]{experiment.method}[/] · {experiment.data} · {experiment.model} with {facts['parameters']:,} parameters, "
+            f"[bold]{method}[/] · {data} · {model} with {facts['parameters']:,} parameters, "
             f"{facts['active']:,} active (density {facts['density']:.3f}) · {experiment.clients.per_round} of {experiment.clients.total} "
             f"clients a round · {facts['engine']} on {experiment.device}, {experiment.engine.precision} · seed {experiment.seed}",
             highlight=False,
         )
         if experiment.out:
-            self.console.print(f"writing to {experiment.out}", highlight=False, soft_wrap=True)
+            self.console.print(f"writing to {experiment.out}", highlight=False, soft_wrap=True, markup=False)
         self.bytes, self.rejected = facts["bytes"], facts["missing"]
         self.task = self.progress.add_task("training", total=experiment.rounds, completed=first_round, status="")
         self.progress.start()
@@ -71,9 +73,8 @@ class ConsoleObserver:
         self.rejected += len(record.rejected)
         for entry in record.rejected:
             if entry["reason"] not in EXCUSED:
-                self.console.print(
-                    f"round {record.round}: rejected client {entry['client']}: {entry['reason']}", highlight=False, soft_wrap=True
-                )
+                words = f"round {record.round}: rejected client {entry['client']}: {entry['reason']}"
+                self.console.print(words, highlight=False, soft_wrap=True, markup=False)
         done = record.round + 1
         status = " · ".join(
             [
@@ -92,7 +93,8 @@ class ConsoleObserver:
         self.stopped()
         sent = summary["upload_bytes"] + summary["download_bytes"]
         dense = sent / summary["comm_ratio"] if summary["comm_ratio"] else 0
-        table = Table(title=f"{summary['method']} on {summary['data']} after {summary['rounds']} rounds", title_justify="left")
+        title = escape(f"{summary['method']} on {summary['data']} after {summary['rounds']} rounds")
+        table = Table(title=title, title_justify="left")
         for heading, justify in (("", "left"), ("this run", "right"), ("dense averaging", "right"), ("ratio", "right")):
             table.add_column(heading, justify=justify)  # type: ignore[arg-type]
         table.add_row("active parameters", f"{summary['density']:.1%}", "100.0%", f"{summary['density']:.3f}")
@@ -113,7 +115,7 @@ class ConsoleObserver:
 def downloading() -> Iterator[Callable[[str, int, int | None], None]]:
     """Show downloads: gives the function that is told (what, bytes done, bytes in all)."""
     tasks: dict[str, TaskID] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 
 from fedrts.report.format import cell
@@ -46,7 +47,7 @@ def figure_csv(figure: Figure) -> str:
 
 def markdown(report: Report, pictures: bool) -> str:
     """The whole report; `pictures`: with links to the PNG files."""
-    lines = [f"# {report.title}", "", report.text, "", "## Failures", ""]
+    lines = [f"# {_escaped(report.title)}", "", report.text, "", "## Failures", ""]
     lines += [f"- {_escaped(line)}" for line in report.problems] or [
         "None: every run is finished, no reply was rejected, nothing was left out."
     ]
@@ -89,4 +90,4 @@ def _csv(rows: Iterable[Sequence[Cell]]) -> str:
 
 def _escaped(words: str) -> str:
     """Text that Markdown leaves as it is."""
-    return words.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    return re.sub(r"([\\|\[\]])", r"\\\1", words).replace("<", "&lt;").replace("\n", " ")
