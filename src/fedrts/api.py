@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,11 +84,21 @@ def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None 
     return _play(assembled, folder, observer, data_dir, door)
 
 
-def resume(path: str | Path, *, data_dir: str | Path | None = None, observer: Observer | None = None, door: Door | None = None) -> Result:
-    """Continue an interrupted run to exactly the result it would have had. A finished one is only loaded."""
+def resume(
+    path: str | Path,
+    *,
+    data_dir: str | Path | None = None,
+    observer: Observer | None = None,
+    door: Door | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Result:
+    """Continue an interrupted run to exactly the result it would have had. A finished one is only loaded.
+
+    `changes` are settings that may be others than those of the run's file, such as `{"engine": {"wait": 60}}`.
+    """
     folder = RunFolder(path)
     file = folder.experiment_file()
-    resolved = config.resolve(config.from_file(file), {"out": str(path)})
+    resolved = config.resolve(config.from_file(file), changes or {}, {"out": str(path)})
     check_versions(tomllib.loads(file.read_text("utf-8")).get("versions", {}))
     if resolved.model == config.CUSTOM:
         raise InputError(f"the run in {folder.path} trains a model given in Python: call fedrts.train(…, out=…, resume=True) again")

@@ -68,7 +68,9 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; free the space or change the permissions, then resume") from error
+        raise InputError(
+            f"cannot write {path}: {error.strerror}; free the space or change the permissions, then try again or resume the run"
+        ) from error
 
 
 def save(folder: Path, saved: Saved) -> None:
@@ -104,7 +106,7 @@ def load(folder: Path, device: torch.device | str = "cpu", repair: bool = False)
                 raise ValueError("wrong checksum")
             return _parsed(data, device)
         except (ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError) as error:
-            note(f"checkpoint {file.name} is damaged ({error}); taking the one before")
+            note(f"checkpoint {file.name} is damaged ({error}): it does not count")
             damaged.append(file)
             if repair:
                 file.rename(file.with_name(file.name + _DAMAGED))

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 import fedrts
 from fedrts import checkpoint, schema
 from fedrts.checkpoint import Saved, write_atomically
-from fedrts.config import Experiment, flat, with_newer_keys
+from fedrts.config import Experiment, flat, from_file, nested, resolve, with_newer_keys
 from fedrts.errors import InputError, note
 from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
@@ -43,10 +43,10 @@ class RunFolder:
 
     def create(self, experiment: Experiment) -> None:
         """Make the folder and write experiment.toml, before anything else happens."""
-        if (self.path / "experiment.toml").exists():
-            raise InputError(f"{self.path} holds a run already: continue it with `fedrts resume {self.path}`, or choose another --out")
-        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
+            if (self.path / "experiment.toml").exists():
+                raise InputError(f"{self.path} holds a run already: continue it with `fedrts resume {self.path}`, or choose another --out")
+            self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             occupied = [entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")]
         except OSError as error:
@@ -73,6 +73,21 @@ class RunFolder:
         if not file.exists():
             raise InputError(f"{self.path} is no run folder: it has no experiment.toml")
         return file
+
+    def revised(self, experiment: Experiment, given: Collection[str]) -> dict[str, Any]:
+        """What `experiment` changes here, of the keys that were `given`: what may change after the first round, as settings.
+
+        Before the first round anything may, and the file is written anew. Later an `InputError` names what is another experiment's.
+        """
+        before, now = (flat(_without_none(e.model_dump(mode="json"))) for e in (resolve(from_file(self.experiment_file())), experiment))
+        changed = [key for key in given if now.get(key) != before.get(key)]
+        fixed = [key for key in changed if key not in _NOT_COMPARED]
+        if fixed and not any((self.path / "checkpoint").glob("*")) and not (self.path / "summary.json").exists():
+            self.write_experiment(experiment)
+        elif fixed:
+            what = ", ".join(f"{key} is {before.get(key)!r} there, not {now.get(key)!r}" for key in fixed)
+            raise InputError(f"{self.path} holds a run of another experiment ({what}): undo that, or choose another --out")
+        return nested({key: now[key] for key in changed if key not in fixed and key in now})
 
     # -- while running --------------------------------------------------------------------------------------------
 

@@ -40,6 +40,8 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
 
 
 def _read(path: str | Path) -> dict[str, Tensor]:
+    if Path(path).is_dir():
+        raise InputError(f"init: '{path}' is a folder: name a safetensors file, such as the model.safetensors of a run")
     try:
         return safetensors.torch.load_file(path)
     except OSError as error:

@@ -144,7 +144,7 @@ def play_round(plan: Plan, before: State, index: int, ledger: Ledger | None = No
         reasons = "; ".join(sorted({str(entry["reason"]) for entry in record.rejected})) or "nobody was left to ask"
         raise InputError(
             f"round {index}: fewer than {plan.guard.needed(plan.per_round)} usable replies in {plan.guard.attempts} attempts ({reasons}): "
-            "nothing of it was applied; mend the cause (a train.lr that diverges, say) or lower guard.quorum, then resume"
+            "nothing of it was applied; mend the cause or lower guard.quorum, then resume (a train.lr that diverges needs a new run)"
         )
     record.density = density(plan.layout, state.mask)
     record.links_changed = state.mask.gained(before.mask) / max(state.mask.number, 1)

@@ -217,7 +217,7 @@ def test_a_cell_that_fails_is_told_and_the_rest_finished(fedrts, tiny, tmp_path)
     assert ended.code == 1
     assert ended.out == ""
     assert "failed: fedrts-d0.001-s0: density" in ended.err
-    assert "1 cells failed" in ended.err
+    assert "1 cell failed" in ended.err
     assert "Traceback" not in ended.err
     failures = json.loads((out / "failures.json").read_text("utf-8"))
     assert list(failures) == ["fedrts-d0.001-s0"]

@@ -222,6 +222,8 @@ def test_the_ledger_survives_its_tensors(run):
     assert again.strikes.counts == ledger.strikes.counts == {ATTACKER: 3}
     assert again.traffic.holds == ledger.traffic.holds
     assert again.messages == ledger.messages == 3 * (5 + 4)
+    earlier = {name: tensor for name, tensor in ledger.tensors().items() if name != "uploads"}
+    assert Ledger.restored(earlier, state.mask.sizes, run.plan.guard, "cpu").uploads == {}
     assert again.uploads == ledger.uploads == dict.fromkeys(range(5), (3, 2))
     assert list(again.traffic.masks) == list(ledger.traffic.masks)
     assert all(again.traffic.masks[name] == mask for name, mask in ledger.traffic.masks.items())

@@ -99,7 +99,7 @@ def asked(path: str, peer: str = "10.1.2.3", inner: int = 200, closed_until: str
 
     encoded = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "path": path, "client": (peer, 1), "headers": encoded, "inner": inner, "server": ("10.9.9.9", 9092)}
-    asyncio.run(Gate(_app, longest=100, closed_until=closed_until)(scope, None, send))
+    asyncio.run(Gate(_app, longest=100, closed_until=closed_until, name="word")(scope, None, send))
     return statuses[0]
 
 
@@ -110,6 +110,7 @@ def test_the_gate_lets_strangers_reach_what_nodes_need_and_nothing_else(capfd: p
         assert asked(path, peer="127.0.0.1") == 200
     assert asked("/v1/control/start-run", peer="::1") == 200
     assert asked("/v1/control/start-run", peer="") == 403
+    assert asked("/word") == 200, "whoever knows its word may ask whether it is there"
     assert asked("/v1/control/start-run", peer="10.9.9.9") == 200, "the server's own address"
     assert asked("/v1/fleet/push-object", content_length="101") == 413
     assert asked("/v1/fleet/push-object", transfer_encoding="chunked") == 411
@@ -151,8 +152,27 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         (("client", "--server", "a:1", "--insecure", "--partition", "x"), "--partition takes numbers"),
         (("client", "--server", "a:1", "--insecure", "--data", "digitz"), "did you mean 'digits'?"),
         (("client", "--server", "a:1", "--key", tmp_path / "no.key"), "cannot read the key"),
+        (("client", "--server", "a:1", "--key", tmp_path / "clinic-a.key", "--ca", experiment), "cannot read the certificate"),
+        (("client", "--server", "a:1", "--insecure", "--device", "tpu"), "device must be auto, cpu, cuda"),
+        (("client", "--server", "a:1", "--insecure", "--epsilon", "-1"), "--epsilon -1"),
+        (("client", "--server", "a:1", "--insecure", "--epsilon", "nan"), "--epsilon nan"),
+        (("client", "--server", "a:1", "--insecure", "--delta", "0.9"), "--delta 0.9"),
+        (("client", "--server", "a:1", "--insecure", "--patience", "-2"), "--patience -2"),
+        (("client", "--server", "a:1", "--insecure", "--allow", "foo"), "PKG.MODULE:NAME"),
+        (("client", "--server", "a:1", "--insecure", "--data", "folder:/no/such"), "there is no /no/such"),
+        (("keys", "register", tmp_path / "clinic-a.pub", "--dir", tmp_path), "holds no authority"),
+        (("keys", "init", experiment), "cannot make the folder"),
+        (("keys", "init", folder, "--renew", "--host", ""), "--host ''"),
+        (("keys", "init", tmp_path / "new", "--host", "bad name"), "--host 'bad name'"),
+        (("keys", "init", tmp_path / "new", "--host", "ünï.example"), "--host 'ünï.example'"),
+        (("keys", "init", tmp_path / "new", "--host", "a" * 64 + ".org"), "is neither an address nor a name"),
     ):
         code, out, err = fedrts(*arguments)
         assert (code, out) == (2, "")
         assert words in err
         assert err.count("\n") == 1
+    assert not (tmp_path / "new").exists(), "what cannot be leaves nothing behind"
+    authority = Authority(folder)
+    key = serialization.load_pem_private_key(authority.server_key.read_bytes(), None)
+    certificate = x509.load_pem_x509_certificate(authority.server_certificate.read_bytes())
+    assert key.public_key() == certificate.public_key(), "a renewal that failed has changed nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from typing import Annotated, TextIO
@@ -38,6 +39,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
     except _UsageError as error:
         if message := " ".join(error.format_message().split()):  # type: ignore[attr-defined]
+            message = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", message)  # said by two libraries
             print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 

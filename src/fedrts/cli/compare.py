@@ -59,7 +59,7 @@ def compare(
     epochs: Epochs = None,
     batch_size: BatchSize = None,
     lr: Rate = None,
-    engine: Annotated[str | None, typer.Option(help="Of each run: auto, serial or batched.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Of each run: auto, serial, batched, ray or flower.")] = None,
     device: Device = None,
     precision: Precision = None,
     value_type: ValueType = None,
@@ -120,7 +120,8 @@ def end_with(*all_compared: Compared) -> None:
     for _, name, news in failures:
         print(f"failed: {name}: {news.text}", file=sys.stderr)
     if failures:
-        print(f"{len(failures)} cells failed, see {failures[0][0] / 'failures.json'}; the same command tries them again", file=sys.stderr)
+        cells = "1 cell" if len(failures) == 1 else f"{len(failures)} cells"
+        print(f"{cells} failed, see {failures[0][0] / 'failures.json'}; the same command tries them again", file=sys.stderr)
         sys.exit(1)
 
 

@@ -14,6 +14,7 @@ from fedrts.errors import InputError
 
 if TYPE_CHECKING:
     from fedrts.flower.host import Host
+    from fedrts.observe import Observer
 
 keys = typer.Typer(help="Certificates and keys of a federation.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
@@ -39,8 +40,8 @@ def server(
     if (tls is None) != insecure:
         raise InputError("give either --tls DIR (see `fedrts keys init`) or --insecure")
     folder = out or Path("runs", experiment.stem)
-    layers = [config.from_file(experiment), config.from_assignments(assignments or []), {"engine": "flower", "out": str(folder)}]
-    resolved = config.resolve(*layers)
+    given = config.merged(config.from_file(experiment), config.from_assignments(assignments or []))
+    resolved = config.resolve(given, {"engine": "flower", "out": str(folder)})
     flower.prepare()
     from fedrts.flower.deployment import Door
     from fedrts.flower.keys import Authority
@@ -48,12 +49,19 @@ def server(
 
     again = "the same command"
     door = Door(Address.of(address), Authority(tls).checked() if tls else None)
+    if not (folder / "experiment.toml").exists():
+        interruptible(lambda observer: api.start(resolved, observer, data_dir, door), folder, quiet, again=again)
+        return
+    own = [key for key in config.flat(given) if key not in ("out", "engine")]
+    changes = RunFolder(folder).revised(resolved, own)
     if RunFolder(folder).summary() is not None:
         print(f"{folder} is finished; `fedrts inspect {folder}` shows it")
-    elif (folder / "experiment.toml").exists():
-        interruptible(lambda observer: api.resume(folder, data_dir=data_dir, observer=observer, door=door), folder, quiet, again=again)
-    else:
-        interruptible(lambda observer: api.start(resolved, observer, data_dir, door), folder, quiet, again=again)
+        return
+
+    def go_on(observer: Observer) -> api.Result:
+        return api.resume(folder, data_dir=data_dir, observer=observer, door=door, changes=changes)
+
+    interruptible(go_on, folder, quiet, again=again)
 
 
 @app.command()
@@ -91,9 +99,17 @@ def client(
     from fedrts import data as sets
     from fedrts.flower.host import Host
 
+    if patience < 0:
+        raise InputError(f"--patience {patience:g}: it must be 0 (for ever) or above")
+    if wrong := [path for path in allow or [] if ":" not in path]:
+        raise InputError(f"--allow {wrong[0]}: an import path is PKG.MODULE:NAME")
+    config.validated(config.Experiment, {"device": device})  # what cannot be shows here, before any server
     if data is not None:
-        sets.get(data)  # a name that does not exist shows here, before any server
+        sets.get(data)
     own, folder = sets.absolute(data) if data else None, str(data_dir) if data_dir else None
+    scheme, _, path = (own or "").partition(":")
+    if f"{scheme}:PATH" in sets.names() and not Path(path).exists():
+        raise InputError(f"--data {data}: there is no {path}")
     host = Host(own, config.from_assignments(options or []), _numbers(partition), folder, device, allow or [], epsilon, delta)
     _serve(host, server, key, ca, insecure, patience or float("inf"), quiet)
 

@@ -6,12 +6,13 @@ the same method.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -75,7 +76,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs,), daemon=True)
-        process.start()
+        with _deaf():
+            process.start()
         theirs.close()
         ours.send(task)
         return cls(process, ours, task)
@@ -103,9 +105,22 @@ class _Worker:
         self.process.join()
 
 
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that are started inside do not hear Ctrl-C, which reaches the whole group: the parent decides, and hears it afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):  # not on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _work(pipe: Connection) -> None:
     """What a worker does: play what it is sent, until it is told to end or its parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:

@@ -70,7 +70,7 @@ def from_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 def from_file(path: str | Path) -> dict[str, Any]:
     """Settings of an experiment file."""
     try:
-        text = Path(path).read_text("utf-8")
+        text = Path(path).read_text("utf-8-sig")  # some editors write a mark before the first character
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the experiment file '{path}': {getattr(error, 'strerror', None) or error}") from error
     settings = parsed_toml(text, path)

@@ -77,7 +77,8 @@ def _allowed(kind: type[BaseModel], path: list[str]) -> str:
         for name, sign in signs.items()
         if hasattr(limit, name)
     ]
-    return f"a number {' and '.join(bounds)}" if bounds else ""
+    whole = owner.model_fields[path[-1]].annotation is int
+    return f"a {'whole ' * whole}number {' and '.join(bounds)}" if bounds else ""
 
 
 def _table(kind: type[BaseModel], path: list[str]) -> type[BaseModel] | None:

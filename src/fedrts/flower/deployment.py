@@ -49,6 +49,8 @@ def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, do
         raise InputError("nodes cannot build a model or data set that was given in Python: name them, or use another engine")
     if door is None and experiment.clients.partition == SITES:
         raise InputError("clients.partition = 'sites' means data on other machines: use `fedrts server`")
+    if door is None and folder is not None and (folder / "roster.json").exists() and not (folder / f"{_HERE}-0.log").exists():
+        raise InputError(f"nodes elsewhere take part in the run in {folder}: go on with the `fedrts server` command that began it")
     with contextlib.ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedrts-")))
         say: Callable[[str], None] = tell if door is not None else _only_refusals
@@ -80,7 +82,8 @@ def _with_fleet(run: Assembled, fleet: Fleet) -> Assembled:
             )
         run = with_samples(run, [fleet.roster.entries[client].samples for client in range(experiment.clients.total)])
     elif there < guard.needed(experiment.clients.per_round):
-        raise InputError(f"{there} clients came within {experiment.engine.wait:g} s: too few for a round; start more nodes, then resume")
+        came = f"{there} clients came within {experiment.engine.wait:g} s: too few for a round"
+        raise InputError(f"{came}; start more nodes, then the same command again")
     engine = FlowerEngine(
         fleet,
         run.bench,

@@ -24,6 +24,7 @@ from fedrts.checkpoint import write_atomically
 from fedrts.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HOST = re.compile(r"(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.?")
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 825
 _ALWAYS = ("localhost", "127.0.0.1", "::1")
 
@@ -66,12 +67,16 @@ class Authority:
     def init(self, hosts: Sequence[str]) -> None:
         """A new authority, and a certificate for the server under these names and addresses (and those of this machine)."""
         if (self.folder / "ca.key").exists():
-            raise InputError(f"{self.folder} holds an authority already: choose another folder")
-        self.nodes.mkdir(parents=True, exist_ok=True)
+            raise InputError(f"{self.folder} holds an authority already: choose another folder, or renew its certificate with --renew")
         key, certificate = _authority()
-        _write_secret(self.folder / "ca.key", _private(key))
+        own, signed = _server_pair(key, certificate, hosts)  # a name that cannot be shows before there is anything
+        try:
+            self.nodes.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot make the folder {self.nodes}: {error.strerror}; choose another") from error
+        _write_secret(self.folder / "ca.key", key)
         write_atomically(self.certificate, certificate.public_bytes(serialization.Encoding.PEM))
-        self.renew(hosts)
+        self._write_server(own, signed)
 
     def renew(self, hosts: Sequence[str]) -> None:
         """A new certificate for the server, under the same authority."""
@@ -80,13 +85,17 @@ class Authority:
             issuer = x509.load_pem_x509_certificate(self.certificate.read_bytes())
         except (OSError, ValueError) as error:
             raise InputError(f"cannot read the authority in {self.folder}: {error}") from error
-        own = _new_key()
-        _write_secret(self.server_key, _private(own))
-        signed = _server_certificate(own, key, issuer, [*dict.fromkeys([*hosts, *_ALWAYS])])
+        self._write_server(*_server_pair(key, issuer, hosts))
+
+    def _write_server(self, own: Key, signed: x509.Certificate) -> None:
+        """Key and certificate, which go together."""
+        _write_secret(self.server_key, own)
         write_atomically(self.server_certificate, signed.public_bytes(serialization.Encoding.PEM))
 
     def register(self, public_key: Path, name: str | None = None) -> str:
         """Let the node with this public key take part; its name."""
+        if not self.certificate.exists():
+            raise InputError(f"{self.folder} holds no authority: name its folder with --dir, or make one with `fedrts keys init`")
         pem = read_public_key(public_key)
         name = checked_name(name or public_key.stem)
         for other, known in self.registered().items():
@@ -94,7 +103,6 @@ class Authority:
                 raise InputError(f"this key is registered already, as '{other}'")
             if other == name:
                 raise InputError(f"'{name}' has another key: `fedrts keys revoke {name}` first, or choose another --name")
-        self.nodes.mkdir(parents=True, exist_ok=True)
         write_atomically(self.nodes / f"{name}.pub", pem)
         return name
 
@@ -113,9 +121,12 @@ def issue(name: str, folder: Path) -> tuple[Path, Path]:
     private, public = (folder / f"{checked_name(name)}.{kind}" for kind in ("key", "pub"))
     if private.exists():
         raise InputError(f"{private} is there already: choose another name")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {folder}: {error.strerror}; choose another") from error
     key = _new_key()
-    _write_secret(private, _private(key, serialization.PrivateFormat.OpenSSH))  # which Flower's own SuperNode wants
+    _write_secret(private, key, serialization.PrivateFormat.OpenSSH)  # which Flower's own SuperNode wants
     write_atomically(public, _public(key.public_key()))
     return private, public
 
@@ -169,10 +180,6 @@ def _new_key() -> Key:
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def _private(key: Key, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-
-
 def _public(key: ec.EllipticCurvePublicKey) -> bytes:
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
@@ -186,12 +193,19 @@ def _authority() -> tuple[Key, x509.Certificate]:
     return key, builder.sign(key, hashes.SHA384())
 
 
+def _server_pair(key: Key, issuer: x509.Certificate, hosts: Sequence[str]) -> tuple[Key, x509.Certificate]:
+    """A new key of the server, and its certificate by the authority with this `key`; also for this machine itself."""
+    own = _new_key()
+    return own, _server_certificate(own, key, issuer, [*dict.fromkeys([*hosts, *_ALWAYS])])
+
+
 def _server_certificate(own: Key, key: Key, issuer: x509.Certificate, hosts: Sequence[str]) -> x509.Certificate:
+    names = [_named(host) for host in hosts]
     builder = _builder(_called(hosts[0]), issuer.subject, own.public_key(), key.public_key(), _SERVER_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(digital_signature=True), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    builder = builder.add_extension(x509.SubjectAlternativeName([_named(host) for host in hosts]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return builder.sign(key, hashes.SHA384())
 
 
@@ -219,14 +233,19 @@ def _named(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if len(host) > 253 or not _HOST.fullmatch(host):
+            raise InputError(f"--host '{host}' is neither an address nor a name: names have letters, digits, '-' and '.'") from None
         return x509.DNSName(host)
 
 
-def _write_secret(path: Path, data: bytes) -> None:
-    """A file that only its owner reads, from its first byte on."""
+def _write_secret(path: Path, key: Key, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8) -> None:
+    """A key in a file that only its owner reads, from its first byte on, and that is there whole or not at all."""
+    data = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            os.chmod(path, 0o600)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            os.chmod(temporary, 0o600)
             file.write(data)
+        os.replace(temporary, path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from error

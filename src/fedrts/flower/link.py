@@ -35,7 +35,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 import fedrts
-from fedrts.errors import InputError
+from fedrts.errors import InputError, printable
 from fedrts.flower import superlink
 from fedrts.flower.keys import Authority
 from fedrts.flower.processes import child
@@ -149,14 +149,15 @@ def opened(address: Address, authority: Authority | None, log: Path | None, say:
         else:
             files = {"ca-certfile": authority.certificate, "certfile": authority.server_certificate, "keyfile": authority.server_key}
             command += [part for name, file in files.items() for part in (f"--ssl-{name}", str(file))] + ["--enable-supernode-auth"]
-        environment = {superlink.CLOSED_UNTIL: str(home / "open")}
+        word = secrets.token_hex(16)
+        environment = {superlink.CLOSED_UNTIL: str(home / "open"), superlink.NAME: word}
         process = stack.enter_context(child(command, environment, stdin=-3, stdout=-1, stderr=-2))
         assert process.stdout is not None
         tail: list[str] = []
         reader = threading.Thread(target=_relay, args=(process.stdout, log, tail, say), daemon=True)
         reader.start()
         certificate = None if authority is None else authority.certificate.read_bytes()
-        _await(process, address, certificate, tail)
+        _await(process, address, certificate, word, tail)
         yield _run(stack, address, certificate, secret)
 
 
@@ -192,18 +193,19 @@ def _run(stack: contextlib.ExitStack, address: Address, certificate: bytes | Non
     return Link(grid, control, started.run_id)
 
 
-def _await(process: Any, address: Address, certificate: bytes | None, tail: list[str]) -> None:
-    """Until the SuperLink answers."""
+def _await(process: Any, address: Address, certificate: bytes | None, word: str, tail: list[str]) -> None:
+    """Until the SuperLink answers: ours, and not whatever else may be at its address."""
     due = time.monotonic() + _STARTING
     trusted = ssl.create_default_context(cadata=certificate.decode()) if certificate else False
-    with httpx.Client(verify=trusted) as probe:
+    with httpx.Client(verify=trusted, trust_env=False) as probe:
         while time.monotonic() < due:
             if process.poll() is not None:
                 time.sleep(0.2)  # its last words
-                raise InputError(f"the SuperLink at {address.own} did not start: {tail[-1] if tail else 'it says nothing'}")
+                why = printable(tail[-1]) if tail else "it says nothing"
+                raise InputError(f"the SuperLink at {address.own} did not start: {why}; choose another --address if this one is taken")
             try:
-                probe.get(f"{'https' if certificate else 'http'}://{address.own}/health")
-                return
+                if probe.get(f"{'https' if certificate else 'http'}://{address.own}/{word}").text == word:
+                    return
             except httpx.TransportError as error:
                 if "certificate verify failed" in str(error).lower():
                     host = address.own.rpartition(":")[0]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
@@ -73,9 +74,12 @@ class Server:
     def authority(self) -> bytes | None:
         """The certificate that the server's must be signed by; None: those that the system trusts."""
         try:
-            return None if self.ca is None else self.ca.read_bytes()
-        except OSError as error:
-            raise InputError(f"cannot read the certificate {self.ca}: {error.strerror}") from error
+            data = None if self.ca is None else self.ca.read_bytes()
+            if data is not None:
+                x509.load_pem_x509_certificates(data)
+            return data
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read the certificate {self.ca}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def serve(host: Host, server: Server, say: Say = print, patience: float = float("inf")) -> None:

@@ -22,6 +22,8 @@ OPEN = "/v1/fleet/"
 LONGEST = 16 * 2**20
 """Bytes of a request; Flower sends arrays in pieces of 5 MiB."""
 REFUSED = "refused: "
+NAME = "FEDRTS_SUPERLINK"
+"""A word by which the process that started this SuperLink knows it from another service on its port: it is the answer to GET /WORD."""
 CLOSED_UNTIL = "FEDRTS_CLOSED_UNTIL"
 """Names a file; while it is not there nodes are told to come back (503): their keys are not registered yet."""
 _KEY_HEADER = b"flwr-public-key"
@@ -30,12 +32,15 @@ _KEY_HEADER = b"flwr-public-key"
 class Gate:
     """ASGI middleware, the outermost."""
 
-    def __init__(self, app: Any, longest: int = LONGEST, closed_until: str | None = None) -> None:
-        self.app, self.longest, self.closed_until = app, longest, closed_until
+    def __init__(self, app: Any, longest: int = LONGEST, closed_until: str | None = None, name: str | None = None) -> None:
+        self.app, self.longest, self.closed_until, self.name = app, longest, closed_until, name
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
+            return
+        if self.name and scope["path"] == f"/{self.name}":
+            await _answer(send, 200, body=self.name)
             return
         headers = dict(scope["headers"])
         peer = scope["client"][0] if scope.get("client") else ""
@@ -93,12 +98,12 @@ def _is_local(peer: str, server: tuple[str, int] | None) -> bool:
         return False
 
 
-async def _answer(send: Any, status: int, reason: str = "") -> None:
+async def _answer(send: Any, status: int, reason: str = "", body: str = "refused") -> None:
     if reason:
         say(f"{reason} ({status})")
     headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"refused"})
+    await send({"type": "http.response.body", "body": body.encode()})
 
 
 def _report_handshakes() -> None:
@@ -141,7 +146,7 @@ def main() -> None:
     stock = importlib.import_module("flwr.superlink.cli.flower_superlink")  # its package has a function of the same name
     config = stock._parse_superlink_lifespan_config()
     app = create_app(config, stock.SuperLinkLifespan)
-    app.add_middleware(Gate, closed_until=os.environ.get(CLOSED_UNTIL))
+    app.add_middleware(Gate, closed_until=os.environ.get(CLOSED_UNTIL), name=os.environ.get(NAME))
     _report_handshakes()
     _let_nodes_return()
     uvicorn.run(

@@ -31,7 +31,8 @@ def draw(figure: Figure, file: Path) -> None:
 
 def _size(figure: Figure) -> tuple[float, float]:
     if isinstance(figure, Lines):
-        return 8.0, max(4.5, 1 + 0.2 * len(figure.series))
+        longest = max((len(series.name) for series in figure.series), default=0)
+        return max(8.0, 5.5 + 0.065 * longest), max(4.5, 1 + 0.2 * len(figure.series))  # the legend stands beside the axes
     rows = len(figure.rows)
     columns = len(figure.columns) if isinstance(figure, Heat) else 0
     return max(7.0, min(14.0, 2.5 + 0.35 * columns)), max(2.5, min(14.0, 1.6 + (0.3 if rows <= _MOST_LABELS else 0.12) * rows))
