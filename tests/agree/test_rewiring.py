@@ -11,6 +11,7 @@ from fedrts import rounds
 from fedrts.aggregate import Sums
 from fedrts.errors import InputError
 from fedrts.methods import FedCUCB, FedDST
+from fedrts.methods.bandit import Outcome
 from fedrts.methods.contract import State
 from fedrts.methods.fedsgc import by_direction
 from fedrts.methods.prunefl import greedy
@@ -196,3 +197,16 @@ def test_untried_links_come_first_in_the_literal_formula(toy):
     before, now = (m.bits.split(list(m.sizes)) for m in (state.mask, after.mask))
     assert all(not bool((before[i] & now[i]).any()) for i in unsaturated)
     assert torch.equal(after["tried"] > 0, state.mask.bits)
+
+
+def test_untried_links_are_chosen_at_random():
+    """A hundred of 50,000: from all of them, not from the first ones."""
+    links = 50_000
+    mask = Mask(torch.arange(links) < 100, [links])
+    method = FedCUCB(observe_inactive=False)
+    state = State(torch.zeros(100), mask).remember(mean=torch.zeros(links), tried=torch.zeros(links), updates=torch.zeros(1))
+    outcome = Outcome(torch.full((links,), 0.5), None, clients=1)
+    chosen = method.learn(state, state, outcome, round_of(0, Schedule(2, 10), mask), lambda purpose: 7).mask.active
+    assert not bool((chosen < 100).any()), "tried ones come last"
+    quarters = torch.bincount(chosen * 4 // links, minlength=4)
+    assert int(quarters.min()) > 10, quarters

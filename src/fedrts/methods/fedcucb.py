@@ -49,7 +49,8 @@ class FedCUCB(Bandit):
         if not round.outer:
             return updated
         width = self.confidence * torch.sqrt(1.5 * math.log(max(float(updates), 2.0)) / tried)  # untried: infinite
-        bound = torch.where(tried > 0, mean + width, 1e6 + random.uniform(rng("untried"), len(mean), mean.device))
+        untried = 1e30 * (1 + random.uniform(rng("untried"), len(mean), mean.device))  # a factor keeps the digits that a sum would lose
+        bound = torch.where(tried > 0, mean + width, untried)
         return updated.with_mask(self.best(bound, round, state.mask.sizes))
 
     def belief(self, state: State) -> Tensor:
