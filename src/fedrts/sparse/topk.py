@@ -11,6 +11,9 @@ from torch import Tensor
 
 from fedrts.sparse.layout import starts
 
+_SHORT = (torch.float16, torch.bfloat16)
+"""Types that numpy lacks or is slow with; float32 holds their numbers exactly."""
+
 
 def top(scores: Tensor, k: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """Indicator `bool [..., S]` of the `k[l]` largest `scores [..., S]` in each layer; layer l spans `sizes[l]` entries.
@@ -23,6 +26,8 @@ def top(scores: Tensor, k: Sequence[int], sizes: Sequence[int]) -> Tensor:
     begin = starts(sizes)
     if scores.device.type != "cpu":
         return _largest_on_device(scores, k, sizes)
+    if scores.dtype in _SHORT:
+        scores = scores.float()
     values = scores.detach().numpy()
     chosen = np.empty(scores.shape, dtype=np.bool_)
 

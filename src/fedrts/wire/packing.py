@@ -63,6 +63,11 @@ def pack_integers(integers: Integers, width: int) -> bytes:
     return pack_bits(split_planes(integers, width))
 
 
+def raw(tensor: Tensor) -> bytes:
+    """The bytes of a tensor's values, of any type: numpy has no bfloat16."""
+    return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
 class Reader:
     """Reads a payload from front to back; what is missing, surplus or not canonical is a `WireError`.
 

@@ -55,6 +55,14 @@ def test_the_operations_for_other_devices_agree(problem, dtype):
     assert torch.equal(_largest_on_device(both, k, sizes), top(both, k, sizes))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@given(problem=problems(st.sampled_from([0.0, 1.0, 1.5, -2.0, float("nan"), float("inf")])))
+def test_short_types_are_chosen_from_as_their_numbers(problem, dtype):
+    scores, k, sizes = problem
+    tensor = torch.tensor(scores).to(dtype)
+    assert torch.equal(top(tensor, k, sizes), top(tensor.float(), k, sizes))
+
+
 def test_leading_axes_are_independent_clients():
     scores = torch.rand(3, 2, 12)
     together = top(scores, [2, 3], [5, 7])

@@ -279,11 +279,12 @@ def test_a_server_and_a_client_take_the_same_values():
         assert len(of_client) == (5 if on == "mask" else 8)
 
 
-def test_named_links_with_their_values():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_named_links_with_their_values(dtype):
     layout = Layout((Entry(("a",), (3, 2)), Entry(("b",), (4,))), (), ())
     mask = Mask(torch.tensor([True, False, True, False, False, True, False, True, False, False]), [6, 4])
-    frame = Frame(layout, mask)
-    gradient = torch.tensor([9.0, -1.0, 9.0, 5.0, 0.5, 9.0, 0.1, 9.0, -7.0, 2.0])
+    frame = Frame(layout, mask, dtype)
+    gradient = torch.tensor([9.0, -1.0, 9.0, 5.0, 0.5, 9.0, 0.1, 9.0, -7.0, 2.0], dtype=dtype)
     field = Indices(of="gradient", k=(2, 1), values=True)
     payload = field.take({"gradient": gradient}, frame)
     assert payload.indices.tolist() == [1, 3, 8]

@@ -15,7 +15,7 @@ from fedrts.sparse.topk import top_among
 from fedrts.wire.checks import Check, failed, finite, none_of
 from fedrts.wire.fields.coded import bitmaps, places_size, read_positions, write_positions
 from fedrts.wire.fields.contract import Frame, Payload, Selection
-from fedrts.wire.packing import Bits, Reader
+from fedrts.wire.packing import Bits, Reader, raw
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Indices:
         for bits in self._among_inactive(payload, frame):
             yield write_positions(bits, (len(bits),))
         if self.values:
-            yield payload.values.cpu().numpy().tobytes()
+            yield raw(payload.values)
 
     def read(self, reader: Reader, frame: Frame) -> Selection:
         device = frame.mask.bits.device

@@ -13,7 +13,7 @@ from fedrts.sparse.cost import VALUE_BYTES, Book
 from fedrts.sparse.layout import Entry
 from fedrts.wire.checks import Check, at_least, failed, finite
 from fedrts.wire.fields.contract import Frame, Payload, Short
-from fedrts.wire.packing import Reader
+from fedrts.wire.packing import Reader, raw
 from fedrts.wire.quantise import LEVELS, Norm, Quantised, ValueType, blocks_of
 
 _BITS: dict[ValueType, int] = {"float32": 32, "float16": 16, "int8": 8}
@@ -80,9 +80,7 @@ class Values:
         return frame.mask.expand(values) if self.on == "mask" else values.clone()
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
-        for tensor in self._tensors(payload):
-            if tensor.numel():
-                yield tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()  # any type, bfloat16 too
+        yield from map(raw, self._tensors(payload))
 
     def read(self, reader: Reader, frame: Frame) -> Payload:
         device = frame.mask.bits.device
