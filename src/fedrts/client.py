@@ -334,6 +334,7 @@ def _train(step: Train, job: Job) -> None:
     optimizer = bench.training.make_optimizer(parameter, job.round_index)
     bench.module.train()
     received = job.tensors["received"][: bench.layout.parameters]
+    unmoved = None if bench.frozen is None else parameter.data[bench.frozen]
     influence, marks = step.influence, step.marked(received, job.mask)
     squares = torch.zeros_like(links) if step.record else None
     batches = [rows for epoch in bench.training.epochs_of(step) for rows in job.batches(epoch)]
@@ -350,8 +351,8 @@ def _train(step: Train, job: Job) -> None:
         if keep is not None:
             links *= keep  # the optimisers leave a weight at exactly 0 whose gradient is always 0; many times faster than filling
         optimizer.step()
-        if bench.frozen is not None:
-            parameter.data[bench.frozen] = received[bench.frozen]  # weight decay would move them
+        if unmoved is not None:
+            parameter.data[bench.frozen] = unmoved  # weight decay would move them
         job.steps += 1
     if step.record and squares is not None:
         job.tensors[step.record] = squares

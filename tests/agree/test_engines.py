@@ -164,6 +164,12 @@ def test_frozen_weights_have_no_gradient_in_either_engine(toy):
     assert first[-1].state.mask != run.method.begin(run.setup).mask
 
 
+def test_frozen_links_that_were_dropped_stay_away_in_either_engine(toy):
+    run = toy("feddst", "mlp", clients=UNEQUAL, topology=OFTEN, rounds=3, train={"epochs": 2, "weight_decay": 0.1})
+    next(run.module.parameters()).requires_grad_(False)
+    agree(*both(run))
+
+
 class Dropped(nn.Module):
     def __init__(self, drop):
         super().__init__()

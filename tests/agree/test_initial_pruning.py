@@ -215,7 +215,7 @@ def test_parameters_that_take_no_part_do_not_stop_grasp(toy):
     module[1].weight.requires_grad_(False)
     module.spare = nn.Linear(4, 3)
     module.forward = lambda x, parts=list(module)[:-1]: nn.Sequential(*parts)(x)
-    run = put_together(base.experiment, module, base.data, base.rows)
+    run = put_together(base.experiment, module, base.data, base.rows, prunable=lambda name, _: name.endswith("weight"))
     state, _ = set_up(run)
     assert state.mask.number == budget.links_to_keep(run.layout, 0.5)
 

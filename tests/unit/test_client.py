@@ -7,10 +7,11 @@ import torch
 
 from fedrts import rounds
 from fedrts.client import Job
+from fedrts.engines.serial import SerialEngine
 from fedrts.methods.contract import Exchange, ProbeGradient, Train
 from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import Values
+from fedrts.wire.fields import OnOwnMask, Values
 from helping import ask
 
 EVERYTHING = Exchange(down={"weights": Values()}, steps=(Train(),), up={"weights": Values(on="all")})
@@ -96,6 +97,22 @@ def test_the_probe_is_the_gradient_on_the_batch_after_the_last_epoch(toy):
     run.data.task.loss(module, run.data.x[rows], run.data.y[rows]).backward()
     flat = torch.cat([dict(module.named_parameters())[e.name].grad.flatten() for e in run.layout.layers])
     torch.testing.assert_close(reply.message["gradient"], flat, rtol=1e-4, atol=1e-6)
+
+
+def test_a_frozen_layer_loses_the_links_that_its_client_drops(toy):
+    """A user's rule may make it prunable: it keeps its values, but none off the client's own mask."""
+    run = toy("feddst", "mlp", train={"epochs": 2, "weight_decay": 0.1})
+    next(run.module.parameters()).requires_grad_(False)
+    run = replace(run, plan=replace(run.plan, engine=SerialEngine(replace(run.bench), run.rows, 64)))
+    state = run.method.begin(run.setup)
+    (exchange,) = run.method.exchanges(run.plan.round(0, state.mask))
+    exchange = replace(exchange, up={"weights": Values(on="all"), "own": OnOwnMask()})
+    (reply,) = ask(run, exchange, state, 0, [1])
+    frozen = run.layout.sizes[0]
+    received, weights, own = state.weights[:frozen], reply.message["weights"][:frozen], reply.message["own"].mask.bits[:frozen]
+    assert bool((own != state.mask.bits[:frozen]).any()), "links were exchanged"
+    assert not bool(weights[~own].any())
+    assert not bool(weights[weights != received].any()), "as received, or gone"
 
 
 @pytest.mark.parametrize(("rows", "sizes"), [(20, [8, 8]), (8, [8]), (5, [5]), (1, [1])])

@@ -4,7 +4,7 @@ from torch import nn
 
 from fedrts import models
 from fedrts.sparse.cost import Macs
-from fedrts.sparse.layout import Layout
+from fedrts.sparse.layout import Layout, default_rule
 from fedrts.sparse.mask import Mask
 
 
@@ -28,9 +28,9 @@ def test_macs_of_a_tied_head_follow_the_tied_mask():
     assert by_name["transformer.h.0.attn.c_attn.weight"] == 6 * 32 * 96
 
 
-def macs_of(module, sample):
+def macs_of(module, sample, prunable=None):
     """Counted MACs by the name of the prunable tensor, and the rest."""
-    layout = Layout.of(module)
+    layout = Layout.of(module, prunable)
     macs = Macs.of(module, layout, sample)
     return dict(zip([entry.name for entry in layout.layers], macs.layers, strict=True)), macs.rest
 
@@ -89,8 +89,9 @@ class Own(nn.Module):
 
 @pytest.mark.parametrize("frozen", [False, True])  # in evaluation torch would take one opaque kernel for a frozen encoder
 def test_macs_of_a_users_model(frozen):
-    net = Own().requires_grad_(not frozen)
-    layers, rest = macs_of(net, torch.zeros(2, 3, 8))
+    net = Own()
+    rule = default_rule(net)
+    layers, rest = macs_of(net.requires_grad_(not frozen), torch.zeros(2, 3, 8), rule)
     assert layers == {
         "direct": 3 * 8 * 5,
         "summed": 3 * 5 * 4,

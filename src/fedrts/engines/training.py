@@ -52,6 +52,8 @@ class Slots:
         self.now = torch.zeros(1, dtype=torch.int64, device=device)
         self.weights = stacked(width, layout.length, like)
         self.received = like.new_zeros(layout.parameters)
+        self.unmoved = like.new_zeros(width, 0 if bench.frozen is None else len(bench.frozen))
+        """Frozen parameters as they were before training."""
         self.keep = like.new_ones(masks, layout.parameters) if masks else None
         """1 where a parameter may change `[1, N_all]`, or `[width, N_all]` where clients have their own masks; None: all may."""
         self.squares = like.new_zeros(width, layout.links) if records else None
@@ -82,6 +84,8 @@ class Slots:
     def load(self, slots: list[int], weights: Tensor, steps: list[int], masks: Tensor | None) -> None:
         """Clients with `weights [k, n]` take `slots`; `masks [k, P]` are theirs where slots have their own."""
         self.weights[slots] = weights
+        if self.frozen is not None:
+            self.unmoved[slots] = weights[:, self.frozen]
         self.planned[slots] = self.planned.new_tensor(steps)
         for tensor in (self.taken, self.losses, self.squares, self.first, self.second):
             if tensor is not None:
@@ -128,7 +132,7 @@ class Slots:
         self.taken[:active] += 1
         self._optimise(current, gradient, rate)
         if self.frozen is not None:
-            current[:, self.frozen] = self.received[self.frozen]
+            current[:, self.frozen] = self.unmoved[:active]
         self.now += 1
 
     def _optimise(self, current: Tensor, gradient: Tensor, rate: Tensor) -> None:

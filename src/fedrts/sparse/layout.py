@@ -189,8 +189,8 @@ class Layout:
 
 
 def default_rule(module: nn.Module, prune_output: bool = False) -> Prunable:
-    """Everything is prunable except biases, normalisation layers and the output layer (methods as in the paper's set-up)."""
-    spared: set[int] = set()
+    """Everything is prunable except biases, normalisation layers, the output layer (as in the paper's set-up) and what is frozen."""
+    spared = {id(parameter) for parameter in module.parameters() if not parameter.requires_grad}
     for part in module.modules():
         if isinstance(part, _NORMALISATION):
             spared.update(id(p) for p in part.parameters(recurse=False))

@@ -45,6 +45,12 @@ def test_normalisation_bias_and_output_are_not_prunable():
     assert set(Layout.of(cnn).constants) == {f"{i}.1.num_batches_tracked" for i in range(3)}
 
 
+def test_frozen_parameters_are_not_prunable():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    net[0].requires_grad_(False)
+    assert [e.name for e in Layout.of(net).layers] == ["1.weight"]
+
+
 def test_tied_tensors_occur_once():
     gpt = models.get("tiny_gpt")((12,), 40)
     layout = Layout.of(gpt)
