@@ -269,8 +269,8 @@ def test_synflow_by_products_of_matrices(hidden, iterations, density, seed):
         magnitudes = [part.weight.detach().double().abs() for part in linear]
         magnitudes = [w * m for w, m in zip(magnitudes, [*masks, torch.ones(1)], strict=True)]
         above = [torch.ones(5, dtype=torch.float64)]
-        for part, w in zip(linear, magnitudes, strict=True):
-            above.append(w @ above[-1] + part.bias.detach().double().abs())  # positive: ReLU changes nothing
+        for w in magnitudes:
+            above.append(w @ above[-1])  # positive: ReLU changes nothing; biases count as 0
         below = [torch.ones(3, dtype=torch.float64)]
         for w in magnitudes[:0:-1]:
             below.insert(0, w.t() @ below[0])
@@ -320,15 +320,15 @@ def test_synflow_sees_no_data(toy):
     assert run.method.begin(run.setup).mask == other.method.begin(other.setup).mask
 
 
-class Affine(nn.Module):
+class Scale(nn.Module):
     """What a normalisation layer does to a signal that it does not normalise."""
 
-    def __init__(self, scale, shift):
+    def __init__(self, scale):
         super().__init__()
-        self.scale, self.shift = scale.detach().double(), shift.detach().double()
+        self.scale = scale.detach().double()
 
     def forward(self, x):
-        return x * self.scale.abs() + self.shift.abs()
+        return x * self.scale.abs()
 
 
 NORMS = {
@@ -344,16 +344,14 @@ NORMS = {
 
 
 @pytest.mark.parametrize("kind", NORMS)
-def test_normalisation_scales_and_shifts_but_does_not_normalise(kind):
-    """A constant signal would vanish; the mask is that of a network with the scale and shift alone."""
+def test_normalisation_scales_but_does_not_normalise(kind):
+    """A constant signal would vanish; the mask is that of a network with the scale alone."""
     torch.manual_seed(5)
     norm = NORMS[kind]()
-    for parameter in norm.parameters():
-        nn.init.uniform_(parameter, -2, 2)
+    for tensor in (*norm.parameters(), *(buffer for name, buffer in norm.named_buffers() if name == "running_mean")):
+        nn.init.uniform_(tensor, -2, 2)
     channels = (1, -1, 1, 1) if norm.weight.numel() == 6 else norm.weight.shape
-    shift = getattr(norm, "bias", None)
-    shift = torch.zeros_like(norm.weight) if shift is None else shift
-    plain = Affine(norm.weight.view(channels), shift.view(channels))
+    plain = Scale(norm.weight.view(channels))
     first, second, last = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 6, 3), nn.Linear(24, 3)
 
     def network(between):
@@ -382,6 +380,22 @@ def test_embeddings_get_their_budget_and_no_other_layer_is_cut_through(toy, tied
         else:
             assert mask.counts[layer] > 0, of
     assert any(found != wanted for found, wanted in zip(mask.counts, counts, strict=True)), "the others are ranked together"
+
+
+def test_no_layer_of_a_deep_network_with_biases_collapses():
+    module = mlp([64] * 7, inputs=64)
+    assert min(synflow_mask(module, (64,), 0.005).counts) > 0
+
+
+def test_a_frozen_layer_has_flow_too():
+    module = mlp([7, 6])
+    expected = synflow_mask(module, (5,), 0.3)
+    layout = Layout.of(module)
+    module[1].requires_grad_(False)
+    setup = Setup(
+        layout, layout.flatten(module.state_dict()), (5,), rng=lambda purpose: random.key(purpose), module=module, budget="prunable"
+    )
+    assert SynFlow(density=0.3).initial_mask(setup) == expected
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])

@@ -5,8 +5,9 @@ w·∂R/∂w ≥ 0 the flow through a link. In n rounds of pruning the links of 
 ranked together; flows are computed anew on what is left. In float64 and evaluation mode, where fresh BatchNorm is the identity. The
 mask never changes.
 
-Inferred: embeddings (which read no ones) are not scored and get the budget of the experiment at random, their output is ones;
-LayerNorm and its kin keep scale and shift but do not normalise, because a constant input would vanish.
+Settled here: biases and running means count as 0, since flow that begins in the middle of the network feeds the last layers where the
+first are cut through. Inferred: embeddings (which read no ones) are not scored and get the budget of the experiment at random, their
+output is ones; LayerNorm and its kin keep their scale but do not normalise, because a constant input would vanish.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class SynFlow(Sparse):
 
     def initial_mask(self, setup: Setup) -> Mask:
         layout, counts = setup.layout, setup.counts(self.density)
-        module = copy.deepcopy(setup.module).double().eval()
+        module = copy.deepcopy(setup.module).double().eval().requires_grad_(True)
         embedded = embeddings(module, layout)
         drawn = super().initial_mask(setup).bits.split(list(layout.sizes))
         scored = torch.cat(
@@ -45,7 +46,7 @@ class SynFlow(Sparse):
         bits = torch.where(scored, torch.ones_like(scored), torch.cat(drawn))
         total, kept = int(scored.sum()), sum(count for layer, count in enumerate(counts) if layer not in embedded)
         flow_through(module)
-        weights = setup.weights.double().abs()
+        weights = without_shifts(setup.weights.double().abs(), layout)
         for k in range(1, self.iterations + 1 if total else 1):
             flow = flows(module, layout, torch.where(bits, weights[: layout.links], 0.0), weights[layout.links :], setup.input_shape)
             flow = flow.masked_fill(~(bits & scored), -1.0)
@@ -66,6 +67,15 @@ def flows(module: nn.Module, layout: Layout, links: Tensor, rest: Tensor, input_
     return links * gradient[: layout.links]
 
 
+def without_shifts(weights: Tensor, layout: Layout) -> Tensor:
+    """`weights [n]` with 0 for what is added to a signal and is no link: all flow then comes from the input and passes every layer."""
+    weights = weights.clone()
+    for name, values in layout.views(weights[layout.links :], layout.dense + layout.buffers).items():
+        if "bias" in (own := name.rpartition(".")[2]) or own == "running_mean":
+            values.zero_()
+    return weights
+
+
 def embeddings(module: nn.Module, layout: Layout) -> set[int]:
     """The layers that are an embedding's weight, tied or not."""
     owned = {f"{name}.weight" for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
@@ -73,18 +83,18 @@ def embeddings(module: nn.Module, layout: Layout) -> set[int]:
 
 
 def flow_through(module: nn.Module) -> None:
-    """Let embeddings put out ones, and normalisation over features pass its input on, scaled and shifted."""
+    """Let embeddings put out ones, and normalisation over features pass its input on, scaled."""
 
     def ones(part: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return torch.ones_like(output)
 
-    def affine(part: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        channels = (-1,) + (1,) * (output.dim() - 2)
-        scaled: Tensor = inputs[0]
-        for name, apply in (("weight", torch.mul), ("bias", torch.add)):
-            if (values := getattr(part, name, None)) is not None:
-                scaled = apply(scaled, values if isinstance(part, (nn.LayerNorm, nn.RMSNorm)) else values.view(channels))
-        return scaled
+    def scaled(part: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        signal: Tensor = inputs[0]
+        scale: Tensor | None = getattr(part, "weight", None)
+        if scale is None:
+            return signal
+        by_feature = isinstance(part, (nn.LayerNorm, nn.RMSNorm))
+        return signal * (scale if by_feature else scale.view((-1,) + (1,) * (output.dim() - 2)))
 
     for part in module.modules():
         if isinstance(part, nn.Embedding):
@@ -93,4 +103,4 @@ def flow_through(module: nn.Module) -> None:
             isinstance(part, nn.modules.batchnorm._NormBase)
             and part.running_mean is None  # without statistics of its own it normalises too
         ):
-            part.register_forward_hook(affine)
+            part.register_forward_hook(scaled)
