@@ -29,9 +29,9 @@ def any_success(action: Tensor, means: Tensor) -> Tensor:
 
 
 def greedy_action(reward: Reward, means: Tensor, pick: int) -> Tensor:
-    """S* of Algorithm 3: K times the arm that raises r(S ∪ {i}, μ) most. `means [..., N]` to `bool [..., N]`; ties: the lowest index.
+    """S* of Algorithm 3: K times the arm that raises r(S ∪ {i}, μ) most. `means [..., N]` to `bool [..., N]`.
 
-    Costs K·N rewards. For the linear reward this is the top K, found by selection.
+    Ties: the largest mean, then the lowest index. Costs K·N rewards. For the linear reward this is the top K, found by selection.
     """
     if reward is total:
         return top(means, [pick], [means.shape[-1]])
@@ -42,16 +42,21 @@ def greedy_action(reward: Reward, means: Tensor, pick: int) -> Tensor:
 
 
 def greedy_order(reward: Reward, means: Tensor, pick: int) -> Tensor:
-    """(s*_1, …, s*_K), int64 `[..., K]`: the arms of the greedy action in the order in which they are added."""
+    """(s*_1, …, s*_K), int64 `[..., K]`: the arms of the greedy action in the order in which they are added.
+
+    Optimistic means may be above 1: infinite ones come first, and a reward, which is one of probabilities, sees the others as 1.
+    """
     if reward is total:
         return torch.argsort(means, dim=-1, descending=True, stable=True)[..., :pick]
     arms = means.shape[-1]
     one_more = torch.eye(arms, dtype=torch.bool)
     action = torch.zeros(means.shape, dtype=torch.bool)
+    chances = means.clamp(max=1)[..., None, :].expand(*means.shape, arms)
     order = []
     for _ in range(pick):
-        raised = reward(action[..., None, :] | one_more, means[..., None, :].expand(*means.shape, arms))
-        best = raised.masked_fill(action, -torch.inf).argmax(-1, keepdim=True)
+        raised = reward(action[..., None, :] | one_more, chances).masked_fill(means.isinf(), torch.inf).masked_fill(action, -torch.inf)
+        most = raised == raised.amax(-1, keepdim=True)
+        best = means.masked_fill(~most, -torch.inf).argmax(-1, keepdim=True)
         action = action.scatter(-1, best, True)
         order.append(best)
     return torch.cat(order, -1)

@@ -56,7 +56,7 @@ class CUCB:
 
     def estimate(self, step: int, rng: np.random.Generator) -> Tensor:
         width = torch.sqrt(1.5 * math.log(max(step, 2)) / self.played)  # Ψ = 0: infinite
-        return (self.mean + width).clamp_(max=1e6)
+        return self.mean + width
 
     def learn(self, outcome: Tensor, at: Tensor) -> None:
         self.played[at] += 1

@@ -86,6 +86,22 @@ def test_deterministic_policies_play_as_written_out(policy, byhand):
     assert history == byhand(outcomes.tolist(), 2)
 
 
+@pytest.mark.parametrize("reward", [any_success, weighted])
+def test_arms_never_played_come_first_under_any_reward(reward):
+    player, rng = policies.CUCB(6), np.random.default_rng(0)
+    player.learn(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 2, 4]))
+    assert set(greedy_order(reward, player.estimate(2, rng), 4).tolist()[:3]) == {1, 3, 5}
+    assert greedy_action(reward, player.estimate(2, rng), 3).tolist() == [False, True] * 3
+
+
+def test_optimism_above_certainty_does_not_mislead_the_oracle():
+    """A chance above 1 would make a further arm count against the others."""
+    estimate = torch.tensor([[1.5, 1.4, 1.3, 0.2, 0.1, 0.3]])
+    assert greedy_action(any_success, estimate, 2).tolist() == [[True, True, False, False, False, False]]
+    certain = torch.tensor([0.2, 1.0, 0.1, 0.9], dtype=torch.float64)  # after the second arm none raises the reward
+    assert greedy_order(any_success, certain, 3).tolist() == [1, 3, 0]
+
+
 @pytest.mark.parametrize("scale", [1.0, 10.0])
 def test_thompson_sampling_learns_of_what_it_played_alone_and_draws_from_its_posterior(scale):
     player = policies.TSAdj(4, scale)
