@@ -23,6 +23,8 @@ def read_means(path: Path) -> tuple[float, ...]:
         means = tuple(float(line) for line in path.read_text("utf-8").split())
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read means from '{path}': {getattr(error, 'strerror', None) or error}") from error
+    if not means:
+        raise InputError(f"'{path}' holds no means: write numbers in [0, 1] into it, one a line")
     if not all(0 <= mean <= 1 for mean in means):
         raise InputError(f"'{path}' holds a mean outside [0, 1]")
     return means
@@ -31,13 +33,14 @@ def read_means(path: Path) -> tuple[float, ...]:
 def words(found: Study) -> list[str]:
     """What the theorem says about this bandit, in plain sentences."""
     theorem, steps = found.bound, found.settings.steps
-    if not np.isfinite(theorem.logarithmic):
-        why = (
-            "ε is not below every Δ_{s,k}/(2LK)"
-            if found.settings.epsilon
-            else "two of the best arms, or one of them and another, are equally good"
-        )
-        lines = [f"The theorem's bound does not exist here: {why}. It is vacuous."]
+    if np.isnan(theorem.epsilon):
+        lines = [
+            "The theorem's bound does not exist here: two of the best arms, or one of them and another, are equally good. It is vacuous."
+        ]
+    elif found.settings.epsilon and np.isinf(theorem.logarithmic):
+        lines = ["The theorem's bound does not exist here: ε is not below every Δ_{s,k}/(2LK). It is vacuous."]
+    elif not np.isfinite(theorem.after(steps)):
+        lines = [f"The theorem's bound has 1/ε⁶ in it, and with ε = {theorem.epsilon:.3g} no number is as large. It is vacuous."]
     else:
         lines = [
             f"The theorem (U = {found.settings.universal:g}, L = {found.settings.lipschitz:g}, ε = {theorem.epsilon:.3g}): "
@@ -45,7 +48,9 @@ def words(found: Study) -> list[str]:
         ]
         trivial = f"T · Δ_max = {theorem.trivial(steps):.4g}, which holds for any policy"
         if theorem.vacuous(steps):
-            lines.append(f"That is vacuous: it is above {trivial}. It says something from about 10^{theorem.speaks_from():g} steps on.")
+            power = theorem.speaks_from()
+            when = f"something from about 10^{power:g} steps on" if np.isfinite(power) else "nothing before 10^308 steps"
+            lines.append(f"That is vacuous: it is above {trivial}. It says {when}.")
         else:
             lines.append(f"That is below {trivial}.")
     if found.slope is not None:

@@ -60,6 +60,28 @@ def test_without_matplotlib_the_rest_is_written(fedrts, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("extreme", "said"),
+    [
+        (["--epsilon", "1e-60"], "with ε = 1e-60 no number is as large"),
+        (["--lipschitz", "1e60"], "no number is as large"),
+        (["--epsilon", "0.9"], "ε is not below every"),
+    ],
+)
+def test_a_bound_that_says_nothing_is_said_to(fedrts, tmp_path, extreme, said):
+    ended = fedrts("regret", *SMALL, *extreme, "--out", tmp_path / "study")
+    assert (ended.code, ended.err) == (0, "")
+    assert said in ended.out
+
+
+def test_a_file_without_means(fedrts, tmp_path):
+    (tmp_path / "means.txt").write_text("\n", "utf-8")
+    ended = fedrts("regret", *SMALL, "--means", tmp_path / "means.txt", "--out", tmp_path / "none")
+    assert ended.code == 2
+    assert "holds no means: write numbers in [0, 1] into it, one a line" in ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
     ("wrong", "said"),
     [
         (["--pick", "12"], "--pick must be at least 1 and less than the 12 arms"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,10 +59,8 @@ class Bound:
         return not self.after(steps) < self.trivial(steps)
 
     def speaks_from(self) -> float:
-        """The power of ten of steps from which on the bound is below the trivial one; infinite where it never is."""
-        if not math.isfinite(self.logarithmic + self.constant) or self.widest == 0:
-            return math.inf
-        return next(power for power in itertools.count() if not self.vacuous(10.0**power))
+        """The power of ten of steps from which on the bound is below the trivial one; infinite where it never is, or for no float."""
+        return next((power for power in range(sys.float_info.max_10_exp + 1) if not self.vacuous(10.0**power)), math.inf)
 
 
 def gaps(means: Sequence[float] | np.ndarray, pick: int, reward: Reward = total) -> Gaps:
@@ -100,12 +99,13 @@ def asymptotic_slope(means: Sequence[float] | np.ndarray, pick: int) -> float:
 
 
 def _at(gaps: Gaps, epsilon: float, lipschitz: float, universal: float) -> Bound:
-    """The theorem's right-hand side for one allowed ε."""
-    k = gaps.pick
-    margin = gaps.marginal - 2 * lipschitz * k * epsilon
-    logarithmic = float((6 * gaps.largest * lipschitz**2 / margin**2).sum())
-    constant = (2 * k + 4 * gaps.arms + (k * universal + 8 * k * epsilon**4) / epsilon**6) * gaps.widest
-    return Bound(logarithmic, constant, epsilon, gaps.widest)
+    """The theorem's right-hand side for one allowed ε; infinite where no float is as large."""
+    k, e = gaps.pick, np.float64(epsilon)
+    with np.errstate(over="ignore", divide="ignore"):
+        margin = gaps.marginal - 2 * lipschitz * k * e
+        logarithmic = (6 * gaps.largest * np.float64(lipschitz) ** 2 / margin**2).sum()
+        constant = (2 * k + 4 * gaps.arms + (k * universal + 8 * k * e**4) / e**6) * gaps.widest
+    return Bound(float(logarithmic), float(constant), epsilon, gaps.widest)
 
 
 def _linear(mu: Tensor, order: Tensor, pick: int) -> tuple[Tensor, Tensor]:

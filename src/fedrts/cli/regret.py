@@ -43,7 +43,7 @@ def regret(
 
     own = files.read_means(means) if means else None
     settings = Settings(
-        len(own) if own else arms,
+        arms if own is None else len(own),
         pick,
         steps,
         tuple(scale or (1.0, 10.0)),

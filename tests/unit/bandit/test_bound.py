@@ -78,6 +78,18 @@ def test_equal_means_leave_no_epsilon():
     assert math.isinf(theorem.bound(theorem.gaps([0.7, 0.2], 1), 1000, epsilon=0.25).after(1000))
 
 
+@pytest.mark.parametrize("extreme", [{"epsilon": 1e-60}, {"lipschitz": 1e60}, {"lipschitz": 1e200}, {"universal": 1e308}])
+def test_a_bound_beyond_all_floats_is_infinite(extreme):
+    found = theorem.bound(theorem.gaps([0.9, 0.6, 0.2, 0.1], 2), 1000, **extreme)
+    assert math.isinf(found.after(1000))
+    assert found.vacuous(1000)
+    assert math.isinf(found.speaks_from())
+
+
+def test_a_bound_that_speaks_after_more_steps_than_a_float_counts():
+    assert math.isinf(theorem.Bound(1.0, 1e305, 0.1, 1e-9).speaks_from())
+
+
 def test_many_actions_are_bounded_by_the_best_reward():
     mu = np.linspace(0.9, 0.1, 40)
     few = theorem.gaps(mu[:10], 3, any_success)
