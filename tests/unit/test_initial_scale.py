@@ -27,8 +27,8 @@ def setup_of(init_scale, seed=0):
 def test_links_are_multiplied_layer_by_layer(name):
     setup = setup_of("sparse")
     method = methods.get(name)(density=0.1)
-    counts, sizes = setup.counts(0.1), setup.layout.sizes
     begun = method.begin(setup)
+    counts, sizes = begun.mask.counts, setup.layout.sizes
     mask, links = begun.mask.bits.split(list(sizes)), begun.weights[: setup.layout.links].split(list(sizes))
     for number, first in enumerate(setup.weights[: setup.layout.links].split(list(sizes))):
         expected = torch.where(mask[number], first * math.sqrt(sizes[number] / counts[number]), torch.zeros_like(first))
@@ -38,8 +38,9 @@ def test_links_are_multiplied_layer_by_layer(name):
 
 
 def test_the_pool_of_masks_is_judged_with_scaled_weights():
-    begun = methods.get("fedtiny")(density=0.1).begin(setup_of("sparse"))
-    assert torch.equal(begun.weights, setup_of("sparse").scaled_weights(0.1))
+    setup = setup_of("sparse")
+    begun = methods.get("fedtiny")(density=0.1).begin(setup)
+    assert torch.equal(begun.weights, setup.scaled_weights(setup.counts(0.1)))
     assert begun.mask.is_full
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,9 +32,11 @@ class Method(BaseModel):
 
     def begin(self, setup: Setup) -> State:
         """The server's state before round 0."""
-        return State.of(self.initial_weights(setup), self.initial_mask(setup))
+        mask = self.initial_mask(setup)
+        return State.of(self.initial_weights(setup, mask.counts), mask)
 
-    def initial_weights(self, setup: Setup) -> Tensor:
+    def initial_weights(self, setup: Setup, counts: Sequence[int]) -> Tensor:
+        """W_0 `[n]` of a model with so many active links in each layer."""
         return setup.weights
 
     def initial_mask(self, setup: Setup) -> Mask:
@@ -84,8 +86,8 @@ class Sparse(Method):
     dense: ClassVar[bool] = False
     topology: ClassVar[str] = "random, never changes"
 
-    def initial_weights(self, setup: Setup) -> Tensor:
-        return setup.scaled_weights(self.density)
+    def initial_weights(self, setup: Setup, counts: Sequence[int]) -> Tensor:
+        return setup.scaled_weights(counts)
 
     def initial_mask(self, setup: Setup) -> Mask:
         layout, device = setup.layout, setup.weights.device

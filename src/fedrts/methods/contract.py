@@ -7,7 +7,7 @@ Programs never travel: a client builds its exchange from the experiment, the rou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Protocol
@@ -287,14 +287,14 @@ class Setup:
     init_mask: str = "random"
     init_scale: str = "dense"
 
-    def scaled_weights(self, density: float) -> Tensor:
-        """W_0 `[n]` for a model of this density: as it is, or with the links of layer l times √(n^l / K^l).
+    def scaled_weights(self, counts: Sequence[int]) -> Tensor:
+        """W_0 `[n]` for a model with K^l = `counts[l]` active links: as it is, or with the links of layer l times √(n^l / K^l).
 
         A unit then sums as much variance over its K^l / n^l of the links as it would over all of them.
         """
         if self.init_scale == "dense":
             return self.weights
-        gains = [math.sqrt(size / count) for size, count in zip(self.layout.sizes, self.counts(density), strict=True)]
+        gains = [math.sqrt(size / max(count, 1)) for size, count in zip(self.layout.sizes, counts, strict=True)]
         spread = torch.tensor(gains, dtype=self.weights.dtype).repeat_interleave(torch.tensor(self.layout.sizes))
         weights = self.weights.clone()
         weights[: self.layout.links] *= spread.to(weights.device)

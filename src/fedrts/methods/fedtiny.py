@@ -65,7 +65,8 @@ class FedTiny(Progressive):
         if not self.abns:
             return super().begin(setup)
         pool = torch.stack([self.candidate(setup, index).bits for index in range(self.candidates)])
-        return State.of(self.initial_weights(setup), Mask.full(setup.layout.sizes, setup.weights.device)).remember(pool=pool)
+        weights = self.initial_weights(setup, setup.counts(self.density))  # the same for every candidate
+        return State.of(weights, Mask.full(setup.layout.sizes, setup.weights.device)).remember(pool=pool)
 
     def candidate(self, setup: Setup, index: int) -> Mask:
         """A random mask of the budget; its layers' densities are those of the experiment times 1 ± 0.5."""
