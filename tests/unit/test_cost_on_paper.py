@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -131,12 +132,15 @@ def test_published_flops_of_resnet18(resnet18, layouts, method, density, formula
 
 
 def test_overhead_of_extrusion_and_of_pruned_activations(layouts):
-    """FedMef: F_o = 4·d·n + n_a·log n_a, in outer rounds."""
+    """FedMef: F_o = 4·d·n in outer rounds, n_a·log n_a in all of them."""
     now = outer_round(layouts["resnet18"])
     assert methods.get("fedmef")().overhead(now, 1000.0, 64.0) == 4000
     assert methods.get("fedmef")(sap=True).overhead(now, 1000.0, 64.0) == 4000 + 64 * 6
     assert methods.get("fedmef")(bae=False).overhead(now, 1000.0, 64.0) == 0
     assert methods.get("fedrts")().overhead(now, 1000.0, 64.0) == 0
+    inner = replace(now, outer=False)
+    assert methods.get("fedmef")().overhead(inner, 1000.0, 64.0) == 0
+    assert methods.get("fedmef")(sap=True).overhead(inner, 1000.0, 64.0) == 64 * 6
 
 
 def test_passes_over_candidates_and_over_all_data():

@@ -56,10 +56,9 @@ class FedMef(Progressive):
         return Train(influence=Extrusion(self.penalty), marks=partial(weak_marks, quota=round.quota))
 
     def overhead(self, round: Round, active: float, activations: float) -> float:
-        """F_o = 4·d·n for the extrusion, and n_a·log n_a to choose activations where they are pruned."""
-        if not round.outer:
-            return 0.0
-        return 4 * active * self.bae + (activations * math.log2(max(activations, 1)) if self.sap else 0.0)
+        """F_o = 4·d·n for the extrusion, in outer rounds, and n_a·log n_a to choose activations, wherever they are pruned."""
+        extrusion = 4 * active if self.bae and round.outer else 0.0
+        return extrusion + (activations * math.log2(max(activations, 1)) if self.sap else 0.0)
 
     def remarks(self, before: State, after: State, round: Round) -> Mapping[str, float]:
         """Share of θ_low that was dropped then (a link that was grown again starts at 0 too)."""
