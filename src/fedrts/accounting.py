@@ -294,8 +294,8 @@ class Estimate:
             active = sum(book.active) + book.layout.parameters - book.layout.links
             sparse = unit * (macs.dense if full else pruned) + run.method.overhead(current, active, stored)
             prices = sparse, unit * macs.dense, unit * pruned
-            flops = sum(flops_on_paper(exchange, run.training, self.samples, *prices) for exchange in exchanges)
             for case, charged in cases.items():
+                flops = sum(flops_on_paper(exchange, run.training, self.samples, *prices) for exchange in charged)
                 lengths = [exchange.charged(book) for exchange in charged]
                 down, up = (sum(way) for way in zip(*lengths, strict=True))
                 yield Row(accounting, name, case, down, up, flops, memory_bytes=3 * book.sparse())

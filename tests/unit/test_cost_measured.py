@@ -80,7 +80,11 @@ def test_the_summary_has_the_papers_outer_round(alone, tmp_path):
     cost = fedrts.cost(**settings)
     assert result.summary["paper_comm_mb"] == pytest.approx(cost.row("paper", "outer", PUBLISHED).megabytes)
     assert cost.row("paper", "outer", STRICT).megabytes > cost.row("paper", "outer", PUBLISHED).megabytes
-    assert cost.row("paper", "inner").case == ""
+    for accounting in ("paper", "rules"):
+        inner = [cost.row(accounting, "inner", case) for case in (PUBLISHED, STRICT)]
+        assert inner[0].megabytes == inner[1].megabytes
+        outer = cost.row(accounting, "outer", PUBLISHED)
+        assert inner[0].flops == outer.flops > inner[1].flops, "the paper counts dense gradients in every round"
 
 
 # -- how one may ask ------------------------------------------------------------------------------------------------

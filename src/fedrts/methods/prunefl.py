@@ -45,8 +45,9 @@ class PruneFL(Sparse):
         return (exchanges[0].then(squares=Values(of="squares", on="links")),)
 
     def published(self, exchange: Exchange) -> Exchange:
-        """O_d + O_s: the paper counts the squares and not the weights beside them."""
-        return replace(exchange, up={"squares": exchange.up["squares"]}) if "squares" in exchange.up else exchange
+        """O_d + O_s and (2·F_d + F_s)·E: the paper counts squares without the weights beside them, and records them in every round."""
+        up = {"squares": exchange.up["squares"]} if "squares" in exchange.up else exchange.up
+        return replace(exchange, steps=(Train(record="squares"),), up=up)
 
     def training(self, round: Round) -> Train:
         return Train(record="squares") if round.outer else super().training(round)
