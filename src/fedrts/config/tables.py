@@ -160,7 +160,7 @@ class Checkpoint(Table):
     @classmethod
     def _known(cls, every: object) -> object:
         rounds = isinstance(every, int) and not isinstance(every, bool) and every >= 1
-        if not rounds and not (isinstance(every, str) and re.fullmatch(r"auto|0*[1-9]\d*s", every)):
+        if not rounds and not (isinstance(every, str) and re.fullmatch(r"auto|\d+s", every)):
             raise ValueError(f"checkpoint.every must be a number of rounds ≥ 1, seconds such as '30s', or 'auto' (got {every!r})")
         return every
 

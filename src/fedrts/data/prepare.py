@@ -39,7 +39,7 @@ def prepare(name: str, home: Path, given: Path | None, report: Report) -> Data:
         raise InputError(f"cannot write to {home}: {error.strerror or error}; free the space or choose another --data-dir") from error
     if given is not None and source.missing(home):
         names = " and no ".join(file.name for file in source.files if source.lacks(file, home))
-        raise InputError(f"{given} does not hold all of '{name}': it has no {names}")
+        raise InputError(f"{given} does not hold all of '{name}': it has no {names}; give what is missing with --from too")
     source.require(name, home)
     try:
         return data.load(name, {}, home)

@@ -261,7 +261,7 @@ def test_an_archive_that_is_here_already(name, mirrored, server, tmp_path):
 def test_files_one_by_one(mirrored, tmp_path):
     origin = mirrored("svhn") / "made" / "svhn"
     home = tmp_path / "home"
-    with pytest.raises(InputError, match=r"no svhn/test_32x32\.mat"):
+    with pytest.raises(InputError, match=r"train_32x32\.mat does not hold all of 'svhn': it has no test_32x32\.mat; give"):
         prepare("svhn", home, origin / "train_32x32.mat", quiet)
     assert len(prepare("svhn", home, origin / "test_32x32.mat", quiet).x) == 12
 
