@@ -19,6 +19,8 @@ from fedrts.guard import Guard
 from fedrts.methods.contract import Means
 from fedrts.wire.fields import Field, Message, Selection, Values
 
+_PIECE = 1 << 16
+
 
 class Sums:
     """Σ n_k·x_k for every name of the clients' contributions, divided by Σ n_k and cast once: the order of clients does not matter.
@@ -45,23 +47,21 @@ class Sums:
             elif isinstance(payload, Selection):
                 named = payload.indices.new_ones(1, dtype=torch.bool).expand(payload.indices.shape)
                 values = named if payload.values is None else payload.values
-                total = self._total(name, (payload.size,), values)
+                total = self._total(name, (payload.size,), values, votes)
                 total.sum.index_add_(0, payload.indices, values.to(total.sum.dtype), alpha=votes)
-                total.weight += votes
             else:
                 share = votes if payload.dtype == torch.bool else weight
-                total = self._total(name, tuple(payload.shape), payload)
-                total.sum.add_(payload, alpha=share)
-                total.weight += share
+                total = self._total(name, tuple(payload.shape), payload, share)
+                _accumulate(total.sum, payload, share)
 
     def merge(self, other: Sums) -> None:
         """Take in the sums over other clients."""
         self._clients += other._clients
         self._samples += other._samples
         for name, theirs in other._totals.items():
-            ours = self._totals.get(name)
-            sum, weight = (theirs.sum, theirs.weight) if ours is None else (ours.sum + theirs.sum, ours.weight + theirs.weight)
-            self._totals[name] = _Total(sum, theirs.dtype, weight)
+            ours = self._totals.setdefault(name, _Total(torch.zeros_like(theirs.sum), theirs.dtype))
+            ours.weigh(theirs.weight)
+            ours.sum = ours.sum + theirs.sum
         if self._weights is not None and other._weights is not None:
             self._weights.merge(other._weights)
 
@@ -72,12 +72,21 @@ class Sums:
             means["weights"] = self._weights.result()
         return Means(means, self._clients, self._samples)
 
-    def _total(self, name: str, shape: tuple[int, ...], like: Tensor) -> _Total:
+    def _total(self, name: str, shape: tuple[int, ...], like: Tensor, weight: int) -> _Total:
+        """The sum of this name, ready for another payload `like` this one with a weight."""
         if name not in self._totals:
             counted = like.dtype == torch.bool
-            empty = torch.zeros(shape, dtype=torch.int64 if counted else torch.float64, device=like.device)
+            empty = torch.zeros(shape, dtype=torch.int32 if counted else torch.float64, device=like.device)
             self._totals[name] = _Total(empty, torch.float32 if counted else like.dtype)
+        self._totals[name].weigh(weight)
         return self._totals[name]
+
+
+def _accumulate(sum: Tensor, payload: Tensor, weight: int) -> None:
+    """sum += weight · payload, in the type of the sum. On a CPU piece by piece: what is converted stays in its cache."""
+    piece = _PIECE if sum.device.type == "cpu" else max(sum.numel(), 1)
+    for total, part in zip(sum.view(-1).split(piece), payload.reshape(-1).split(piece), strict=True):
+        total.add_(part.to(total.dtype), alpha=weight)
 
 
 @dataclass
@@ -85,6 +94,12 @@ class _Total:
     sum: Tensor
     dtype: torch.dtype
     weight: int = 0
+
+    def weigh(self, more: int) -> None:
+        """So much weight is about to be added; counts that might not fit move to a wider type."""
+        self.weight += more
+        if self.sum.dtype == torch.int32 and self.weight > torch.iinfo(torch.int32).max:
+            self.sum = self.sum.long()
 
 
 class Reduction(Protocol):

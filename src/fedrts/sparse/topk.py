@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import numpy as np
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from fedrts.sparse.layout import starts
 
+_MANY = 1 << 22
+"""Scores from which on threads pay: layers are then divided among them."""
 _SHORT = (torch.float16, torch.bfloat16)
 """Types that numpy lacks or is slow with; float32 holds their numbers exactly."""
 
@@ -31,8 +34,15 @@ def top(scores: Tensor, k: Sequence[int], sizes: Sequence[int]) -> Tensor:
     values = scores.detach().numpy()
     chosen = np.empty(scores.shape, dtype=np.bool_)
 
-    for start, stop, count in zip(begin, begin[1:], k, strict=False):
-        _largest(values[..., start:stop], count, chosen[..., start:stop])
+    def choose(layer: int) -> None:
+        part = (..., slice(begin[layer], begin[layer + 1]))
+        _largest(values[part], k[layer], chosen[part])
+
+    if values.size < _MANY:
+        list(map(choose, range(len(k))))
+    else:
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            list(threads.map(choose, range(len(k))))
     return torch.from_numpy(chosen)
 
 
