@@ -99,10 +99,13 @@ def resume(
     folder = RunFolder(path)
     file = folder.experiment_file()
     resolved = config.resolve(config.from_file(file), changes or {}, {"out": str(path)})
-    check_versions(tomllib.loads(file.read_text("utf-8")).get("versions", {}))
+    check_versions(tomllib.loads(file.read_text("utf-8-sig")).get("versions", {}))
     if resolved.model == config.CUSTOM:
         raise InputError(f"the run in {folder.path} trains a model given in Python: call fedrts.train(…, out=…, resume=True) again")
-    return _play(assemble(resolved, data_dir), folder, observer or Silent(), data_dir, door)
+    assembled = assemble(resolved, data_dir)
+    if not folder.begun:  # its file may be another than that of the start
+        check_uploads(assembled, assembled.method.begin(assembled.setup))
+    return _play(assembled, folder, observer or Silent(), data_dir, door)
 
 
 def train(
@@ -234,6 +237,11 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
     ledger = Ledger.of(plan.guard)
     if saved:
         ledger = Ledger.restored(saved.ledger, state.mask.sizes, plan.guard, experiment.device)
+        if "uploads" not in saved.ledger:  # an earlier version did not count them
+            for line in history:
+                asked = [*line["clients"], *(entry["client"] for entry in line["rejected"])]
+                for exchange in plan.exchanges(plan.round(line["round"], state.mask)):
+                    ledger.count(asked, exchange.up)
     pace = Pace(experiment.checkpoint.every)
     if folder is not None:
         folder.write_json("clients.json", describe_clients(run.data, run.rows, experiment.clients.partition != SITES))

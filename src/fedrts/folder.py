@@ -74,6 +74,11 @@ class RunFolder:
             raise InputError(f"{self.path} is no run folder: it has no experiment.toml")
         return file
 
+    @property
+    def begun(self) -> bool:
+        """Is there a round that is not forgotten?"""
+        return any((self.path / "checkpoint").glob("*")) or (self.path / "summary.json").exists()
+
     def revised(self, experiment: Experiment, given: Collection[str]) -> dict[str, Any]:
         """What `experiment` changes here, of the keys that were `given`: what may change after the first round, as settings.
 
@@ -82,8 +87,10 @@ class RunFolder:
         before, now = (flat(_without_none(e.model_dump(mode="json"))) for e in (resolve(from_file(self.experiment_file())), experiment))
         changed = [key for key in given if now.get(key) != before.get(key)]
         fixed = [key for key in changed if key not in _NOT_COMPARED]
-        if fixed and not any((self.path / "checkpoint").glob("*")) and not (self.path / "summary.json").exists():
-            self.write_experiment(experiment)
+        if fixed and not self.begun:
+            with self.writing():
+                self.write_experiment(experiment)
+                (self.path / "roster.json").unlink(missing_ok=True)  # whoever came to the other one comes again
         elif fixed:
             what = ", ".join(f"{key} is {before.get(key)!r} there, not {now.get(key)!r}" for key in fixed)
             raise InputError(f"{self.path} holds a run of another experiment ({what}): undo that, or choose another --out")

@@ -65,6 +65,6 @@ class Ledger:
         for client, number in tensors["holds"].tolist():
             ledger.traffic.holds[client] = names[number]
         ledger.strikes.counts.update(dict(tensors["strikes"].tolist()))
-        counts = tensors.get("uploads", torch.zeros(0, 3, dtype=torch.int64))  # earlier versions did not count them
+        counts = tensors.get("uploads", torch.zeros(0, 3, dtype=torch.int64))
         ledger.uploads = {client: (values, indices) for client, values, indices in counts.tolist()}
         return ledger

@@ -30,6 +30,7 @@ class Experiment(Part):
 
 
 class Rejected(Part):
+    client: int
     reason: str
 
 

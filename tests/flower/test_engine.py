@@ -401,15 +401,15 @@ def test_a_site_stops_when_its_privacy_is_spent():
     assert "of this site is spent" in lines[-1]["rejected"][0]["reason"]
 
 
-def answers(worker: Worker, run: Assembled) -> list[str]:
-    """Why a worker does not answer the first order of a run for client 1; nothing if it does."""
+def answers(worker: Worker, run: Assembled, client: int = 1) -> list[str]:
+    """Why a worker does not answer the first order of a run; nothing if it does."""
     said = worker.meet(introduction(run))
     assert "refused" not in said, said
     state = run.method.begin(run.setup)
     index = -1 if run.plan.exchanges(run.plan.round(-1, state.mask)) else 0
     order = order_of(run, run.plan.exchanges(run.plan.round(index, state.mask))[0], state, index)
-    header = Header(Kind.DOWNLOAD, bytes.fromhex(run.layout.fingerprint), state.mask.fingerprint, index, 0, 1)
-    facts, replies = worker.site.answer({1: codec.encode(header, order.exchange.down, order.sent, order.frame, None)})
+    header = Header(Kind.DOWNLOAD, bytes.fromhex(run.layout.fingerprint), state.mask.fingerprint, index, 0, client)
+    facts, replies = worker.site.answer({client: codec.encode(header, order.exchange.down, order.sent, order.frame, None)})
     assert len(replies) + len(facts["reasons"]) == 1
     return facts["reasons"]
 
@@ -425,6 +425,13 @@ def test_what_is_spent_stays_spent_in_the_next_experiment():
     assert 2 <= allowed < 6
     assert found[:allowed] == [[]] * allowed
     assert all("the ε = 8 of this site is spent" in reasons[0] for reasons in found[allowed:])
+
+
+def test_a_site_that_is_one_client_counts_whatever_number_it_is_given():
+    table = {"clip": 1.0, "noise": 5.0, "index_epsilon": 1.0}
+    run = experiment(privacy=table, clients={"partition": "sites"})
+    worker = Worker(Host(epsilon=3.0), lambda text: None)
+    assert [len(answers(worker, run, client)) for client in (0, 0, 1, 2, 1000)] == [0, 1, 1, 1, 1]
 
 
 def test_a_site_with_a_limit_counts_for_its_own_delta():

@@ -139,7 +139,9 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     experiment = tmp_path / "study.toml"
     experiment.write_text("rounds = 2")
     assert fedrts("keys", "init", folder, "--host", "fl.example.org")[0] == 0
+    assert fedrts("keys", "init", tmp_path / "compose", "--host", "fedrts_server")[0] == 0
     assert fedrts("keys", "issue", "clinic-a", "--dir", tmp_path)[0] == 0
+    (folder / "nodes").rmdir()  # as in a copy that keeps no empty folders
     code, out, _ = fedrts("keys", "register", tmp_path / "clinic-a.pub", "--dir", folder)
     assert (code, out) == (0, f"registered 'clinic-a' with key {keys.fingerprint((tmp_path / 'clinic-a.pub').read_bytes())}\n")
     assert fedrts("keys", "revoke", "clinic-a", "--dir", folder) == (0, "revoked 'clinic-a'\n", "")

@@ -52,6 +52,28 @@ def test_before_the_first_round_anything_may_change(folder):
     assert stored(folder)["rounds"] == 9
 
 
+def test_who_came_to_another_experiment_comes_again(folder):
+    roster = folder.path / "roster.json"
+    roster.write_text("{}")
+    revised(folder, guard={"quorum": 0.5})
+    assert roster.exists()
+    revised(folder, seed=5)
+    assert not roster.exists()
+
+
+def test_an_experiment_is_not_changed_under_a_process_that_runs_it(folder):
+    before = folder.experiment_file().read_bytes()
+    with folder.writing(), pytest.raises(InputError, match="another process"):
+        revised(RunFolder(folder.path), rounds=9)
+    assert folder.experiment_file().read_bytes() == before
+
+
+def test_what_cannot_be_is_refused_after_a_change_too(folder):
+    revised(folder, method="feddst", guard={"reducer": "median"})
+    with pytest.raises(InputError, match="masks of their own"):
+        fedrts.resume(folder.path)
+
+
 def test_later_another_experiment_is_refused_and_named(tmp_path):
     fedrts.run(**TINY, out=tmp_path / "run")
     folder = RunFolder(tmp_path / "run")

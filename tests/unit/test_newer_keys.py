@@ -31,9 +31,11 @@ def test_only_what_is_missing_is_filled_in():
 
 @pytest.fixture
 def older(tmp_path):
-    """A run of two of four rounds whose version had no `discount`."""
+    """A run of two of four rounds whose version had no `discount`, and did not count uploads."""
     run = tmp_path / "run"
-    fedrts.run(method="fedrts", rounds=4, out=run, checkpoint={"every": 1}, **TINY)
+    fedrts.run(
+        method="fedrts", rounds=4, out=run, checkpoint={"every": 1}, privacy={"clip": 1.0, "noise": 3.0, "index_epsilon": 0.5}, **TINY
+    )
     (run / "summary.json").unlink()
     (newest, earlier) = sorted((run / "checkpoint").glob("*.safetensors"), reverse=True)
     newest.unlink()
@@ -41,7 +43,9 @@ def older(tmp_path):
     facts = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["fedrts"])
     del facts["experiment"]["method_options.discount"]
     earlier.unlink()
-    data = safetensors.torch.save(safetensors.torch.load(data), metadata={"fedrts": json.dumps(facts)})
+    tensors = safetensors.torch.load(data)
+    del tensors["ledger.uploads"]
+    data = safetensors.torch.save(tensors, metadata={"fedrts": json.dumps(facts)})
     (run / "checkpoint" / f"{earlier.name[:8]}-{checkpoint._digest(data)}.safetensors").write_bytes(data)
     settings = tomllib.loads((run / "experiment.toml").read_text())
     del settings["method_options"]["discount"]
@@ -50,7 +54,9 @@ def older(tmp_path):
 
 
 def test_an_older_run_is_resumed(older):
+    given_away = (older / "privacy.json").read_bytes()
     assert fedrts.resume(older).summary["rounds"] == 4
+    assert (older / "privacy.json").read_bytes() == given_away
 
 
 def test_a_newer_key_that_was_set_since_is_a_change(older):

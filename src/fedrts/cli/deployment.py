@@ -40,8 +40,8 @@ def server(
     if (tls is None) != insecure:
         raise InputError("give either --tls DIR (see `fedrts keys init`) or --insecure")
     folder = out or Path("runs", experiment.stem)
-    given = config.merged(config.from_file(experiment), config.from_assignments(assignments or []))
-    resolved = config.resolve(given, {"engine": "flower", "out": str(folder)})
+    given = (config.from_file(experiment), config.from_assignments(assignments or []))
+    resolved = config.resolve(*given, {"engine": "flower", "out": str(folder)})
     flower.prepare()
     from fedrts.flower.deployment import Door
     from fedrts.flower.keys import Authority
@@ -52,8 +52,8 @@ def server(
     if not (folder / "experiment.toml").exists():
         interruptible(lambda observer: api.start(resolved, observer, data_dir, door), folder, quiet, again=again)
         return
-    own = [key for key in config.flat(given) if key not in ("out", "engine")]
-    changes = RunFolder(folder).revised(resolved, own)
+    own = {key for settings in given for key in config.flat(settings)} - {"out", "engine", "engine.name"}
+    changes = RunFolder(folder).revised(resolved, sorted(own))
     if RunFolder(folder).summary() is not None:
         print(f"{folder} is finished; `fedrts inspect {folder}` shows it")
         return

@@ -24,7 +24,7 @@ from fedrts.checkpoint import write_atomically
 from fedrts.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_HOST = re.compile(r"(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.?")
+_HOST = re.compile(r"(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?")
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 825
 _ALWAYS = ("localhost", "127.0.0.1", "::1")
 
@@ -103,6 +103,7 @@ class Authority:
                 raise InputError(f"this key is registered already, as '{other}'")
             if other == name:
                 raise InputError(f"'{name}' has another key: `fedrts keys revoke {name}` first, or choose another --name")
+        self.nodes.mkdir(exist_ok=True)
         write_atomically(self.nodes / f"{name}.pub", pem)
         return name
 

@@ -146,14 +146,15 @@ class Site:
     def _account(self, order: Order, client: int) -> None:
         """Count what is about to leave; an `InputError` where the owner's ε does not allow it."""
         up, protection = order.exchange.up, self.run.bench.protection
-        now = self.sent.get(client, Account()) + Account.of(protection, *countable(up))
+        holder = client if self.host.clients else 0  # all numbers stand for the same data where there is but one client
+        now = self.sent.get(holder, Account()) + Account.of(protection, *countable(up))
         if self.host.epsilon is not None:
             protection.check(up, order.frame, limited=True)
             total = (self.before + now).epsilon(self.host.delta)
             if not total <= self.host.epsilon:
                 spent = f"the ε = {self.host.epsilon:g} of this site is spent"
                 raise InputError("this experiment has no bounded ε" if math.isinf(total) else spent)
-        self.sent[client] = now
+        self.sent[holder] = now
 
 
 def accepted(text: str, host: Host) -> Experiment:

@@ -98,7 +98,7 @@ def read(path: Path) -> Run:
     """The run in a folder, finished or not."""
     folder = RunFolder(path)
     try:
-        settings = tomllib.loads(folder.experiment_file().read_text("utf-8"))
+        settings = tomllib.loads(folder.experiment_file().read_text("utf-8-sig"))
     except ValueError as error:
         raise InputError(f"experiment.toml is damaged: {error}") from error
     versions = settings.pop("versions", {})
