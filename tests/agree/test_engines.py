@@ -231,8 +231,46 @@ RANDOM = [
     Noisy(attention(0.1)),
     Recurrent(0.5),
 ]
+
+
+class Remembering(nn.Module):
+    """A model that keeps something from one batch to the next: `remember(self, hidden)` gives what it goes on with."""
+
+    def __init__(self, remember):
+        super().__init__()
+        self.first, self.last, self.remember, self.calls = nn.Linear(36, 8), nn.Linear(8, 3), remember, 0
+        self.register_buffer("average", torch.zeros(8))
+        self.register_buffer("seen", torch.tensor(False))
+
+    def forward(self, x):
+        return self.last(self.remember(self, self.first(x.flatten(1))))
+
+
+def replaced(model, hidden):
+    model.average = 0.9 * model.average + 0.1 * hidden.detach().mean(0)
+    return hidden - model.average
+
+
+def in_place(model, hidden):
+    model.average.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
+    return hidden - model.average
+
+
+def flagged(model, hidden):
+    if model.training:
+        model.seen.fill_(True)
+    return hidden
+
+
+def counted(model, hidden):
+    model.calls += 1
+    return hidden * 0.5 ** (model.calls % 2)
+
+
 CASES = [*((model, "random numbers.*dropout") for model in RANDOM), (Noisy(lambda hidden: F.dropout(hidden, 0.0)), None)]
-CASES += [(Noisy(attention(0.0)), None)]
+CASES += [(Noisy(attention(0.0)), None), (Remembering(in_place), None)]
+CASES += [(Remembering(replaced), "buffer 'average'.*change it in place"), (Remembering(flagged), "buffer 'seen'")]
+CASES += [(Remembering(counted), "attribute 'calls'")]
 CASES += [(Dropped(0.5), "dropout"), (Branching(), "item"), (cumulative(), "counts in buffers"), (Dropped(0.0), None)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,8 @@ def obstacle(bench: Workbench, objective: Objective, kernel: Kernel) -> str | No
     if has_counters(bench.module, bench.layout):
         return "the model counts in buffers that are no floating-point numbers"
     try:
+        if (reason := remembered(bench)) is not None:
+            return reason
         if (name := watched(bench, objective).draws) is not None:
             return f"the model draws random numbers while it trains, as dropout does ({name})"
         with training(bench.module):
@@ -80,6 +83,29 @@ def watched(bench: Workbench, objective: Objective) -> Watch:
     with torch.random.fork_rng([weights.device] if weights.device.type == "cuda" else []), training(bench.module), watch:
         objective.loss(weights[:parameters].clone(), weights[parameters:].clone(), x, y)
     return watch
+
+
+def remembered(bench: Workbench) -> str | None:
+    """What a pass leaves in the model beside its statistics, and all clients side by side would share; None if nothing."""
+    module = copy.deepcopy(bench.module)
+    buffers, plain = dict(module.named_buffers()), _plain(module)
+    before = {name: value.clone() for name, value in buffers.items() if not value.is_floating_point()}
+    _, x, y = sample(bench)
+    with torch.random.fork_rng([x.device] if x.device.type == "cuda" else []), torch.no_grad(), training(module):
+        bench.data.task.loss(module, x, y)
+    for name, buffer in module.named_buffers():
+        if buffer is not buffers.get(name):
+            return f"the model puts another tensor in the place of its buffer '{name}', which is then lost: change it in place"
+        if name in before and name not in counters(module) and not torch.equal(buffer, before[name]):
+            return f"the model changes its buffer '{name}' while it trains, which is no floating-point number"
+    changed = next((name for name, value in _plain(module).items() if name not in plain or value != plain[name]), None)
+    return None if changed is None else f"the model changes its attribute '{changed}' while it trains"
+
+
+def _plain(module: nn.Module) -> dict[str, object]:
+    """Numbers and words among the attributes of a module and its parts."""
+    parts = ((f"{name}.{key}".lstrip("."), value) for name, part in module.named_modules() for key, value in vars(part).items())
+    return {name: value for name, value in parts if isinstance(value, (bool, int, float, str))}
 
 
 @contextmanager
