@@ -11,9 +11,9 @@ import numpy as np
 from fedrts.data import register
 from fedrts.data.cache import Make, cached
 from fedrts.data.contract import Data, Recipe
-from fedrts.data.images import decode, listed, size_of, statistics
-from fedrts.data.own import with_test_share
-from fedrts.data.pixels import Augment, Pixels
+from fedrts.data.images import decode, listed, size_of
+from fedrts.data.own import normalised, with_test_share
+from fedrts.data.pixels import Augment
 from fedrts.errors import InputError
 
 RECIPE = Recipe(model="cnn", settings={"eval": {"every": 1}})
@@ -45,9 +45,8 @@ def image_folder(path: Path, folder: Path, size: int | None = None, augment: Aug
     found = cached(folder, name, files, fill)
     count = sum(map(len, parts[0]))
     x, y = found["x"], found["y"]
-    view = Pixels.of(*statistics(x[:count]), augment)
-    held = Data(x[:count], y[:count], x[count:], y[count:], classes=len(classes), view=view)
-    return held if split else with_test_share(held, test)
+    held = Data(x[:count], y[:count], x[count:], y[count:], classes=len(classes))
+    return normalised(held if split else with_test_share(held, test), augment)
 
 
 def _folders(root: Path) -> list[str]:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from fedrts.data import register
 from fedrts.data.contract import Data, Recipe
-from fedrts.data.images import statistics
-from fedrts.data.own import with_test_share
-from fedrts.data.pixels import Augment, Pixels
+from fedrts.data.own import normalised, with_test_share
+from fedrts.data.pixels import Augment
 from fedrts.errors import InputError
 
 RECIPE = Recipe(settings={"eval": {"every": 1}})
@@ -34,9 +33,9 @@ def npz(path: Path, augment: Augment = False, test: float = 0.2) -> Data:
         raise InputError(f"{path}: x has rows {tuple(x.shape[1:])} of {x.dtype}, x_test {tuple(test_x.shape[1:])} of {test_x.dtype}")
     if augment and x.dtype != torch.uint8:
         raise InputError(f"{path}: data_options.augment is for images, and x is no uint8 array of images")
-    view = Pixels.of(*statistics(x), augment) if x.dtype == torch.uint8 else None
-    held = Data(x, y, test_x, test_y, classes=int(max(y.max(), test_y.max() if given else 0)) + 1, view=view)
-    return held if given else with_test_share(held, test)
+    held = Data(x, y, test_x, test_y, classes=int(max(y.max(), test_y.max() if given else 0)) + 1)
+    held = held if given else with_test_share(held, test)
+    return normalised(held, augment) if x.dtype == torch.uint8 else held
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

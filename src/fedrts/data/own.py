@@ -12,6 +12,8 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fedrts.data.contract import Data, parted
 from fedrts.data.holdings import Holdings
+from fedrts.data.images import statistics
+from fedrts.data.pixels import Augment, Pixels
 from fedrts.errors import InputError
 from fedrts.tasks import Task
 
@@ -44,3 +46,8 @@ def with_test_share(held: Data, share: float) -> Data:
     """`held` with a random `share` of its training rows, the same in every run, as its test set."""
     rest, test = parted(len(held.y), share, "test")
     return replace(held, x=held.x[rest], y=held.y[rest], test_x=held.x[test], test_y=held.y[test])
+
+
+def normalised(held: Data, augment: Augment) -> Data:
+    """Images `held` as a model reads them, by the mean and standard deviation of the training rows alone."""
+    return replace(held, view=Pixels.of(*statistics(held.x), augment))

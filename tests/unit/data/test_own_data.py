@@ -50,6 +50,11 @@ def test_images_are_normalised(tmp_path, shape):
     assert held.view.flip
 
 
+def test_images_are_normalised_without_a_look_at_the_test_share(tmp_path):
+    held = data.load(saved(tmp_path / "a.npz", x=official.pixels(20, 3, 8, 7), y=Y))
+    torch.testing.assert_close(held.inputs(held.x).mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+
+
 def test_bad_arrays_are_one_clear_line(tmp_path):
     path = tmp_path / "a.npz"
     objects = np.array([{"a": 1}] * 20, dtype=object)
@@ -110,6 +115,7 @@ def test_a_folder_without_test_images_is_split(tmp_path):
     first, second = (data.load(f"folder:{tmp_path}/in", {"test": 0.3}, tmp_path) for _ in range(2))
     assert (len(first.y), len(first.test_y)) == (7, 3)
     assert torch.equal(first.test_x, second.test_x)
+    torch.testing.assert_close(first.inputs(first.x).mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
 
 
 def test_images_of_other_sizes_are_resized_when_asked(tmp_path):
