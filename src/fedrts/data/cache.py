@@ -24,7 +24,7 @@ from fedrts.errors import InputError, note
 Make = Callable[[str, tuple[int, ...], Any], np.ndarray]
 """(name, shape, dtype) → an array to be filled."""
 
-_VERSION = 1
+_VERSION = 2
 """Of what decoders write: raise it when one of them changes its mind."""
 
 

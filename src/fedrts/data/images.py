@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +61,18 @@ def _pixels(file: str, size: tuple[int, int] | None) -> np.ndarray:
     image = optional("PIL.Image", "images")
     try:
         with image.open(file) as opened:
-            picture = opened.convert("RGB")
+            picture = _eight_bit(file, opened).convert("RGB")
             return np.asarray(picture.resize(size[::-1], image.Resampling.BILINEAR) if size else picture)
+    except InputError:
+        raise
     except (OSError, ValueError, SyntaxError, EOFError, image.DecompressionBombError) as error:  # Pillow raises all of these on damage
         raise InputError(f"{file} is no readable image: {error}; get it again") from error
+
+
+def _eight_bit(file: str, opened: Any) -> Any:
+    """An image whose values fit into a byte: Pillow would cut off larger ones instead of scaling them."""
+    if opened.mode.startswith("I;16") or (opened.mode == "I" and opened.format == "PNG"):  # 16 bits, in newer and older Pillow
+        return optional("PIL.Image", "images").fromarray((np.asarray(opened) >> 8).astype(np.uint8))
+    if opened.mode in ("I", "F"):
+        raise InputError(f"{file} has pixels of 32 bits, whose range is unknown: save it with 8 or 16 bits per channel")
+    return opened

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import fedrts
 import official
@@ -126,6 +127,24 @@ def test_images_of_other_sizes_are_resized_when_asked(tmp_path):
     assert data.load(f"folder:{tmp_path}/in", {"size": 6}, tmp_path).input_shape == (3, 6, 6)
     with pytest.raises(InputError, match=r"data_options\.size must be"):
         data.load(f"folder:{tmp_path}/in", {"size": 0}, tmp_path)
+
+
+def test_images_of_16_bits_keep_their_upper_8(tmp_path):
+    images(tmp_path / "in")
+    values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1040
+    official.save(values, tmp_path / "in" / "cat" / "9.png")
+    held = data.load(f"folder:{tmp_path}/in", {}, tmp_path)
+    wanted = torch.from_numpy((values // 256).astype(np.uint8)).expand(3, 8, 8)
+    assert any(torch.equal(image, wanted) for image in [*held.x, *held.test_x])
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_images_of_unknown_range_are_refused(tmp_path, kind):
+    images(tmp_path / "in")
+    Image.fromarray(np.full((8, 8), 300, kind)).save(tmp_path / "in" / "cat" / "9.png", format="TIFF")
+    with pytest.raises(InputError, match=r"9\.png has pixels of 32 bits, whose range is unknown: save it with 8 or 16 bits") as caught:
+        data.load(f"folder:{tmp_path}/in", {}, tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_bad_folders_are_one_clear_line(tmp_path):
