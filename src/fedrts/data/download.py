@@ -27,7 +27,7 @@ def download(url: str, target: Path, checksum: str | None, report: Report) -> No
     target.parent.mkdir(parents=True, exist_ok=True)
     for attempt in range(_TRIES):
         try:
-            total = _transfer(url, part, report)
+            ended, total = _transfer(url, part, report)
         except urllib.error.HTTPError as error:
             raise InputError(f"{url} answered {error.code} {error.reason}: try again later, or get it elsewhere and use --from") from error
         except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
@@ -36,10 +36,11 @@ def download(url: str, target: Path, checksum: str | None, report: Report) -> No
                 "or run it again, which goes on where it broke off"
             ) from error
         size = part.stat().st_size
-        if total is None or size == total:
+        if size == total or (ended and total is None):
             break
-        if size > total or attempt == _TRIES - 1:
-            raise InputError(f"{url} broke off at {size:,} of {total:,} bytes: run it again, which goes on from there")
+        if (total is not None and size > total) or attempt == _TRIES - 1:
+            wanted = "" if total is None else f" of {total:,}"
+            raise InputError(f"{url} broke off at {size:,}{wanted} bytes: run it again, which goes on from there")
     try:
         verify(part, checksum, url)
     except InputError:
@@ -59,8 +60,8 @@ def verify(file: Path, checksum: str | None, origin: str) -> None:
         raise InputError(f"{origin} is damaged or another file: its {kind} is {found}, published is {wanted}; get it again")
 
 
-def _transfer(url: str, part: Path, report: Report) -> int | None:
-    """Append what is missing of `url` to `part`; the size it should then have, where the server says."""
+def _transfer(url: str, part: Path, report: Report) -> tuple[bool, int | None]:
+    """Append what is missing of `url` to `part`; did the answer end as it should, and the size that `part` should then have, if known."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "fedrts"} | ({"Range": f"bytes={have}-"} if have else {}))
     try:
@@ -68,22 +69,24 @@ def _transfer(url: str, part: Path, report: Report) -> int | None:
     except urllib.error.HTTPError as error:
         if error.code != 416:  # nothing lies beyond `have`: all is there, or more than all
             raise
-        return _total(error.headers.get("Content-Range")) or have
+        return True, _total(error.headers.get("Content-Range")) or have
     with response, open(part, "ab" if response.status == 206 else "wb") as file:
         if response.status == 206:
             total = _total(response.headers.get("Content-Range"))
         else:  # the whole from the start, whatever was asked for
             have, total = 0, int(response.headers["Content-Length"]) if "Content-Length" in response.headers else None
-        while True:
+        ended = True
+        while ended:
             try:
                 block = response.read(_CHUNK)
             except http.client.IncompleteRead as error:
-                block = error.partial
+                block, ended = error.partial, False
             if not block:
-                return total
+                break
             file.write(block)
             have += len(block)
             report(part.stem, have, total)
+        return ended, total
 
 
 def _total(content_range: str | None) -> int | None:

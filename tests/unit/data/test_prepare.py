@@ -20,6 +20,11 @@ from fedrts.data.unpack import unpack
 from fedrts.errors import InputError
 
 
+def chunks(body, ended):
+    parts = [body[start : start + 1000] for start in range(0, len(body), 1000)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n" * ended
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         server = self.server
@@ -42,8 +47,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         if server.sizes:
             self.send_header("Content-Length", str(len(content) - start))
+        if server.chunked:
+            self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        self.wfile.write(content[start : start + server.breaks_after])
+        body = content[start : start + server.breaks_after]
+        self.wfile.write(chunks(body, ended=len(body) == len(content) - start) if server.chunked else body)
 
     def log_message(self, *_):
         pass
@@ -53,6 +61,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server():
     httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     httpd.files, httpd.requests, httpd.ranges, httpd.sizes, httpd.breaks_after = {}, [], True, True, 1 << 40
+    httpd.chunked = False
     httpd.url = f"http://127.0.0.1:{httpd.server_port}"
     threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     yield httpd
@@ -112,6 +121,19 @@ def test_a_transfer_that_never_ends_keeps_what_came(server, tmp_path):
         download(f"{server.url}/a.bin", tmp_path / "a.bin", None, quiet)
     assert (tmp_path / "a.bin.part").read_bytes() == CONTENT[:3000]
     assert not (tmp_path / "a.bin").exists()
+
+
+def test_chunks_of_unknown_number_are_a_whole_only_with_the_last(server, tmp_path):
+    server.files["a.bin"], server.sizes, server.chunked = CONTENT, False, True
+    download(f"{server.url}/a.bin", tmp_path / "a.bin", None, quiet)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    server.breaks_after = 4000
+    download(f"{server.url}/a.bin", tmp_path / "b.bin", None, quiet)
+    assert (tmp_path / "b.bin").read_bytes() == CONTENT
+    server.ranges = False
+    with pytest.raises(InputError, match=r"a\.bin broke off at 4,000 bytes: run it again"):
+        download(f"{server.url}/a.bin", tmp_path / "c.bin", None, quiet)
+    assert not (tmp_path / "c.bin").exists()
 
 
 @pytest.mark.parametrize("sizes", [True, False])
