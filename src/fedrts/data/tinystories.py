@@ -95,13 +95,13 @@ def tinystories(folder: Path, length: int = 256, share: float = 1.0, stories: in
 
 
 def _frequent(train: Tensor, classes: int, words: int, end: int) -> Tensor:
-    """New token numbers `[classes]`, int16: 0 for the end, then the most frequent tokens of `train`, the last for all others."""
+    """New token numbers `[classes]` as `Tokens` reads them: 0 for the end, then the most frequent of `train`, the last for all others."""
     counts = torch.bincount(train.flatten().long() & 0xFFFF, minlength=classes)
     counts[end] = counts.max() + 1
     kept = counts.sort(descending=True, stable=True).indices[: words - 1]
-    numbers = torch.full((classes,), words - 1, dtype=torch.int16)
-    numbers[kept] = torch.arange(len(kept), dtype=torch.int16)
-    return numbers
+    numbers = torch.full((classes,), words - 1)
+    numbers[kept] = torch.arange(len(kept))
+    return numbers.to(torch.int16)
 
 
 def _stories(file: Path) -> Iterator[str]:

@@ -9,7 +9,7 @@ import torch
 
 import official
 from fedrts import data
-from fedrts.data.tinystories import Tokens
+from fedrts.data.tinystories import Tokens, _frequent
 from fedrts.errors import InputError
 from fedrts.tasks import Language
 
@@ -76,6 +76,13 @@ def test_stories_become_tokens_with_shifted_targets(tmp_path):
     for options, words in (({"length": 1}, "length"), ({"share": 0}, "share"), ({"share": 2}, "share")):
         with pytest.raises(InputError, match=f"data_options.{words} must be"):
             data.load("tinystories", options, tmp_path)
+
+
+def test_more_frequent_words_than_signed_16_bits_count():
+    numbers = _frequent(torch.arange(50_000).to(torch.int16), classes=50_000, words=40_000, end=7)
+    tokens = Tokens().inputs(numbers)
+    assert tokens[7] == 0
+    assert tokens.bincount().tolist() == [1] * 39_999 + [10_001]
 
 
 def test_tokens_beyond_32767_survive_16_bits():
