@@ -19,26 +19,35 @@ TOLERANCE = 1e-4
 
 
 def onnx_bytes(module: nn.Module, inputs: Tensor) -> bytes:
-    """ONNX of `module` (in evaluation mode) for inputs like `inputs [batch, …]`, with free batch size and, for tokens, length.
+    """ONNX of `module` (in evaluation mode) for inputs like `inputs [batch, …]`, with free batch size and, for language, length.
 
     Parameters keep their names and their bits, zeros included; the graph is not rewritten (runtimes do that on loading). onnxruntime
-    must give the module's outputs on `inputs`, on one row and, for tokens, on half their length: otherwise this is an error.
+    must give the module's outputs on `inputs`, on one row and, for language, on half their length: otherwise this is an error.
     """
     for name in ("onnxscript", "onnxruntime"):
         optional(name, "onnx")
     module = module.cpu().eval()
-    model = _converted(module, inputs)
+    language = _is_language(module, inputs)
+    model = _converted(module, inputs, free_length=language)
     _check_weights(module, model)
     content: bytes = model.SerializeToString()
-    tokens = not inputs.is_floating_point()
-    _check_outputs(module, content, [inputs, inputs[:1], *([inputs[:, : max(1, inputs.shape[1] // 2)]] if tokens else [])])
+    _check_outputs(module, content, [inputs, inputs[:1], *([inputs[:, : max(1, inputs.shape[1] // 2)]] if language else [])])
     return content
 
 
-def _converted(module: nn.Module, inputs: Tensor) -> Any:
+def _is_language(module: nn.Module, inputs: Tensor) -> bool:
+    """Are there logits `[batch, length, vocabulary]` for every token? Other whole numbers are categories in columns, all of them needed."""
+    if inputs.is_floating_point():
+        return False
+    with torch.no_grad():
+        output: Tensor = module(inputs)
+    return output.dim() == 3 and output.shape[:2] == inputs.shape
+
+
+def _converted(module: nn.Module, inputs: Tensor, free_length: bool) -> Any:
     """The module as an ONNX ModelProto, without the traces of this machine that the exporter leaves in it."""
     free: dict[int, Any] = {0: torch.export.Dim("batch")}
-    if not inputs.is_floating_point():
+    if free_length:
         free[1] = torch.export.Dim("length", max=inputs.shape[1])
     with _quiet():
         try:

@@ -55,12 +55,21 @@ def test_onnxruntime_computes_what_the_module_computes(name):
     assert b"site-packages" not in content  # no stack traces
 
 
+def test_columns_of_categories_are_no_tokens_of_free_length():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(6 * 4, 3))
+    content = onnx_export.onnx_bytes(module, torch.randint(0, 10, (4, 6)))
+    batch, columns = onnx.load_from_string(content).graph.input[0].type.tensor_type.shape.dim
+    assert batch.dim_param
+    assert columns.dim_value == 6
+
+
 def test_what_disagrees_is_refused(monkeypatch):
     module, inputs = sparse("mlp")
     converted = onnx_export._converted
 
-    def broken(module, inputs):
-        model = converted(module, inputs)
+    def broken(module, inputs, free_length):
+        model = converted(module, inputs, free_length)
         (bias,) = (entry for entry in model.graph.initializer if list(entry.dims) == [50])
         bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + np.float32(0.01), bias.name))
         return model
