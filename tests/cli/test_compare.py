@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import fedrts as package
+from fedrts.comparison import play, pool
+from fedrts.errors import InputError
 
 GRID = ["--methods", "fedrts,random,fedavg", "--densities", "0.1,0.2", "--seeds", "0,1", "--reference", "random"]
 CELLS = {f"{method}-d{density}-s{seed}" for method in ("fedrts", "random") for density in (0.1, 0.2) for seed in (0, 1)}
@@ -266,6 +268,39 @@ def test_tuning_chooses_on_the_validation_split(fedrts, tiny, tmp_path):
     before = contents(out)
     assert fedrts("compare", *flags, *tiny, "--jobs", 1, "--out", out, "--quiet").code == 0
     assert contents(out) == before
+
+
+def lost(task, tell):
+    """A trial at 0.2 whose process died; others as they are."""
+    if "lr0.2" not in task.name:
+        return play.play(task, tell)
+    tell(play.News(task.name, "failed", text="its process died"))
+    return True
+
+
+TUNED = {"methods": ["random"], "densities": [0.5], "tune_lr": [0.0001, 0.2], "rounds": 12, "epochs": 1, "clients": 4, "data": "digits"}
+
+
+def test_a_rate_stays_once_it_is_used(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(pool, "play", lost)
+        package.compare(out=tmp_path / "out", **TUNED)
+    found = package.compare(out=tmp_path / "out", seeds=[0, 1], **TUNED)
+    assert not found.failures
+    assert [row["train.lr"] for row in found.rows] == [0.0001, 0.0001]
+    for row in found.rows:
+        assert tomllib.loads((tmp_path / "out" / "runs" / row["cell"] / "experiment.toml").read_text())["train"]["lr"] == 0.0001
+    assert found.chosen[0].scores[0.2] > found.chosen[0].scores[0.0001]
+    assert "| 0.0001 (runs began with it) |" in found.markdown()
+
+
+def test_runs_of_several_rates_are_not_mixed(tmp_path):
+    out = tmp_path / "out"
+    package.compare(out=out, seeds=[0, 1], **TUNED)
+    file = out / "runs" / "random-d0.5-s1" / "experiment.toml"
+    file.write_text(file.read_text().replace("lr = 0.2", "lr = 0.3"))
+    with pytest.raises(InputError, match=r"train\.lr is 0\.2 in random-d0\.5-s0 and 0\.3 in random-d0\.5-s1\): remove"):
+        package.compare(out=out, seeds=[0, 1], **TUNED)
 
 
 # -- refused --------------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class Comparison:
         return [self._task(cell, "tuning") for cell, _ in self.grid.trials()]
 
     def choose_rates(self) -> None:
-        self.chosen = tuning.choose(self.grid.trials(), self.out / "tuning")
+        self.chosen = tuning.choose(self.grid.trials(), self.out / "tuning", tuning.used(self.cells, self.out / "runs"))
 
     def tasks(self) -> list[Task]:
         """The cells that can be played: all, but those of a group for which no learning rate was found."""

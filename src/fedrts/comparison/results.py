@@ -81,10 +81,7 @@ class Compared:
     def _rates(self) -> str:
         assert self.grid.tuning is not None
         rates = self.grid.tuning.rates
-        body = [
-            [entry.name, "none" if entry.rate is None else f"{entry.rate:g}", *(_score(entry.scores[rate]) for rate in rates)]
-            for entry in self.chosen
-        ]
+        body = [[entry.name, _rate(entry), *(_score(entry.scores[rate]) for rate in rates)] for entry in self.chosen]
         return markdown(["cell", "chosen", *(f"valid. accuracy at {rate:g}" for rate in rates)], body)
 
     def write(self, metric: str = DEFAULT_METRIC, reference: str | None = None) -> None:
@@ -122,6 +119,12 @@ def setting_of(cells: Sequence[Cell]) -> str:
 
     words = common("data", "{}") + common("model", "{}") + common("rounds", "{} rounds")
     return " · ".join(words + common("clients.total", "{} clients") + common("clients.per_round", "{} a round"))
+
+
+def _rate(entry: Chosen) -> str:
+    if entry.rate is None:
+        return "none"
+    return f"{entry.rate:g}" if entry.is_best else f"{entry.rate:g} (runs began with it)"
 
 
 def _score(value: float | None) -> str:

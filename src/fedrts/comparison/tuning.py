@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedrts import config
 from fedrts.comparison.grid import Cell
+from fedrts.errors import InputError
 from fedrts.folder import RunFolder
 from fedrts.rounds import ALWAYS_EVALUATED
 
@@ -16,12 +18,16 @@ Group = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The rates of a group of cells with what each came to on the validation split (None: the trial failed), and the best."""
+    """The rates of a group of cells with what each came to on the validation split (None: the trial failed), and which is used."""
 
     name: str
     scores: Mapping[float, float | None]
     rate: float | None
-    """None: every trial failed."""
+    """The best, or one that was so when its first cell began; None: every trial failed."""
+
+    @property
+    def is_best(self) -> bool:
+        return self.rate == _best(self.scores)
 
 
 def score(folder: Path) -> float | None:
@@ -33,14 +39,29 @@ def score(folder: Path) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def choose(trials: Sequence[tuple[Cell, float]], folder: Path) -> dict[Group, Chosen]:
-    """For every group the rate with the best score; of equal ones the first."""
+def used(cells: Sequence[Cell], folder: Path) -> dict[Group, float]:
+    """The rates of groups whose runs began: a trial that failed then may be the best now, but a mean is over runs of one rate."""
+    found: dict[Group, tuple[str, float]] = {}
+    for cell in cells:
+        file = folder / cell.name / "experiment.toml"
+        if not file.exists():
+            continue
+        rate = config.resolve(config.from_file(file)).train.lr
+        first, earlier = found.setdefault(cell.group, (cell.name, rate))
+        if rate != earlier:
+            what = f"train.lr is {earlier:g} in {first} and {rate:g} in {cell.name}"
+            raise InputError(f"{folder} mixes learning rates ({what}): remove the runs of one of them")
+    return {group: rate for group, (_, rate) in found.items()}
+
+
+def choose(trials: Sequence[tuple[Cell, float]], folder: Path, used: Mapping[Group, float]) -> dict[Group, Chosen]:
+    """For every group the rate that it used before, or that with the best score; of equal ones the first."""
     scores: dict[Group, dict[float, float | None]] = {}
     names: dict[Group, str] = {}
     for cell, rate in trials:
         scores.setdefault(cell.group, {})[rate] = score(folder / cell.name)
         names.setdefault(cell.group, cell.name.rpartition("-")[0])
-    return {group: Chosen(names[group], tried, _best(tried)) for group, tried in scores.items()}
+    return {group: Chosen(names[group], tried, used.get(group, _best(tried))) for group, tried in scores.items()}
 
 
 def _best(tried: Mapping[float, float | None]) -> float | None:
