@@ -356,3 +356,10 @@ def test_from_python(tmp_path):
     assert {row["topology.interval"] for row in found.rows} == {1, 2}
     assert not found.failures
     assert "interval 1, density 0.2" in found.markdown("accuracy", "random")
+
+
+def test_lists_as_values_of_a_key(tmp_path):
+    settings = {"data": "digits", "rounds": 1, "epochs": 1, "clients": 4}
+    found = package.compare(methods=["random"], grid={"model_options.hidden": [[8], [16, 8]]}, out=tmp_path / "out", **settings)
+    assert [row["cell"] for row in found.rows] == ["random-d0.2-hidden8-s0", "random-d0.2-hidden16_8-s0"]
+    assert "hidden [16, 8], density 0.2" in (tmp_path / "out" / "results.md").read_text("utf-8")

@@ -91,6 +91,12 @@ def test_published_numbers():
     assert target.published_for("gigabytes", {"method": "fedrts", "part": "cinic10"}) == 105.6
 
 
+def test_published_numbers_of_a_list():
+    found = preset.parsed(MINE + '"model_options.hidden" = [16, 8]\n', "mine")
+    assert found.published_for("accuracy_last10", {"model_options.hidden": "[16, 8]"}) == 0.7341
+    assert found.published_for("accuracy_last10", {"model_options.hidden": "[8]"}) is None
+
+
 def test_shufflenet_with_200_classes_prunes_its_output_layer_and_says_so():
     (part,) = [part for part in preset.load("fig-accuracy").paper.parts if part.name == "tinyimagenet-shufflenet_v2"]
     assert part.experiment["model_options"] == {"prune_output": True}

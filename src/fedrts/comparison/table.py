@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ SURE = 0.05
 Row = Mapping[str, Any]
 """A line of results.csv."""
 Column = tuple[Any, ...]
-"""The values of the grid's other keys, and last the density."""
+"""The values of the grid's other keys (lists as text), and last the density."""
 
 
 def check_metric(name: str) -> None:
@@ -117,7 +117,12 @@ def text_of(value: Any) -> str:
 
 
 def _column(row: Row, axes: Sequence[str]) -> Column:
-    return (*(row[key] for key in axes), float(row["density_target"]))
+    return (*map(key_of, (row[key] for key in axes)), float(row["density_target"]))
+
+
+def key_of(value: Any) -> Hashable:
+    """A value of the grid as part of a column."""
+    return value if isinstance(value, Hashable) else str(value)
 
 
 def with_error(results: Results, mean: Mean, signed: bool = False) -> str:

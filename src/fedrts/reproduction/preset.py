@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fedrts import config
 from fedrts.comparison.grid import Grid, check_method
-from fedrts.comparison.table import check_metric
+from fedrts.comparison.table import check_metric, key_of
 from fedrts.config import Table
 from fedrts.errors import InputError, nearest
 
@@ -64,7 +64,7 @@ class Preset(Table):
     def published_for(self, key: str, where: Mapping[str, Any]) -> float | None:
         """The published value of `key`, of the entry that agrees with `where` in all that it says."""
         for entry in self.published:
-            if key in entry and all(entry.get(name, value) == value for name, value in where.items()):
+            if key in entry and all(key_of(entry.get(name, value)) == key_of(value) for name, value in where.items()):
                 return float(entry[key])
         return None
 

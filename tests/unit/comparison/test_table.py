@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedrts.comparison.table import Results, differences_table, means_table, words_on_test
+from fedrts.comparison.table import Results, costs_table, differences_table, means_table, words_on_test
 from fedrts.errors import InputError
 
 
@@ -52,6 +52,13 @@ def test_columns_by_other_keys():
     rows = [row("a", d, 0, 0.5, interval) for interval in (5, 10) for d in (0.1, 0.2)]
     found = cells(means_table(Results.of(rows, ["topology.interval"], "accuracy_last10"), 1))[0]
     assert found[1:] == ["interval 5, density 0.2", "interval 5, density 0.1", "interval 10, density 0.2", "interval 10, density 0.1"]
+
+
+def test_lists_as_values_of_a_key():
+    rows = [row("a", 0.2, seed, 0.5, widths) for widths in ([8], [16, 16]) for seed in (0, 1)]
+    found = cells(means_table(Results.of(rows, ["topology.interval"], "accuracy_last10"), 2))
+    assert found[0][1:] == ["interval [8], density 0.2", "interval [16, 16], density 0.2"]
+    assert [line[1] for line in cells(costs_table(rows, ["topology.interval"]))[2:]] == ["[8]", "[16, 16]"]
 
 
 def test_differences():
