@@ -32,11 +32,13 @@ class Difference:
 def mean_of(values: Sequence[float]) -> Mean:
     """Mean and standard error, s / √n with s² over n − 1."""
     count = len(values)
-    mean = math.fsum(values) / count
+    _, exponent = math.frexp(max(map(abs, values)))
+    scaled = [math.ldexp(value, -exponent) for value in values]  # by a power of 2: exact, and no square of a perplexity overflows
+    mean = math.fsum(scaled) / count
     if count < 2:
-        return Mean(mean, None, count)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
-    return Mean(mean, math.sqrt(variance / count), count)
+        return Mean(math.ldexp(mean, exponent), None, count)
+    variance = math.fsum((value - mean) ** 2 for value in scaled) / (count - 1)
+    return Mean(math.ldexp(mean, exponent), math.ldexp(math.sqrt(variance / count), exponent), count)
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:

@@ -84,3 +84,13 @@ def test_holm_rejects_what_its_steps_reject(values):
                 break
             rejected.add(place)
         assert {place for place, p in enumerate(holm(values)) if p <= level} == rejected
+
+
+def test_large_numbers():
+    found = mean_of([1e200, 2e200])
+    assert (found.value, found.error) == (pytest.approx(1.5e200), pytest.approx(0.5e200))
+    assert mean_of([1.7e308] * 3).value == pytest.approx(1.7e308)
+    assert paired({0: 3e300, 1: 5e300, 2: 8e300}, {0: 1e300, 1: 2e300, 2: 3e300}).p == pytest.approx(
+        paired({0: 3, 1: 5, 2: 8}, {0: 1, 1: 2, 2: 3}).p
+    )
+    assert mean_of([float("inf"), 1.0]).value == float("inf")
