@@ -174,6 +174,8 @@ def _validation(experiment: Experiment) -> dict[str, Any]:
     if given is not None and not given:
         raise InputError("--tune-lr chooses by a validation split: data_options.validation must not be 0")
     own = "validation" in inspect.signature(data.get(experiment.data)).parameters
+    if own and experiment.data_options.get("train") == "train+valid":
+        raise InputError("--tune-lr chooses by a validation split: data_options.train must not be 'train+valid', which trains on it")
     return {} if own or given else {"data_options": {"validation": VALIDATION}}
 
 

@@ -51,6 +51,7 @@ def test_data_as_a_key_brings_its_recipe():
         ({"seeds": [0, 1000], "tuning": Tuning((0.1,))}, "no result uses"),
         ({"tuning": Tuning(())}, "names no rate"),
         ({"base": {"data_options": {"validation": 0.0}}, "tuning": Tuning((0.1,))}, "must not be 0"),
+        ({"base": {"data": "cinic10", "data_options": {"train": "train+valid"}}, "tuning": Tuning((0.1,))}, "must not be 'train\\+valid'"),
         ({"densities": [0.1, 0.1000001]}, "two cells would have the name"),
     ],
 )
