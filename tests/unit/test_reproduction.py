@@ -129,32 +129,50 @@ def test_at_small_scale_nothing_is_published_and_other_data_stand_in(tmp_path):
     assert "(published" not in (tmp_path / "out" / "results.md").read_text("utf-8")
 
 
-def test_cost_to_target(tmp_path):
-    """Dense averaging reaches a sparse method's accuracy, with the bytes of its history until then; published costs stand beside."""
+def cost_to_target(tmp_path, grid=""):
+    """The lines about fedavg, which is to reach what the method `random` does, and the folder of the runs."""
     text = (
         MINE.replace('figure = "lines"', 'target = "random"')
         .replace('"fedrts", "fedavg"', '"random", "fedavg"')
         .replace("rounds = 2", "rounds = 14")
+        .replace("densities = [0.5]", f"densities = [0.5]\n{grid}")
     )
     text = text.partition("[[published]]")[0].replace('methods = ["fedrts"]', 'methods = ["random"]')
     text = "\n".join(line for line in text.splitlines() if "altered" not in line and "absent" not in line)
     text += '\n[[published]]\nmethod = "fedavg"\npart = "whole"\nflops = 3.4e16\n'
     (tmp_path / "mine.toml").write_text(text, "utf-8")
     reproduce(str(tmp_path / "mine.toml"), tmp_path / "out", "paper", data_dir=tmp_path)
-    (line,) = [line for line in (tmp_path / "out" / "results.md").read_text("utf-8").splitlines() if line.startswith("| fedavg | 1 |")]
-    _, _, reached, round, flops, sent = (cell.strip() for cell in line.strip("|").split("|"))
-    assert reached == "2 of 2"
-    assert "(published 3.4e+16)" in flops
-    runs = [tmp_path / "out" / "whole" / "runs" / f"{method}-s{seed}" for method in ("random-d0.5", "fedavg") for seed in (0, 1)]
-    histories = [[json.loads(entry) for entry in (run / "history.jsonl").read_text("utf-8").splitlines()] for run in runs]
+    table = (tmp_path / "out" / "results.md").read_text("utf-8").partition("Until the mean")[2]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("| fedavg |")]
+    return lines, tmp_path / "out" / "whole" / "runs"
+
+
+def expected_cost(runs, place=""):
+    """Round and GB sent of fedavg, by hand."""
+    names = [f"{method}{place}-s{seed}" for method in ("random-d0.5", "fedavg") for seed in (0, 1)]
+    histories = [[json.loads(entry) for entry in (runs / name / "history.jsonl").read_text("utf-8").splitlines()] for name in names]
     rounds, spent = [], []
     for slow, fast in zip(histories[:2], histories[2:], strict=True):
         goal = sum(entry["accuracy"] for entry in slow[-10:]) / 10
         first = next(t for t in range(9, 14) if sum(entry["accuracy"] for entry in fast[t - 9 : t + 1]) / 10 >= goal)
         rounds.append(first)
         spent.append(sum(entry["upload_bytes"] + entry["download_bytes"] for entry in fast[: first + 1]))
-    assert round == f"{sum(rounds) / 2:.0f}"
-    assert sent == f"{sum(spent) / 2e9:.3g}"
+    return f"{sum(rounds) / 2:.0f}", f"{sum(spent) / 2e9:.3g}"
+
+
+def test_cost_to_target(tmp_path):
+    """Dense averaging reaches a sparse method's accuracy, with the bytes of its history until then; published costs stand beside."""
+    ((_, density, reached, round, flops, sent),), runs = cost_to_target(tmp_path)
+    assert (density, reached) == ("1", "2 of 2")
+    assert "(published 3.4e+16)" in flops
+    assert (round, sent) == expected_cost(runs)
+
+
+def test_cost_to_target_in_every_place_of_a_grid(tmp_path):
+    """Two sizes of the model: the bytes of one are not those of the other."""
+    lines, runs = cost_to_target(tmp_path, 'grid = { "model_options.hidden" = [[32], [96]] }')
+    assert [line[:4] for line in lines] == [["fedavg", "[32]", "1", "2 of 2"], ["fedavg", "[96]", "1", "2 of 2"]]
+    assert [(line[4], line[6]) for line in lines] == [expected_cost(runs, "-hidden32"), expected_cost(runs, "-hidden96")]
 
 
 @pytest.mark.parametrize(

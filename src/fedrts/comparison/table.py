@@ -56,7 +56,7 @@ class Results:
         values: dict[tuple[str, Column], dict[int, float]] = {}
         for row in rows:
             if row[metric] is not None:
-                values.setdefault((row["method"], _column(row, axes)), {})[row["seed"]] = row[metric]
+                values.setdefault((row["method"], column_of(row, axes)), {})[row["seed"]] = row[metric]
         return cls(metric, tuple(axes), values)
 
     @property
@@ -116,7 +116,8 @@ def text_of(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _column(row: Row, axes: Sequence[str]) -> Column:
+def column_of(row: Row, axes: Sequence[str]) -> Column:
+    """Where a row stands."""
     return (*map(key_of, (row[key] for key in axes)), float(row["density_target"]))
 
 
@@ -207,7 +208,7 @@ def costs_table(rows: Sequence[Row], axes: Sequence[str]) -> str:
     """What runs sent and computed, mean over seeds."""
     groups: dict[tuple[str, Column], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["method"], _column(row, axes)), []).append(row)
+        groups.setdefault((row["method"], column_of(row, axes)), []).append(row)
     body = []
     for (method, column), runs in groups.items():
         sent, ratio, flops = (

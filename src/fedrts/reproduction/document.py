@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from fedrts import accounting, config
 from fedrts.comparison.results import Compared, setting_of
 from fedrts.comparison.statistics import mean_of
-from fedrts.comparison.table import ABSENT, METRICS, Column, markdown, means_table
+from fedrts.comparison.table import ABSENT, METRICS, Column, Results, column_of, markdown, means_table, text_of
 from fedrts.comparison.target import Point, cost_to_target
 from fedrts.folder import RunFolder
 from fedrts.reproduction.preset import Part, Preset, Scale, ScaleName
@@ -94,8 +94,7 @@ class Document:
         results = outcome.compared.results(metric)
 
         def beside(method: str, column: Column) -> str:
-            where = dict(zip(results.axes, column, strict=False)) | {"density": column[-1]}
-            found = self.published(outcome, metric, method=method, **where)
+            found = self.published(outcome, metric, method=method, **_where(results, column))
             return "" if found is None else f" (published {results.text(found)})"
 
         return means_table(results, len(self.scale.seeds), beside)
@@ -111,43 +110,59 @@ class Document:
             own = {"method": method} | ({} if config.method_class(method).dense else {"density": column[-1]})
             row = accounting.of_settings([of, own], data_dir=self.data_dir).row("paper", "outer")
             cells = [("megabytes", row.megabytes, "{:.2f}"), ("flops", row.flops, "{:.3g}"), ("memory", row.memory_bytes / 1e6, "{:.2f}")]
-            body.append([method, f"{column[-1]:g}", *(self._with_published(outcome, key, v, form, method) for key, v, form in cells)])
+            body.append(
+                [method, f"{column[-1]:g}", *(self._with_published(outcome, key, v, form, method=method) for key, v, form in cells)]
+            )
         return markdown(["method", "density", "MB sent", "FLOPs", "memory MB"], body)
 
-    def _with_published(self, outcome: Outcome, key: str, value: float, form: str, method: str) -> str:
-        found = self.published(outcome, key, method=method)
+    def _with_published(self, outcome: Outcome, key: str, value: float, form: str, **where: Any) -> str:
+        found = self.published(outcome, key, **where)
         return form.format(value) + ("" if found is None else f" (published {form.format(found)})")
 
     # -- cost to target ---------------------------------------------------------------------------------------------
 
     def _target_words(self) -> str:
         return (
-            f"Until the mean accuracy of ten rounds first reaches {self.preset.target}'s of the last ten, seed by seed; means over the "
-            "seeds that reach it, bytes and FLOPs of all clients as measured:"
+            f"Until the mean accuracy of ten rounds first reaches {self.preset.target}'s of the last ten (at the same density, else at its "
+            "highest), seed by seed; means over the seeds that reach it, bytes and FLOPs of all clients as measured:"
         )
 
     def _targets(self, outcome: Outcome) -> str:
         assert outcome.compared is not None
-        rows, results = outcome.compared.rows, outcome.compared.results("accuracy_last10")
-        goals = next((values for (method, _), values in results.values.items() if method == self.preset.target), {})
+        results = outcome.compared.results("accuracy_last10")
+        runs = {(row["method"], column_of(row, results.axes), row["seed"]): row["cell"] for row in outcome.compared.rows}
         body = []
         for method, column in results.values:
             if method == self.preset.target:
                 continue
-            runs = {row["seed"]: row["cell"] for row in rows if (row["method"], row["density_target"]) == (method, column[-1])}
-            found = [reached(outcome.compared.out / "runs" / cell, goals[seed]) for seed, cell in runs.items() if seed in goals]
-            body.append([method, f"{column[-1]:g}", *self._reached(outcome, method, [point for point in found if point], len(found))])
-        return markdown(["method", "density", "seeds that reach it", "round", "FLOPs", "GB sent"], body)
+            goals = self._goals(results, column)
+            cells = {seed: runs[method, column, seed] for seed in results.values[method, column] if seed in goals}
+            found = [reached(outcome.compared.out / "runs" / cell, goals[seed]) for seed, cell in cells.items()]
+            costs = self._reached(outcome, [point for point in found if point], len(found), method=method, **_where(results, column))
+            body.append([method, *map(text_of, column), *costs])
+        names = [key.rpartition(".")[2] for key in results.axes]
+        return markdown(["method", *names, "density", "seeds that reach it", "round", "FLOPs", "GB sent"], body)
 
-    def _reached(self, outcome: Outcome, method: str, points: Sequence[Point], seeds: int) -> list[str]:
+    def _goals(self, results: Results, column: Column) -> Mapping[int, float]:
+        """By seed, the target's accuracy in the place of a column."""
+        densities = [other[-1] for method, other in results.values if method == self.preset.target and other[:-1] == column[:-1]]
+        density = column[-1] if column[-1] in densities else max(densities, default=None)
+        return results.values.get((str(self.preset.target), (*column[:-1], density)), {})
+
+    def _reached(self, outcome: Outcome, points: Sequence[Point], seeds: int, **where: Any) -> list[str]:
         if not points:
             return ["not reached", ABSENT, ABSENT, ABSENT]
         averages = {
             "flops": (mean_of([point.flops for point in points]).value, "{:.3g}"),
             "gigabytes": (mean_of([point.bytes / 1e9 for point in points]).value, "{:.3g}"),
         }
-        costs = [self._with_published(outcome, key, value, form, method) for key, (value, form) in averages.items()]
+        costs = [self._with_published(outcome, key, value, form, **where) for key, (value, form) in averages.items()]
         return [f"{len(points)} of {seeds}", f"{mean_of([float(point.round) for point in points]).value:.0f}", *costs]
+
+
+def _where(results: Results, column: Column) -> dict[str, Any]:
+    """What a column says, by the names that published numbers have."""
+    return dict(zip(results.axes, column, strict=False)) | {"density": column[-1]}
 
 
 def reached(folder: Path, target: float) -> Point | None:
