@@ -11,7 +11,9 @@ import time
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tomli_w
 
 import fedrts as package
 from fedrts.comparison import play, pool
@@ -363,3 +365,24 @@ def test_lists_as_values_of_a_key(tmp_path):
     found = package.compare(methods=["random"], grid={"model_options.hidden": [[8], [16, 8]]}, out=tmp_path / "out", **settings)
     assert [row["cell"] for row in found.rows] == ["random-d0.2-hidden8-s0", "random-d0.2-hidden16_8-s0"]
     assert "hidden [16, 8], density 0.2" in (tmp_path / "out" / "results.md").read_text("utf-8")
+
+
+def test_other_data_under_the_same_name_are_refused(tmp_path):
+    """What an earlier version began has no fingerprint: it goes on, and has one from then on."""
+    file, out = tmp_path / "mine.npz", tmp_path / "out"
+    settings = {"methods": ["fedavg"], "data": f"npz:{file}", "rounds": 1, "epochs": 1, "clients": 2, "out": out}
+
+    def write(seed):
+        np.savez(file, x=np.random.default_rng(seed).normal(size=(60, 4)).astype("f4"), y=np.arange(60) % 3)
+
+    write(0)
+    package.compare(seeds=[0], **settings)
+    declared = tomllib.loads((out / "compare.toml").read_text())
+    (out / "compare.toml").write_text(tomli_w.dumps({key: value for key, value in declared.items() if key != "fingerprints"}))
+    package.compare(seeds=[0], **settings)
+    assert tomllib.loads((out / "compare.toml").read_text()) == declared
+    write(1)
+    with pytest.raises(InputError, match=r"other data under the name npz:.*mine\.npz: restore them"):
+        package.compare(seeds=[0, 1], **settings)
+    write(0)
+    assert len(package.compare(seeds=[0, 1], **settings).rows) == 2

@@ -60,7 +60,7 @@ class Comparison:
     def opened(self) -> Iterator[None]:
         """With the folder held, and what is compared written down; refused where it holds another comparison."""
         with record.held(self.out):
-            self.threads = record.record(self.out, self.grid, self.cells, self.threads)
+            self.threads = record.record(self.out, self.grid, self.cells, self.threads, self.data_dir)
             yield
 
     def trial_tasks(self) -> list[Task]:

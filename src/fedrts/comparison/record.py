@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -11,9 +12,10 @@ from typing import Any
 
 import tomli_w
 
-from fedrts import config
+from fedrts import config, data
 from fedrts.checkpoint import write_atomically
 from fedrts.comparison.grid import Cell, Grid
+from fedrts.config import Experiment
 from fedrts.errors import InputError
 from fedrts.folder import lock
 
@@ -37,22 +39,40 @@ def held(out: Path, mark: str = FILE, what: str = "comparison") -> Iterator[None
         yield
 
 
-def record(out: Path, grid: Grid, cells: Sequence[Cell], threads: int) -> int:
+def record(out: Path, grid: Grid, cells: Sequence[Cell], threads: int, data_dir: Path | None = None) -> int:
     """Write what is compared; refused where the folder holds something else. The threads of a cell are those of the first start."""
-    new = described(grid, cells, threads)
+    new = described(grid, cells, threads) | {"fingerprints": fingerprints(cells, data_dir)}
     file = out / FILE
     if file.exists():
         try:
             old = tomllib.loads(file.read_text("utf-8"))
             threads = int(old["threads"])
             _check_contained(out, old, new)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{file} is damaged ({error}): restore it, or choose another --out") from error
-        new["threads"] = threads
+        new |= {"threads": threads, "fingerprints": old.get("fingerprints", {}) | new["fingerprints"]}
     write_atomically(file, tomli_w.dumps(new).encode())
     return threads
+
+
+def fingerprints(cells: Sequence[Cell], data_dir: Path | None) -> dict[str, str]:
+    """What names the data of the cells; of those that cannot be loaded nothing, since their cells tell why."""
+    loaded: dict[str, str | None] = {}
+    for experiment in (cell.experiment for cell in cells):
+        options = json.dumps(experiment.data_options, sort_keys=True, default=repr)
+        name = f"{experiment.data} {options}" if experiment.data_options else experiment.data
+        if name not in loaded:
+            loaded[name] = _fingerprint(experiment, data_dir)
+    return {name: found for name, found in loaded.items() if found is not None}
+
+
+def _fingerprint(experiment: Experiment, data_dir: Path | None) -> str | None:
+    try:
+        return data.load(experiment.data, experiment.data_options, data_dir).fingerprint
+    except Exception:  # whatever a data set of one's own raises
+        return None
 
 
 def described(grid: Grid, cells: Sequence[Cell], threads: int) -> dict[str, Any]:
@@ -82,6 +102,9 @@ def _check_contained(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) 
     """Everything that the folder compares must still be compared, in the same way."""
     if old.get("tuning") != new.get("tuning"):
         raise InputError(f"{out} holds another comparison: its learning rates were tuned otherwise; {_REMEDY}")
+    for name, before in old.get("fingerprints", {}).items():
+        if new["fingerprints"].get(name, before) != before:
+            raise InputError(f"{out} was begun with other data under the name {name}: restore them, or choose another --out")
     for name, own in old["cells"].items():
         if name not in new["cells"]:
             raise InputError(f"{out} holds another comparison: its cell {name} is not in this grid; {_REMEDY}")
