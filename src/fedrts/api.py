@@ -184,8 +184,8 @@ def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None =
 def check_uploads(run: Assembled, state: State) -> None:
     """Is what the method uploads in any kind of round protected where that is asked for, and can it be reduced as the guard asks?"""
     plan = run.plan
-    outer = [index for index in range(plan.rounds) if plan.schedule.is_outer(index)][:1]
-    for index in sorted({*range(-1, min(plan.rounds, 2)), *outer, plan.rounds - 1}):
+    outer = next(filter(plan.schedule.is_outer, range(plan.rounds)), 0)
+    for index in sorted({*range(-1, min(plan.rounds, 2)), outer, plan.rounds - 1}):
         for exchange in plan.exchanges(plan.round(index, state.mask)):
             run.bench.protection.check(exchange.up, Frame(run.layout, state.mask))
             check_reducer(plan.guard, exchange.up)

@@ -246,6 +246,16 @@ class Remembering(nn.Module):
         return self.last(self.remember(self, self.first(x.flatten(1))))
 
 
+class Uncopied(Dropped):
+    """A model that cannot be copied may still run side by side."""
+
+    def __init__(self):
+        super().__init__(0.0)
+
+    def __deepcopy__(self, memo):
+        raise TypeError("cannot be copied")
+
+
 def replaced(model, hidden):
     model.average = 0.9 * model.average + 0.1 * hidden.detach().mean(0)
     return hidden - model.average
@@ -270,7 +280,7 @@ def counted(model, hidden):
 CASES = [*((model, "random numbers.*dropout") for model in RANDOM), (Noisy(lambda hidden: F.dropout(hidden, 0.0)), None)]
 CASES += [(Noisy(attention(0.0)), None), (Remembering(in_place), None)]
 CASES += [(Remembering(replaced), "buffer 'average'.*change it in place"), (Remembering(flagged), "buffer 'seen'")]
-CASES += [(Remembering(counted), "attribute 'calls'")]
+CASES += [(Remembering(counted), "attribute 'calls'"), (Uncopied(), None)]
 CASES += [(Dropped(0.5), "dropout"), (Branching(), "item"), (cumulative(), "counts in buffers"), (Dropped(0.0), None)]
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +27,11 @@ from fedrts import config
 from fedrts.assemble import Assembled, assemble, with_samples
 from fedrts.errors import InputError
 from fedrts.flower import HELLO, engine, fleet, messages
-from fedrts.flower.deployment import introduction
+from fedrts.flower.deployment import engaged, introduction
 from fedrts.flower.engine import FlowerEngine
 from fedrts.flower.fleet import Entry, Fleet, Roster
 from fedrts.flower.host import Host
+from fedrts.flower.link import Address, _await
 from fedrts.flower.messages import Incoming
 from fedrts.flower.node import Worker
 from fedrts.flower.site import Site, accepted
@@ -495,3 +499,48 @@ def test_garbage_in_the_place_of_pieces_is_an_error_of_ours():
     assert incoming.advance(lambda name: b"garbage")
     with pytest.raises(WireError, match="cannot be read"):
         incoming.message()
+
+
+# -- the server's own address -----------------------------------------------------------------------------------------
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A service that answers everything, with one word."""
+
+    word = b"hello"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.word)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@dataclass
+class Dying:
+    """A process that is seen alive so many times."""
+
+    lives: int
+
+    def poll(self) -> int | None:
+        self.lives -= 1
+        return 1 if self.lives < 0 else None
+
+
+def test_another_service_on_the_port_is_not_taken_for_the_superlink():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as service:
+        threading.Thread(target=service.serve_forever, daemon=True).start()
+        address = Address("127.0.0.1", service.server_address[1])
+        with pytest.raises(InputError, match="did not start: address in use; choose another --address"):
+            _await(Dying(3), address, None, "a word that only ours knows", ["address in use"])
+        dying = Dying(3)
+        _await(dying, address, None, "hello", [])
+        assert dying.lives == 2, "it answers at the first try"
+        service.shutdown()
+
+
+def test_a_run_with_nodes_elsewhere_is_not_resumed_with_nodes_here(tmp_path: Path):
+    (tmp_path / "roster.json").write_text("{}")
+    with pytest.raises(InputError, match="go on with the `fedrts server` command"), engaged(experiment(), tmp_path, None, None):
+        pass

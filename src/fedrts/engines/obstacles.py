@@ -87,7 +87,10 @@ def watched(bench: Workbench, objective: Objective) -> Watch:
 
 def remembered(bench: Workbench) -> str | None:
     """What a pass leaves in the model beside its statistics, and all clients side by side would share; None if nothing."""
-    module = copy.deepcopy(bench.module)
+    try:
+        module = copy.deepcopy(bench.module)
+    except Exception:  # a model of one's own that cannot be copied is not looked at
+        return None
     buffers, plain = dict(module.named_buffers()), _plain(module)
     before = {name: value.clone() for name, value in buffers.items() if not value.is_floating_point()}
     _, x, y = sample(bench)

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedrts.sparse import topk
 from fedrts.sparse.topk import _largest_on_device, top, top_indices
 
 
@@ -92,3 +93,12 @@ def test_top_indices_chooses_among_candidates_only():
     assert top_indices(scores, [1, 2], mask, [3, 3]).tolist() == [2, 3, 4]
     with pytest.raises(ValueError, match="cannot choose"):
         top_indices(scores, [3, 0], mask, [3, 3])
+
+
+@pytest.mark.parametrize("k", [(3, 0, 7), (1, 5, 20)])
+def test_threads_choose_the_same(monkeypatch, k):
+    scores = torch.randint(0, 6, (2, 35), generator=torch.Generator().manual_seed(1)).float()
+    alone = topk.top(scores, k, (5, 10, 20))
+    monkeypatch.setattr(topk, "_MANY", 1)
+    assert torch.equal(topk.top(scores, k, (5, 10, 20)), alone)
+    assert alone.sum() == 2 * sum(k)
