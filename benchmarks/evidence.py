@@ -2,10 +2,11 @@
 
     python benchmarks/evidence.py                         # benchmarks/results/evidence.md of the raw results that are there
     python benchmarks/evidence.py command NAME            # the `fedrts compare` command of a comparison
-    python benchmarks/evidence.py collect NAME FOLDER     # its raw results, of the folder that the command wrote
+    python benchmarks/evidence.py collect NAME FOLDER     # adds the finished runs of a folder that the command, or a part of it, wrote
     python benchmarks/evidence.py last 100 NAME           # its tables, with accuracies that are means over the last 100 rounds, not ten
 
-A comparison goes on where it stopped, so it can be played in pieces. Raw results lie in benchmarks/results/raw/evidence: of every run its
+A comparison goes on where it stopped, so it can be played in pieces, and pieces played in folders of their own (some of its methods, seeds
+or values) are collected one after the other. Raw results lie in benchmarks/results/raw/evidence: of every run its
 summary, its evaluations with the bytes sent until then, and how each outer round changed the topology.
 """
 
@@ -38,16 +39,26 @@ def command(name: str) -> str:
 
 
 def collect(name: str, folder: Path) -> Path:
-    """Write the raw results of a comparison's finished runs."""
-    declared = tomllib.loads((folder / "compare.toml").read_text("utf-8"))
-    axes = sorted(declared["grid"])
-    runs = [run_of(path.parent) for path in sorted(folder.glob("runs/*/summary.json"))]
-    trials = [trial_of(path.parent) for path in sorted(folder.glob("tuning/*/summary.json"))]
-    raw = {"command": command(name), "axes": axes, "runs": runs, "trials": trials}
-    RAW.mkdir(parents=True, exist_ok=True)
+    """Add a folder's finished runs to the raw results of a comparison; of a cell that is there already they take the place."""
     file = RAW / f"{name}.json"
+    known = json.loads(file.read_text("utf-8")) if file.exists() else {"runs": [], "trials": []}
+    declared = tomllib.loads((folder / "compare.toml").read_text("utf-8"))
+    runs = [run_of(path.parent) for path in folder.glob("runs/*/summary.json")]
+    trials = [trial_of(path.parent) for path in folder.glob("tuning/*/summary.json")]
+    raw = {
+        "command": command(name),
+        "axes": sorted(declared["grid"]),
+        "runs": _by_cell(known["runs"], runs),
+        "trials": _by_cell(known["trials"], trials),
+    }
+    RAW.mkdir(parents=True, exist_ok=True)
     file.write_text(as_lines(raw), "utf-8")
     return file
+
+
+def _by_cell(known: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    cells = {entry["cell"]: entry for entry in (*known, *found)}
+    return [cells[name] for name in sorted(cells)]
 
 
 def as_lines(raw: Mapping[str, Any]) -> str:

@@ -75,3 +75,19 @@ def test_commands_are_understood(evidence, scale):
         config.resolve(own, {"model": dict(options).get("--model", "auto")}, config.from_assignments(pairs))
     assert "interval=3,5,20" in evidence.command("interval")
     assert "interval=3,5,10,20" in evidence.command("digits_interval")
+
+
+def test_pieces_are_collected_one_after_the_other(evidence, monkeypatch, tmp_path):
+    """A folder's runs join those that are there; a cell that was played again has the new run. The order is that of the names."""
+    monkeypatch.setattr(evidence, "RAW", tmp_path / "raw")
+    monkeypatch.setattr(evidence, "run_of", lambda folder: {"cell": folder.name, "from": folder.parts[-3]})
+    for piece, cells in {"first": ("b-s0", "c-s0"), "second": ("a-s0", "b-s0")}.items():
+        for cell in cells:
+            (tmp_path / piece / "runs" / cell).mkdir(parents=True)
+            (tmp_path / piece / "runs" / cell / "summary.json").touch()
+        (tmp_path / piece / "compare.toml").write_text('grid = {"clients.alpha" = [5]}', "utf-8")
+        file = evidence.collect("heterogeneity", tmp_path / piece)
+    raw = json.loads(file.read_text("utf-8"))
+    assert [(run["cell"], run["from"]) for run in raw["runs"]] == [("a-s0", "second"), ("b-s0", "second"), ("c-s0", "first")]
+    assert raw["axes"] == ["clients.alpha"]
+    assert raw["command"] == evidence.command("heterogeneity")
