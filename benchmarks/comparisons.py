@@ -84,6 +84,10 @@ _OUTPUT = f"{_TEN} --set model_options.prune_output=true"
 _NORMS = f"{_FIVE} --model resnet18_small --set model_options.width=8 --densities 0.05"
 _SCALED = "--set topology.init_scale=sparse"
 _CIFAR = "--data cifar10 --model resnet18_small --clients 100 --rounds 500 --precision bf16 --device cuda --seeds 0,1,2"
+_STORIES = (
+    "--data tinystories --set data_options.words=1000 --set data_options.length=64 --model tiny_gpt --set model_options.width=64 "
+    "--clients 20 --per-round 5 --rounds 100 --epochs 1 --batch-size 16 --set topology.interval=5 --device cpu --seeds 0,1,2,3,4"
+)
 _LARGE = "--data cifar10 --model resnet18 --set model_options.stem=cifar --rounds 500 --precision bf16 --device cuda --seeds 0"
 _HELD_OUT = f"{_CIFAR} --lr 0.1 --set data_options.validation=0.1"
 """As in the main comparison, whose learning rates are chosen on a tenth of the training data; 0.1 was best for all methods there."""
@@ -153,6 +157,12 @@ COMPARISONS = {
         "TinyStories: perplexity of gpt2_32m at density 0.3 after 100 rounds",
         ("fedavg", "random", "fedrts", "feddst", "fedmef"),
         "--data tinystories --model gpt2_32m --rounds 100 --epochs 1 --precision bf16 --device cuda --seeds 0 --densities 0.3 --lr 0.3",
+        metric="perplexity",
+    ),
+    "stories_small": Comparison(
+        "TinyStories, 1,000 words: perplexity of a GPT-2 with 168,128 parameters at density 0.3, each method with its best learning rate",
+        ("fedavg", "random", "fedrts", "feddst", "fedmef", "fedsgc"),
+        f"{_STORIES} --densities 0.3 --tune-lr 0.1,0.3,1 --tune-rounds 50",
         metric="perplexity",
     ),
     **_LENDERS,
