@@ -162,7 +162,7 @@ COMPARISONS = {
     "stories_small": Comparison(
         "TinyStories, 1,000 words: perplexity of a GPT-2 with 168,128 parameters at density 0.3, each method with its best learning rate",
         ("fedavg", "random", "fedrts", "feddst", "fedmef", "fedsgc"),
-        f"{_STORIES} --densities 0.3 --tune-lr 0.1,0.3,1 --tune-rounds 50",
+        f"{_STORIES} --densities 0.3 --tune-lr 0.1,0.3,1,3 --tune-rounds 50",
         metric="perplexity",
     ),
     **_LENDERS,

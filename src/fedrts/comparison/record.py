@@ -100,8 +100,7 @@ def _declared(cell: Cell, grid: Grid) -> dict[str, Any]:
 
 def _check_contained(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Everything that the folder compares must still be compared, in the same way."""
-    if old.get("tuning") != new.get("tuning"):
-        raise InputError(f"{out} holds another comparison: its learning rates were tuned otherwise; {_REMEDY}")
+    _check_tuning(out, old.get("tuning"), new.get("tuning"))
     for name, before in old.get("fingerprints", {}).items():
         if new["fingerprints"].get(name, before) != before:
             raise InputError(f"{out} was begun with other data under the name {name}: restore them, or choose another --out")
@@ -114,3 +113,14 @@ def _check_contained(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) 
             if before.get(key) != now.get(key):
                 what = f"in its cell {name} {key} is {before.get(key)!r}, not {now.get(key)!r}"
                 raise InputError(f"{out} holds another comparison: {what}; {_REMEDY}")
+
+
+def _check_tuning(out: Path, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> None:
+    """The same trials; more rates may join until a run of the table has begun with the best of those before."""
+    if old == new:
+        return
+    if old is None or new is None or {**old, "rates": new["rates"]} != new or not set(old["rates"]) <= set(new["rates"]):
+        raise InputError(f"{out} holds another comparison: its learning rates were tuned otherwise; {_REMEDY}")
+    if any((out / "runs").glob("*")):
+        before = ",".join(map(str, old["rates"]))
+        raise InputError(f"{out}: runs began with the best of the learning rates {before}; give these again, or choose another --out")

@@ -136,3 +136,21 @@ def test_another_grid_is_refused(tmp_path, changes, words):
     with pytest.raises(InputError, match=words):
         record(tmp_path, grid_of(**changes), grid_of(**changes).cells(), 1)
     assert (tmp_path / "compare.toml").read_bytes() == before
+
+
+def test_rates_join_until_a_run_of_the_table_begins(tmp_path):
+    """Later the best of the rates before is in use: other cells would choose among more."""
+
+    def tuned(*rates, **others):
+        grid = grid_of(tuning=Tuning(rates, **others))
+        return record(tmp_path, grid, grid.cells(), 1)
+
+    tuned(0.1, 0.3)
+    tuned(0.1, 0.3, 1.0)
+    for changed in (lambda: tuned(0.1, 0.3), lambda: tuned(0.1, 0.3, 1.0, 3.0, seed=7)):
+        with pytest.raises(InputError, match="tuned otherwise"):
+            changed()
+    (tmp_path / "runs" / "random-d0.1-s0").mkdir(parents=True)
+    tuned(0.1, 0.3, 1.0)
+    with pytest.raises(InputError, match=r"runs began with the best of the learning rates 0\.1,0\.3,1\.0; give these again"):
+        tuned(0.1, 0.3, 1.0, 3.0)
