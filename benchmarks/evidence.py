@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from comparisons import COMPARISONS, VARIED
+from comparisons import COMPARISONS, PAPER, SHORT, VARIED
 from fedrts import config
 from fedrts.comparison.statistics import mean_of
 from fedrts.comparison.table import Results, costs_table, differences_table, markdown, means_table, words_on_test
@@ -128,7 +128,9 @@ def section(name: str, known: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A comparison's heading and tables."""
     comparison = COMPARISONS[name]
     borrowed = [run for run in known[comparison.lender]["runs"] if run["summary"]["method"] in comparison.borrowed]
-    return [f"## {comparison.title}", *tables(_labelled(known[name], comparison.label), borrowed, comparison.metric)]
+    raw = _labelled(known[name], comparison.label)
+    usual = PAPER[raw["axes"][0]] if comparison.lender == SHORT else None
+    return [f"## {comparison.title}", *tables(raw, borrowed, comparison.metric, usual)]
 
 
 def _labelled(raw: Mapping[str, Any], label: str) -> dict[str, Any]:
@@ -148,8 +150,10 @@ def of_last(raw: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     return {**raw, "runs": runs}
 
 
-def tables(raw: Mapping[str, Any], borrowed: Sequence[Mapping[str, Any]] = (), metric: str = "accuracy_last10") -> list[str]:
-    """The tables of one comparison, with the runs that it borrows."""
+def tables(
+    raw: Mapping[str, Any], borrowed: Sequence[Mapping[str, Any]] = (), metric: str = "accuracy_last10", usual: float | None = None
+) -> list[str]:
+    """The tables of one comparison, with the runs that it borrows; `usual` is the value of its key that the others are held against."""
     if not raw["runs"]:
         return [f"`{raw['command']}`", "No run is finished yet.", *_tuning(raw)]
     runs = sorted([*raw["runs"], *borrowed], key=lambda run: tuple(_axes(run, raw["axes"]).values()))
@@ -161,8 +165,17 @@ def tables(raw: Mapping[str, Any], borrowed: Sequence[Mapping[str, Any]] = (), m
     for reference in REFERENCES:
         if reference in results.methods and len(results.methods) > 1:
             parts += [words_on_test(results, reference), differences_table(results, reference)]
+    if usual is not None:
+        parts += along(rows, raw["axes"][0], usual, metric)
     parts += ["Topology and price:", prices(runs, raw["axes"]), costs_table(rows, raw["axes"])]
     return [*parts, *_tuning(raw)]
+
+
+def along(rows: Sequence[Mapping[str, Any]], axis: str, usual: float, metric: str) -> list[str]:
+    """What other values of a key do to each method: values take the place of methods, and methods that of a key."""
+    name = axis.rpartition(".")[2]
+    turned = Results.of([{**row, "method": f"{name} {row[axis]:g}", "of": row["method"]} for row in rows], ["of"], metric)
+    return [f"What {name} does to each method:", differences_table(turned, f"{name} {usual:g}")]
 
 
 def versions_of(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -91,3 +91,16 @@ def test_pieces_are_collected_one_after_the_other(evidence, monkeypatch, tmp_pat
     assert [(run["cell"], run["from"]) for run in raw["runs"]] == [("a-s0", "second"), ("b-s0", "second"), ("c-s0", "first")]
     assert raw["axes"] == ["clients.alpha"]
     assert raw["command"] == evidence.command("heterogeneity")
+
+
+def test_what_a_key_does_to_a_method_by_hand(evidence):
+    """Over the seeds that both values have: the run with the usual one is subtracted."""
+    found = {}
+    for name in ("short", "interval"):
+        for run in json.loads((evidence.RAW / f"{name}.json").read_text("utf-8"))["runs"]:
+            if run["summary"]["method"] == "fedrts":
+                found[run["settings"]["topology.interval"], run["summary"]["seed"]] = run["summary"]["accuracy_last10"]
+    less = [found[3, seed] - found[10, seed] for seed in (0, 1, 2)]
+    error = statistics.stdev(less) / len(less) ** 0.5
+    line = next(line for line in evidence.render().splitlines() if line.startswith("| interval 3 |"))
+    assert f"| {statistics.mean(less):+.4f} ± {error:.4f} (p" in line
