@@ -130,7 +130,7 @@ def cost(
     500. Measured messages come from one step on two samples; `exact` lets the client work through all its samples instead.
     """
     layers = [] if experiment is None else [config.from_file(experiment)]
-    named, options = config.from_method(method)
+    named, options = config.from_method(method, keywords)
     module = model if isinstance(model, nn.Module) else None
     layers += [config.from_keywords({**keywords, **named, "model": model if module is None else config.CUSTOM}), options]
     return of_settings(layers, module, input_shape, classes, samples, exact, data_dir)

@@ -79,10 +79,11 @@ def build_model(experiment: Experiment, input_shape: tuple[int, ...], classes: i
         torch.manual_seed(random.seed(random.key(experiment.seed, "model")))
         try:
             module = models.get(experiment.model)(input_shape, classes, **options)
-        except (TypeError, ValueError, RuntimeError, IndexError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"cannot build the model '{experiment.model}' with model_options {options}: {error}") from error
+        except InputError:
+            raise
+        except Exception as error:  # whatever a user's builder raises
+            reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+            raise InputError(f"cannot build the model '{experiment.model}' with model_options {options}: {reason}") from error
     if not isinstance(module, nn.Module):
         raise InputError(f"the model '{experiment.model}' gives {type(module).__name__}, which is no torch.nn.Module")
     return module

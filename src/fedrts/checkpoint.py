@@ -99,7 +99,10 @@ def load(folder: Path, device: torch.device | str = "cpu", repair: bool = False)
     """
     damaged = list(folder.glob(f"*{_DAMAGED}"))
     for file in _files(folder):
-        data = file.read_bytes()
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise InputError(f"cannot read the checkpoint {file}: {error.strerror}") from error
         match = _NAME.fullmatch(file.name)
         try:
             if match is None or _digest(data) != match[2]:

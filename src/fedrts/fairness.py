@@ -14,16 +14,13 @@ import torch
 from torch import Tensor
 
 from fedrts.assemble import Assembled
-from fedrts.data.contract import is_label
+from fedrts.data.contract import TOLD_CLASSES, is_label
 from fedrts.engines.threads import threads_for
 
 MOST = 5
 """Clients are judged on at most so many times the samples of the test set, to keep this cheap."""
 _FEWEST = 16
 """Samples of a client that are always looked at, if it has them."""
-_CLASSES = 1000
-"""Classes up to which each of them is judged."""
-
 _CLIENTS = 10_000
 """Clients that are judged at most: the first, as in clients.json."""
 
@@ -39,7 +36,7 @@ def judged(run: Assembled) -> dict[str, Any]:
 
 def _by_class(run: Assembled) -> list[dict[str, Any]] | None:
     data = run.data
-    if not is_label(data.test_y) or not 0 < data.classes <= _CLASSES:
+    if not is_label(data.test_y) or not 0 < data.classes <= TOLD_CLASSES:
         return None
     found = []
     for label in range(data.classes):

@@ -119,7 +119,7 @@ class RunFolder:
 
     def append(self, log: str, line: Mapping[str, Any]) -> None:
         try:
-            self._logs[log].write(json.dumps(_finite(line), allow_nan=False).encode() + b"\n")
+            self._logs[log].write(json.dumps(finite(line), allow_nan=False).encode() + b"\n")
             self._logs[log].flush()
         except OSError as error:
             raise InputError(f"cannot write {self.path / log}: {error.strerror}; free the space, then resume") from error
@@ -151,7 +151,7 @@ class RunFolder:
     # -- results --------------------------------------------------------------------------------------------------
 
     def write_json(self, name: str, content: object) -> None:
-        write_atomically(self.path / name, json.dumps(_finite(content), indent=2, allow_nan=False).encode() + b"\n")
+        write_atomically(self.path / name, json.dumps(finite(content), indent=2, allow_nan=False).encode() + b"\n")
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         write_atomically(self.path / name, safetensors.torch.save(dict(tensors)))
@@ -195,12 +195,12 @@ def _parsed(file: Path, text: bytes) -> Any:
         raise InputError(f"{file} is damaged: {error}; restore it from a backup") from error
 
 
-def _finite(content: Any) -> Any:
+def finite(content: Any) -> Any:
     """`content` with null for what JSON cannot say (an infinite perplexity)."""
     if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
+        return {key: finite(value) for key, value in content.items()}
     if isinstance(content, list):
-        return [_finite(value) for value in content]
+        return [finite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 

@@ -63,8 +63,9 @@ def import_path(path: str, kind: str) -> object:
         sys.path.insert(0, here)
     try:
         found: object = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise InputError(f"cannot import the {kind} '{path}': {error}") from error
+    except Exception as error:  # whatever a user's module raises
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"cannot import the {kind} '{path}': {reason}") from error
     finally:
         if added:
             sys.path.remove(here)

@@ -63,6 +63,7 @@ class Client(Part):
 
 
 class JudgedClass(Part):
+    label: Count = Field(alias="class")
     accuracy: float | None
 
 
@@ -98,7 +99,7 @@ class Summary(Part):
 def check(kind: Any, content: object, file: str) -> None:
     """Refuse what a report could not be made of, naming the first thing that is wrong."""
     try:
-        TypeAdapter(kind).validate_python(content)
+        TypeAdapter(kind).validate_python(content, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedrts.crossentropy import linear_cross_entropy, rows_at_once
+from fedrts.errors import InputError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metrics = dict[str, float]
@@ -38,7 +40,7 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """
     if output.dim() != 2 or target.is_floating_point():
         return F.cross_entropy(output, target)
-    return -output.log_softmax(-1).gather(-1, target.unsqueeze(-1)).mean()
+    return -output.log_softmax(-1).gather(-1, target.long().unsqueeze(-1)).mean()
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,37 @@ class Classification:
 
     def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
         loss = correct = 0.0
-        count = self.correct or (lambda output, target: (output.argmax(-1) == target).sum())
+        count = self.correct or labelled_rightly
         for inputs, targets in _batches(module, x, y, batch_size):
             output = module(inputs)
             loss += float(self.criterion(output, targets)) * len(inputs)
             correct += float(count(output, targets))
         return {"loss": loss / len(x), "accuracy": correct / len(x)}
+
+
+def labelled_rightly(output: Tensor, target: Tensor) -> Tensor:
+    """How many of the outputs `[m, classes]` are largest at the label `[m]`."""
+    if output.dim() != 2 or target.dim() != 1 or target.is_floating_point():
+        forms = f"outputs {list(output.shape)} and {str(target.dtype).removeprefix('torch.')} targets {list(target.shape)}"
+        raise InputError(f"what is a right answer among {forms}? give `correct(output, target)`, the number of them in a batch")
+    return (output.argmax(-1) == target).sum()
+
+
+def check(task: Task, module: nn.Module, x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> None:
+    """Try a task on a few training and test samples, with a model that is not changed: mistakes show before any training."""
+    try:
+        with training(module, False), torch.no_grad():
+            loss = task.loss(module, x, y)
+        metrics = task.evaluate(module, test_x, test_y, len(test_x))
+    except InputError:
+        raise
+    except Exception as error:  # whatever a user's own code raises
+        reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        raise InputError(f"the model, its loss and these targets do not go together: {reason}") from error
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        raise InputError(f"the loss must be a tensor with one number, the mean over a batch; it gave {loss!r}")
+    if missing := {"loss", "accuracy"} - metrics.keys():
+        raise InputError(f"the task's evaluate gives no {' and no '.join(sorted(missing))}: both are needed")
 
 
 @runtime_checkable
@@ -136,10 +163,16 @@ def _in_parts(module: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor,
 
 def _batches(module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches in order, with the module in evaluation mode and without gradients."""
-    was_training = module.training
-    module.eval()
+    with training(module, False), torch.no_grad():
+        yield from zip(x.split(batch_size), y.split(batch_size), strict=True)
+
+
+@contextmanager
+def training(module: nn.Module, wanted: bool = True) -> Iterator[None]:
+    """A module in training mode, or in evaluation mode, for a while."""
+    before = module.training
+    module.train(wanted)
     try:
-        with torch.no_grad():
-            yield from zip(x.split(batch_size), y.split(batch_size), strict=True)
+        yield
     finally:
-        module.train(was_training)
+        module.train(before)

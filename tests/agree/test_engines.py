@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 
 import fedrts
 from fedrts import methods, rounds
-from fedrts.engines import recorded
 from fedrts.engines.batched import BatchedEngine
 from fedrts.engines.kernels import Objective, OneByOne, Vectorised
 from fedrts.engines.recorded import Recorded
@@ -65,8 +64,7 @@ def test_optimisers_have_the_same_past(toy, method, train):
         pytest.param("fedmef", "tiny_gpt", OneByOne, marks=pytest.mark.slow),
     ],
 )
-def test_recordings_on_threads_agree(toy, monkeypatch, method, model, kind):
-    monkeypatch.setattr(recorded, "WORTH_RECORDING", 2)
+def test_recordings_on_threads_agree(toy, method, model, kind):
     kernels = []
 
     def recording(objective):

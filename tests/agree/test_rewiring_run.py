@@ -179,8 +179,8 @@ def test_clients_that_rewire(toy, method, residual):
         after = rounds.play_round(run.plan, state, index).state
         if not run.plan.schedule.is_outer(index):
             expected = check_inner(run, plain, state, after, index, absent / everybody)
-            moved = torch.sign(expected[:links] - state.weights[:links])
-            direction = torch.where(state.mask.bits, moved, direction.double())
+            change = (expected[:links] - state.weights[:links]).double()
+            direction = torch.where(state.mask.bits, torch.sign(change), direction.double())
         else:
             guide = direction if method == "fedsgc" else None
             assert bool(direction[~state.mask.bits].any()) == (index > 0)
@@ -197,10 +197,12 @@ def test_clients_that_rewire(toy, method, residual):
             layers = zip(spans(run.layout.sizes), state.mask.counts, strict=True)
             now = set().union(*(largest({i: abs(float(merged[i])) for i in layer}, k) for layer, k in layers))
             check_state(after, now, merged)
-            direction = torch.sign(merged[:links] - state.weights[:links])
+            change = (merged[:links] - state.weights[:links]).double()
+            direction = torch.sign(change)
         if method == "fedsgc":
             differs = after["direction"].double() != direction
-            assert int(differs.sum()) <= 2, "rounding may turn the sign of a change next to nothing"
+            assert bool((change[differs].abs() < 1e-6).all()), "rounding may turn the sign of a change next to nothing"
+            assert int(differs.sum()) < links / 100
             direction = after["direction"].double()
         state = after
 

@@ -8,7 +8,7 @@ import pytest
 from fedrts import data, methods
 from fedrts.data.official import Official, Source
 from fedrts.errors import InputError
-from fedrts.reproduction import estimated_seconds, planned, preset, reproduce, size_of
+from fedrts.reproduction import estimated, planned, preset, reproduce, size_of
 from fedrts.reproduction.estimate import in_words
 
 NAMES = (
@@ -148,14 +148,14 @@ def cost_to_target(tmp_path, grid=""):
 
 
 def expected_cost(runs, place=""):
-    """Round and GB sent of fedavg, by hand."""
+    """Rounds and GB sent of fedavg, by hand."""
     names = [f"{method}{place}-s{seed}" for method in ("random-d0.5", "fedavg") for seed in (0, 1)]
     histories = [[json.loads(entry) for entry in (runs / name / "history.jsonl").read_text("utf-8").splitlines()] for name in names]
     rounds, spent = [], []
     for slow, fast in zip(histories[:2], histories[2:], strict=True):
         goal = sum(entry["accuracy"] for entry in slow[-10:]) / 10
         first = next(t for t in range(9, 14) if sum(entry["accuracy"] for entry in fast[t - 9 : t + 1]) / 10 >= goal)
-        rounds.append(first)
+        rounds.append(first + 1)
         spent.append(sum(entry["upload_bytes"] + entry["download_bytes"] for entry in fast[: first + 1]))
     return f"{sum(rounds) / 2:.0f}", f"{sum(spent) / 2e9:.3g}"
 
@@ -208,7 +208,9 @@ def test_nothing_to_run_is_told(tmp_path):
 def test_estimate(tmp_path):
     """Positive, and twice as long for twice the seeds within what clocks allow."""
     found = preset.load("fig-lambda")
-    assert 0 < estimated_seconds(found, "small", tmp_path) < 600
+    runs, seconds = estimated(found, "small", tmp_path)
+    assert runs == size_of(found.small).runs
+    assert 0 < seconds < 600
     assert [in_words(seconds) for seconds in (20, 600, 7200, 1e6)] == [
         "about 20 seconds",
         "about 10 minutes",

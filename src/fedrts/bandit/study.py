@@ -50,8 +50,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, least in (("arms", 2), ("steps", 10), ("repetitions", 2), ("clients", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"--{name} must be at least {least} (got {getattr(self, name)})")
+            if not least <= getattr(self, name) < 2**63:
+                raise InputError(f"--{name} must be at least {least} and less than 2⁶³ (got {getattr(self, name)})")
         if not 1 <= self.pick < self.arms:
             raise InputError(f"--pick must be at least 1 and less than the {self.arms} arms (got {self.pick})")
         if not 0 <= self.gap < 1:
@@ -136,20 +136,26 @@ class Study:
 
 
 def reward_of(name: str) -> Reward:
-    """A reward by its name, or by an import path `pkg.module:name`; one's own is tried on two arms."""
+    """A reward by its name, or by an import path `pkg.module:name`; one's own is tried on a few arms."""
     if name in REWARDS:
         return REWARDS[name]
     if ":" not in name:
         raise InputError(f"there is no reward '{name}'{nearest(name, REWARDS)}; or give an import path pkg.module:name")
     own: Reward = import_path(name, "reward")  # type: ignore[assignment]
-    actions, means = torch.tensor([[True, False], [True, True]]), torch.tensor([[0.2, 0.4], [0.6, 0.8]], dtype=torch.float64)
-    try:
-        given = own(actions, means)
-    except Exception as error:
-        raise InputError(f"the reward '{name}' fails on actions [2, 2] and means [2, 2]: {error}") from error
-    if not isinstance(given, torch.Tensor) or given.shape != (2,):
-        raise InputError(f"the reward '{name}' must map actions and means [..., N] to a tensor [...]; on [2, 2] it gave {given!r}")
-    return own
+    for shape in ((2, 3), (2, 4, 3)):
+        actions = torch.arange(math.prod(shape)).reshape(shape) % 2 == 0
+        means = torch.linspace(0.2, 0.8, math.prod(shape), dtype=torch.float64).reshape(shape)
+        try:
+            given = own(actions, means)
+        except Exception as error:
+            raise InputError(f"the reward '{name}' fails on actions and means {list(shape)}: {' '.join(str(error).split())}") from error
+        if not isinstance(given, torch.Tensor) or given.shape != shape[:-1]:
+            raise InputError(
+                f"the reward '{name}' must map actions and means [..., N] to a tensor [...]; on {list(shape)} it gave {given!r}"
+            )
+        if not given.isfinite().all():
+            raise InputError(f"the reward '{name}' must be finite; on actions and means {list(shape)} it gave {given!r}")
+    return lambda actions, means: own(actions, means).double()
 
 
 def study(settings: Settings, report: Report = lambda _name, _step: None) -> Study:
@@ -160,7 +166,7 @@ def study(settings: Settings, report: Report = lambda _name, _step: None) -> Stu
         mu, settings.pick, settings.repetitions, _stream(settings.seed, "means"), reward=reward, clients=settings.clients
     )
     count = settings.arms * settings.repetitions
-    players: dict[str, policies.Policy] = {f"TSAdj λ={scale:g}": policies.TSAdj(count, scale) for scale in settings.scales}
+    players: dict[str, policies.Policy] = {name_of(scale): policies.TSAdj(count, scale) for scale in settings.scales}
     players |= {"CUCB": policies.CUCB(count), "greedy": policies.Greedy(count), "random": policies.Random(count)}
     at, fit_from = regret.checkpoints(settings.steps), max(1, settings.steps // 10)
     stopped = threading.Event()
@@ -193,7 +199,13 @@ def study(settings: Settings, report: Report = lambda _name, _step: None) -> Stu
 
 def names(settings: Settings) -> list[str]:
     """The policies of a study, in order."""
-    return [*(f"TSAdj λ={scale:g}" for scale in settings.scales), "CUCB", "greedy", "random"]
+    return [*map(name_of, settings.scales), "CUCB", "greedy", "random"]
+
+
+def name_of(scale: float) -> str:
+    """Of a TSAdj; different λ have different names."""
+    brief = f"{scale:g}"
+    return f"TSAdj λ={brief if float(brief) == scale else scale}"
 
 
 def _stream(seed: int, purpose: str) -> np.random.Generator:

@@ -40,7 +40,10 @@ def compare(
     experiment: ExperimentFile = None,
     methods: Annotated[str, typer.Option(metavar="A,B,…", help="Names from `fedrts methods`.")] = "",
     densities: Annotated[str, typer.Option(metavar="X,Y,…", help="Shares of parameters that stay active; default the run's.")] = "",
-    seeds: Annotated[str, typer.Option(metavar="N,N,…", help="Every cell is run with each; five or more make a test worth while.")] = "0",
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,…", help="Every cell is run with each; five or more make a test worth while. Default the run's."),
+    ] = None,
     grid: Annotated[list[str] | None, typer.Option("--grid", metavar="TABLE.KEY=A,B", help="Any other key to vary; repeatable.")] = None,
     metric: Annotated[str, typer.Option(help="What the table shows: a key of summary.json.")] = "accuracy_last10",
     reference: Annotated[str | None, typer.Option(help="Test the other methods against this one, paired over seeds.")] = None,
@@ -92,7 +95,7 @@ def compare(
         base,
         [name.strip() for name in methods.split(",") if name.strip()],
         numbers("--densities", densities, float),
-        numbers("--seeds", seeds, int),
+        comparison.seeds_of(base) if seeds is None else numbers("--seeds", seeds, int),
         dict(axes),
         None if tune_lr is None else Tuning(tuple(numbers("--tune-lr", tune_lr, float)), tune_seed, tune_rounds),
     )

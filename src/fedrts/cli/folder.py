@@ -36,10 +36,11 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Test the model of a run folder."""
+    from fedrts.folder import finite
     from fedrts.inspection import evaluate_run
 
     metrics = evaluate_run(run_dir, data, data_dir)
-    print(json.dumps(metrics) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    print(json.dumps(finite(metrics)) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 
 class Format(enum.StrEnum):

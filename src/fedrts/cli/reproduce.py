@@ -50,8 +50,8 @@ def reproduce(
     chosen = preset.load(name)
     folder = out or Path("runs", f"{Path(name).stem}-{scale.value}")
     if scale is ScaleOption.paper and not yes:
-        duration = reproduction.estimate.in_words(reproduction.estimated_seconds(chosen, "paper", data_dir))
-        runs = reproduction.size_of(chosen.paper).runs
+        runs, seconds = reproduction.estimated(chosen, "paper", data_dir)
+        duration = reproduction.estimate.in_words(seconds)
         _confirm(f"{runs} runs take {duration} on this machine (by timing plain training steps; less where clients run side by side)")
     with as_interruption(f"interrupted; the same command goes on in {folder}"):
         if quiet:

@@ -59,6 +59,7 @@ class Comparison:
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """With the folder held, and what is compared written down; refused where it holds another comparison."""
+        self.grid.trials()  # a mistake in them is told before anything is written
         with record.held(self.out):
             self.threads = record.record(self.out, self.grid, self.cells, self.threads, self.data_dir)
             yield
@@ -160,13 +161,18 @@ def run_grid(
     return compared
 
 
+def seeds_of(base: Mapping[str, Any]) -> tuple[int, ...]:
+    """The seed of a comparison that names none: its experiment's, or 0."""
+    return (base.get("seed", 0),)
+
+
 def compare(
     experiment: str | Path | None = None,
     *,
     methods: Sequence[str],
     out: str | Path,
     densities: Sequence[float] = (),
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] | None = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
     metric: str = DEFAULT_METRIC,
     reference: str | None = None,
@@ -189,6 +195,13 @@ def compare(
     for layer in layers:
         base = config.merged(base, layer)
     tuned = None if tune_lr is None else Tuning(tuple(tune_lr), tune_seed, tune_rounds)
-    made = Grid(base, tuple(methods), tuple(densities), tuple(seeds), {key: tuple(v) for key, v in (grid or {}).items()}, tuned)
+    made = Grid(
+        base,
+        tuple(methods),
+        tuple(densities),
+        seeds_of(base) if seeds is None else tuple(seeds),
+        {key: tuple(v) for key, v in (grid or {}).items()},
+        tuned,
+    )
     folder = Path(data_dir) if data_dir is not None else None
     return run_grid(made, Path(out), metric=metric, reference=reference, jobs=jobs, data_dir=folder, watcher=watcher)

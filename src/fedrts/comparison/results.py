@@ -35,6 +35,10 @@ class Compared:
     chosen: Sequence[Chosen] = ()
     """Learning rates, where they were tuned."""
 
+    def has(self, metric: str) -> bool:
+        """Is there a run with a value of it?"""
+        return any(row.get(metric) is not None for row in self.rows)
+
     def results(self, metric: str = DEFAULT_METRIC) -> Results:
         found = Results.of(self.rows, list(self.grid.axes), metric)
         if self.rows and not found.values:

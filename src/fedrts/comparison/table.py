@@ -112,8 +112,10 @@ class Results:
 
 
 def text_of(value: Any) -> str:
-    """A value of the grid as a word."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """A value of the grid as a word; floats as short as they can be without being another."""
+    if not isinstance(value, float):
+        return str(value)
+    return brief if float(brief := f"{value:g}") == value else str(value)
 
 
 def column_of(row: Row, axes: Sequence[str]) -> Column:

@@ -14,6 +14,7 @@ from rich.table import Table
 from fedrts.comparison.play import News, Task
 from fedrts.comparison.statistics import mean_of
 from fedrts.folder import RunFolder
+from fedrts.observe.console import Outlasting
 
 _MOST_LINES = 30
 """Of a live table; a longer one does not fit a screen."""
@@ -23,7 +24,7 @@ class LiveWatcher:
     """Shows a comparison to a person."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or Outlasting()
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
         self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console)
         self.all: TaskID | None = None

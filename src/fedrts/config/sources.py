@@ -40,14 +40,18 @@ def from_keywords(keywords: Settings) -> dict[str, Any]:
     return settings
 
 
-def from_method(method: Method | str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings that name a method, and those that make this very object again."""
+def from_method(method: Method | str | None, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings that name a method, and those that make this very object again; `keywords` may not say otherwise."""
     if not isinstance(method, Method):
         return {"method": method}, {}
     kind = type(method)
     name = next((name for name in methods.names() if methods.get(name) is kind), f"{kind.__module__}:{kind.__qualname__}")
-    own = method.model_dump()
-    return {"method": name}, {"density": own.pop("density"), "method_options": own}
+    own = method.model_dump(exclude_unset=True)
+    for key in ("density", "method_options"):
+        if keywords.get(key) is not None and (key != "density" or key in own):
+            raise InputError(f"{key} is given twice: the method is an object, so say it there alone")
+    density = {"density": own.pop("density")} if "density" in own else {}
+    return {"method": name}, {**density, "method_options": own}
 
 
 def from_assignments(assignments: Iterable[str]) -> dict[str, Any]:

@@ -122,6 +122,10 @@ class Data:
         return replace(self, **moved, view=self.view and self.view.to(device))
 
 
+TOLD_CLASSES = 1000
+"""Classes up to which each of them is counted and judged."""
+
+
 def is_label(y: Tensor) -> bool:
     """Are these targets one class per sample?"""
     return y.dim() == 1 and not y.is_floating_point()

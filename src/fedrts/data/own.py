@@ -22,7 +22,10 @@ def federate(clients: Sequence[Dataset[Any]], test: Dataset[Any], task: Task) ->
     """One `Data` with the rows of all clients one after the other, and every client's row numbers."""
     pairs = [_arrays(dataset, f"clients[{index}]") for index, dataset in enumerate(clients)]
     test_x, test_y = _arrays(test, "test")
-    x, y = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
+    try:
+        x, y = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
+    except RuntimeError as error:
+        raise InputError(f"all clients' inputs, and their targets, must have one shape: {str(error).partition(chr(10))[0]}") from error
     rows = Holdings.cut(torch.arange(len(y)), [len(pair[1]) for pair in pairs])
     integer = not y.is_floating_point()
     classes = int(max(y.max(), test_y.max())) + 1 if integer and y.numel() else 0
@@ -30,7 +33,10 @@ def federate(clients: Sequence[Dataset[Any]], test: Dataset[Any], task: Task) ->
 
 
 def _arrays(dataset: Dataset[Any], where: str) -> tuple[Tensor, Tensor]:
-    length = len(dataset)  # type: ignore[arg-type]
+    try:
+        length = len(dataset)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise InputError(f"{where} must be a map-style dataset, which has a length and items: {error}") from error
     if length == 0:
         raise InputError(f"{where} is empty: every dataset needs at least one sample")
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
@@ -39,6 +45,8 @@ def _arrays(dataset: Dataset[Any], where: str) -> tuple[Tensor, Tensor]:
         x, y = default_collate([dataset[index] for index in range(length)])
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{where} must give (input, target) pairs of equal shapes: {error}") from error
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise InputError(f"{where} must give one tensor as input and one as target, not {type(x).__name__} and {type(y).__name__}")
     return x, y
 
 

@@ -15,10 +15,11 @@ from fedrts.engines import Engine
 from fedrts.engines.batched import BatchedEngine
 from fedrts.engines.kernels import Kernel, Objective, OneByOne, Precision, Streamed, Vectorised
 from fedrts.engines.memory import Need, free_bytes
-from fedrts.engines.obstacles import obstacle, sample, training, vectorises
+from fedrts.engines.obstacles import obstacle, sample, vectorises
 from fedrts.engines.recorded import Recorded
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, note
+from fedrts.tasks import training
 
 Name = Literal["auto", "serial", "batched", "flower", "ray"]
 KernelName = Literal["auto", "vectorised", "streamed"]

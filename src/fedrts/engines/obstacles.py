@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from fedrts.client import Workbench
 from fedrts.engines.kernels import Kernel, Objective, counters
 from fedrts.sparse.dispatch import Watching
 from fedrts.sparse.layout import Layout
+from fedrts.tasks import training
 
 FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError)
 _NOT_VECTORISED = {"_scaled_dot_product_flash_attention_for_cpu"}
@@ -21,6 +20,8 @@ _NOT_VECTORISED = {"_scaled_dot_product_flash_attention_for_cpu"}
 
 def obstacle(bench: Workbench, objective: Objective, kernel: Kernel) -> str | None:
     """What stands in the way of clients side by side; None if nothing does."""
+    if (names := shared(bench.module)) is not None:
+        return f"the model has one part under two names ({' and '.join(names)})"
     if has_counters(bench.module, bench.layout):
         return "the model counts in buffers that are no floating-point numbers"
     try:
@@ -37,10 +38,21 @@ def obstacle(bench: Workbench, objective: Objective, kernel: Kernel) -> str | No
 
 def vectorises(bench: Workbench, objective: Objective) -> bool:
     """Has every operation of the model a vectorised form? One without is carried out client by client, in a slow way."""
+    if shared(bench.module) is not None:  # an obstacle, which is found elsewhere
+        return True
     try:
         return not watched(bench, objective).names & _NOT_VECTORISED
-    except FAILURES:  # an obstacle, which is found elsewhere
+    except FAILURES:  # an obstacle, too
         return True
+
+
+def shared(module: nn.Module) -> tuple[str, str] | None:
+    """Two names of one part that has tensors: PyTorch's functional call does not put such a part's own tensors back."""
+    first: dict[nn.Module, str] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        if first.setdefault(part, name) != name and next(iter(part.state_dict()), None) is not None:
+            return first[part], name
+    return None
 
 
 def sample(bench: Workbench) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,17 +121,6 @@ def _plain(module: nn.Module) -> dict[str, object]:
     """Numbers and words among the attributes of a module and its parts."""
     parts = ((f"{name}.{key}".lstrip("."), value) for name, part in module.named_modules() for key, value in vars(part).items())
     return {name: value for name, value in parts if isinstance(value, (bool, int, float, str))}
-
-
-@contextmanager
-def training(module: nn.Module) -> Iterator[None]:
-    """A module in training mode for a while."""
-    before = module.training
-    module.train()
-    try:
-        yield
-    finally:
-        module.train(before)
 
 
 def has_counters(module: nn.Module, layout: Layout) -> bool:

@@ -7,7 +7,6 @@ several threads may play it at the same time, and it lets go of the interpreter 
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import getitem
 from typing import Any
@@ -22,9 +21,6 @@ from fedrts.sparse.dispatch import Watching
 
 Program = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
-WORTH_RECORDING = 3
-"""The call of a form that is recorded: recording takes as long as some calls, and some forms (short batches) come rarely."""
-
 _aten = torch.ops.aten
 _CHANGE_AT_MOST_THE_SHAPE = {
     _aten.view.default,
@@ -36,11 +32,14 @@ _CHANGE_AT_MOST_THE_SHAPE = {
 
 
 class Recorded:
-    """A kernel for several threads that plays back what it has done before."""
+    """A kernel for several threads that plays back what it has done before.
+
+    A form is recorded when it first comes, not when it is worth while: a recording rounds otherwise than its kernel, and which of the two
+    a batch meets must not depend on what came before (a resumed run, another thread).
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel, self.label, self.objective = kernel, kernel.label, kernel.objective
-        self._calls: Counter[object] = Counter()
         self._programs: dict[object, Program] = {}
         self._model = threading.Lock()
 
@@ -49,20 +48,20 @@ class Recorded:
         program = self._programs.get(form)
         if program is None:
             with self._model:  # the model serves one thread at a time
-                program = self._programs.get(form) or self._record(form, weights, x, y)
+                program = self._programs.get(form) or self._program(weights, x, y)
+                self._programs[form] = program
         return Gradients(*program(weights, x, y))
 
-    def _record(self, form: object, weights: Tensor, x: Tensor, y: Tensor) -> Program:
-        """The recording of a form; for its first calls, and if it cannot be recorded, the very result of the kernel."""
-        self._calls[form] += 1
-        if self._calls[form] == WORTH_RECORDING:
-            try:
-                self._programs[form] = recorded(self.kernel, weights, x, y)
-                return self._programs[form]
-            except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError):
-                pass
-        found = self.kernel(weights, x, y)
-        return lambda *_: found
+    def _program(self, weights: Tensor, x: Tensor, y: Tensor) -> Program:
+        """The recording of a form; the kernel itself where there can be none."""
+        try:
+            return recorded(self.kernel, weights, x, y)
+        except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError):
+            return self._plain
+
+    def _plain(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
+        with self._model:
+            return self.kernel(weights, x, y)
 
 
 def recorded(kernel: Kernel, weights: Tensor, x: Tensor, y: Tensor) -> Program:

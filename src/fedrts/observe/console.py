@@ -21,6 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedrts.errors import note
 from fedrts.tally import EXCUSED
 
 if TYPE_CHECKING:
@@ -31,11 +32,21 @@ _PLAIN_LINES = 10
 """About how many progress lines a run prints where there is no terminal."""
 
 
+class Outlasting(Console):
+    """A console whose reader may go away (`| head`): a run goes on without one."""
+
+    def on_broken_pipe(self) -> None:
+        try:
+            super().on_broken_pipe()
+        except SystemExit:
+            note("nobody reads the output any more; the run goes on without it")
+
+
 class ConsoleObserver:
     """Shows a run to a person."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or Outlasting()
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),

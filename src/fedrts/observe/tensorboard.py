@@ -34,11 +34,15 @@ class TensorBoardObserver:
         if experiment.out is None:
             raise InputError("TensorBoard events are written into the run folder: give `out`")
         self.folder, self.experiment = Path(experiment.out), experiment
-        self.writer = SummaryWriter(str(self.folder / FOLDER), purge_step=first_round or None)
+        self.writer = SummaryWriter(str(self.folder / FOLDER), purge_step=first_round)
         self.writer.add_text("experiment", "```toml\n" + (self.folder / "experiment.toml").read_text("utf-8") + "```", first_round)
 
     def played(self, record: Record) -> None:
         line = record.as_dict()
+        if record.round < 0:  # step 0 is round 0's
+            for name in _SCALARS["cost"]:
+                self.writer.add_scalar(f"set-up/{name}", line[name], 0)
+            return
         for group, names in _SCALARS.items():
             for name in names:
                 if line.get(name) is not None:

@@ -24,6 +24,8 @@ def text(value: float, format: str) -> str:
         return f"{round(value):,}"
     if format == "seconds":
         return f"{value:,.1f} s"
+    if abs(value) >= 1e9:
+        return f"{value:.3e}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean, pstdev, stdev
 from typing import TypeVar
 
+from fedrts.comparison.target import average
 from fedrts.report.model import Axis, Format, Mean, Point
 from fedrts.report.read import Line, Run
 from fedrts.report.settings import Problem, Setting
@@ -59,7 +60,7 @@ def over(setting: Setting, of: Callable[[Run], float | None]) -> Mean | None:
 def last_ten(run: Run, key: str) -> float | None:
     """The mean over the evaluations of the last ten rounds."""
     values = [line[key] for line in run.history[-LAST:] if line.get(key) is not None]
-    return fmean(values) if values else None
+    return average(values) if values else None
 
 
 def by_round(line: Line, sums: dict[str, float]) -> float:
@@ -116,5 +117,4 @@ def worst_decile(values: Sequence[float], lower_is_better: bool = False) -> floa
 
 def spread(values: Sequence[float]) -> float:
     """The standard deviation of the values as a whole population."""
-    middle = fmean(values)
-    return math.sqrt(fmean((value - middle) ** 2 for value in values))
+    return pstdev(values)

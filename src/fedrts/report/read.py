@@ -14,11 +14,14 @@ from safetensors import SafetensorError, safe_open
 
 from fedrts import methods, schema
 from fedrts.comparison.record import FILE as COMPARISON
-from fedrts.config import flat
+from fedrts.config import Experiment, flat
 from fedrts.errors import InputError
 from fedrts.folder import RunFolder
 
 Line = dict[str, Any]
+
+_DEFAULTS = {key: value for key, value in flat(Experiment().model_dump(mode="json")).items() if "." in key and value is not None}
+"""Of the keys that an earlier version did not know and so did not write."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,8 @@ def read(path: Path) -> Run:
     except ValueError as error:
         raise InputError(f"experiment.toml is damaged: {error}") from error
     versions = settings.pop("versions", {})
+    if not isinstance(versions, dict):
+        raise InputError("experiment.toml is damaged: versions is no table")
     schema.check(schema.Experiment, settings, "experiment.toml")
     summary, history, topology = folder.summary(), folder.history(), folder.topology()
     clients, fairness = _json(path / "clients.json"), _json(path / "fairness.json")
@@ -110,7 +115,7 @@ def read(path: Path) -> Run:
         raise InputError("clients.json is damaged: its clients do not have the same labels")
     schema.check(schema.Fairness | None, fairness, "fairness.json")
     dense = _is_dense(settings["method"], summary)
-    keys = {**flat(settings), "density": 1.0 if dense else settings["density"]}
+    keys = {**_DEFAULTS, **flat(settings), "density": 1.0 if dense else settings["density"]}
     return Run(str(path), keys, versions, dense, history, topology, clients or [], summary, fairness, _links(path / "masks.safetensors"))
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from fedrts.comparison.table import text_of
+from fedrts.config import CUSTOM
 from fedrts.report.read import Run
 
 _SAME_RESULT = {"seed", "out", "device", "checkpoint.every", "eval.fairness", "eval.batch_size"}
@@ -60,20 +62,39 @@ def grouped(runs: Sequence[Run]) -> tuple[list[Problem], list[str]]:
     first: dict[str, Run] = {}
     repeats = []
     for run in runs:
-        key = _text(
-            {**_compared(run), "seed": run.seed, "finished": run.finished, "data": run.settings["data"], "model": run.settings["model"]}
-        )
+        key = _text({**_compared(run), "seed": run.seed, "finished": run.finished, "problem": _problem(run)})
         if first.setdefault(key, run) is not run:
             repeats.append(f"{run.path}: left out, it repeats {first[key].path} (same setting and seed)")
-    by_problem: dict[tuple[str, str], list[Run]] = {}
+    by_problem: dict[str, list[Run]] = {}
     for run in first.values():
-        by_problem.setdefault((str(run.settings["data"]), str(run.settings["model"])), []).append(run)
+        by_problem.setdefault(_text({"problem": _problem(run)}), []).append(run)
     problems: list[Problem] = []
-    for number, ((data, model), members) in enumerate(by_problem.items()):
-        slug = re.sub(r"[^a-z0-9]+", "-", f"{short(data)}-{short(model)}".lower()).strip("-")
+    for number, members in enumerate(by_problem.values()):
+        data, model = (short(str(members[0].settings[key])) for key in ("data", "model"))
+        slug = re.sub(r"[^a-z0-9]+", "-", f"{data}-{model}".lower()).strip("-")
         taken = any(problem.id == slug for problem in problems)
-        problems.append(Problem(f"{slug}-{number}" if taken else slug, f"{short(data)} · {short(model)}", _settings(members)))
+        title = " · ".join([data, model, *_told_apart(members[0])])
+        problems.append(Problem(f"{slug}-{number}" if taken else slug, title, _settings(members)))
     return problems, repeats
+
+
+def _problem(run: Run) -> list[Any]:
+    """What is learned by which model. Those of a script have no names: data go by their samples and labels, models by their layers."""
+    data, model = run.settings["data"], run.settings["model"]
+    labels = [sum(counts) for counts in zip(*(client.get("labels") or [] for client in run.clients), strict=True)]
+    return [
+        data,
+        model,
+        [sum(client["samples"] for client in run.clients), labels] if data == CUSTOM else None,
+        run.links if model == CUSTOM else None,
+    ]
+
+
+def _told_apart(run: Run) -> list[str]:
+    """Words for a title where names say nothing."""
+    samples = [f"{sum(client['samples'] for client in run.clients):,} samples"] if run.settings["data"] == CUSTOM else []
+    links = [f"{sum(run.links.values()):,} links"] if run.settings["model"] == CUSTOM and run.links else []
+    return samples + links
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -114,7 +135,7 @@ def shown(value: object) -> str:
     """A setting's value for people."""
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return text_of(value)
 
 
 def _settings(runs: Sequence[Run]) -> list[Setting]:

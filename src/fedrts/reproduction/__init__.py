@@ -79,10 +79,19 @@ def size_of(scale: Scale) -> Size:
     return Size(len(cells), max(cell.experiment.rounds for cell in cells), samples if None not in rows.values() else None)
 
 
-def estimated_seconds(chosen: Preset, size: ScaleName, data_dir: Path | None) -> float:
-    """Of all runs one after the other, by timing a few training steps of each part whose data are there."""
-    parts = [part for part in planned(chosen.scale(size), data_dir) if not part.missing]
-    return sum(estimate.seconds(part.grid.cells(), data_dir) for part in parts)
+def estimated(chosen: Preset, size: ScaleName, data_dir: Path | None) -> tuple[int, float]:
+    """How many runs have their data, and their seconds one after the other, by timing a few training steps of each part."""
+    parts = playable(chosen.scale(size), data_dir)
+    cells = [part.grid.cells() for part in parts if not part.missing]
+    return sum(map(len, cells)), sum(estimate.seconds(own, data_dir) for own in cells)
+
+
+def playable(scale: Scale, data_dir: Path | None) -> list[Planned]:
+    """The parts of a scale; refused where the data of all are missing."""
+    parts = planned(scale, data_dir)
+    if all(part.missing for part in parts):
+        raise InputError(f"nothing of it can be run: {parts[0].missing}")
+    return parts
 
 
 def reproduce(
@@ -98,14 +107,14 @@ def reproduce(
     content = preset.text(name)
     chosen = preset.parsed(content, name)
     folder, home = Path(out), None if data_dir is None else Path(data_dir)
-    parts = planned(chosen.scale(size), home)
-    if all(part.missing for part in parts):
-        raise InputError(f"nothing of '{name}' can be run: {parts[0].missing}")
+    parts = playable(chosen.scale(size), home)
     drawable = _drawable(chosen)
     pool, threads = make_pool([cell for part in parts if not part.missing for cell in part.grid.cells()], jobs)
     with contextlib.ExitStack() as stack:
         stack.enter_context(held(folder, PRESET_FILE, "reproduction"))
-        _keep(content, folder, name)
+        _check_same(chosen, folder)
+        if not (folder / PRESET_FILE).exists():
+            write_atomically(folder / PRESET_FILE, content.encode())
         comparisons = {
             part.part.name: Comparison(part.grid, folder / part.part.name, home, threads, f"{part.part.name}/")
             for part in parts
@@ -113,6 +122,7 @@ def reproduce(
         }
         for comparison in comparisons.values():
             stack.enter_context(comparison.opened())
+        write_atomically(folder / PRESET_FILE, content.encode())  # not before its comparisons are taken for those that are there
         states = {part.part.name: part.missing or (_difference(part.data, home) if size == "paper" else "") for part in parts}
         failed = play_all(list(comparisons.values()), pool, watcher or Unwatched())
         document = Document(
@@ -147,12 +157,11 @@ def _drawable(chosen: Preset) -> bool:
     return True
 
 
-def _keep(content: str, folder: Path, name: str) -> None:
-    """Leave the preset in the folder; refused where another one was played."""
+def _check_same(chosen: Preset, folder: Path) -> None:
+    """Refused where another preset was played."""
     file = folder / PRESET_FILE
-    if file.exists() and preset.load(str(file)).title != preset.parsed(content, name).title:
+    if file.exists() and preset.load(str(file)).title != chosen.title:
         raise InputError(f"{folder} holds another reproduction (see its {PRESET_FILE}): choose another --out")
-    write_atomically(file, content.encode())
 
 
 def _write(document: Document, folder: Path, drawable: bool) -> None:
@@ -160,7 +169,8 @@ def _write(document: Document, folder: Path, drawable: bool) -> None:
     failures: dict[str, News] = {}
     for outcome in document.outcomes:
         if outcome.compared is not None:
-            outcome.compared.write(document.preset.metrics[0])
+            valued = [metric for metric in document.preset.metrics if outcome.compared.has(metric)]
+            outcome.compared.write(*valued[:1])
             rows += [{"part": outcome.part.name, **row} for row in outcome.compared.rows]
             failures |= {f"{outcome.part.name}/{name}": news for name, news in outcome.compared.failures.items()}
     write_atomically(folder / "results.csv", csv_of(rows).encode())

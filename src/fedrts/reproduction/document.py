@@ -72,7 +72,8 @@ class Document:
         if not outcome.compared.rows:
             return [*blocks, "No run is finished.", *self._failures(outcome.compared)]
         for metric in self.preset.metrics:
-            blocks += [f"{METRICS[metric][0].upper()}{METRICS[metric][1:]} (`{metric}`):", self._means(outcome, metric)]
+            means = self._means(outcome, metric) if outcome.compared.has(metric) else "No run has a value of it."
+            blocks += [f"{METRICS[metric][0].upper()}{METRICS[metric][1:]} (`{metric}`):", means]
         if self.preset.costs:
             blocks += ["One client in an outer round, in the paper's accounting:", self._costs(outcome)]
         if self.preset.target is not None:
@@ -105,14 +106,14 @@ class Document:
         assert outcome.compared is not None
         first = outcome.compared.cells[0].experiment
         of = self.scale.costs_of or {"model": first.model, "model_options": first.model_options, "data": outcome.data}
+        results = outcome.compared.results()
         body = []
-        for method, column in sorted(outcome.compared.results(self.preset.metrics[0]).values, key=lambda entry: -entry[1][-1]):
+        for method, column in sorted(results.values, key=lambda entry: -entry[1][-1]):
+            where = {"method": method, **_where(results, column)}
             own = {"method": method} | ({} if config.method_class(method).dense else {"density": column[-1]})
             row = accounting.of_settings([of, own], data_dir=self.data_dir).row("paper", "outer")
             cells = [("megabytes", row.megabytes, "{:.2f}"), ("flops", row.flops, "{:.3g}"), ("memory", row.memory_bytes / 1e6, "{:.2f}")]
-            body.append(
-                [method, f"{column[-1]:g}", *(self._with_published(outcome, key, v, form, method=method) for key, v, form in cells)]
-            )
+            body.append([method, f"{column[-1]:g}", *(self._with_published(outcome, key, v, form, **where) for key, v, form in cells)])
         return markdown(["method", "density", "MB sent", "FLOPs", "memory MB"], body)
 
     def _with_published(self, outcome: Outcome, key: str, value: float, form: str, **where: Any) -> str:
@@ -141,7 +142,7 @@ class Document:
             costs = self._reached(outcome, [point for point in found if point], len(found), method=method, **_where(results, column))
             body.append([method, *map(text_of, column), *costs])
         names = [key.rpartition(".")[2] for key in results.axes]
-        return markdown(["method", *names, "density", "seeds that reach it", "round", "FLOPs", "GB sent"], body)
+        return markdown(["method", *names, "density", "seeds that reach it", "rounds", "FLOPs", "GB sent"], body)
 
     def _goals(self, results: Results, column: Column) -> Mapping[int, float]:
         """By seed, the target's accuracy in the place of a column."""
@@ -157,7 +158,7 @@ class Document:
             "gigabytes": (mean_of([point.bytes / 1e9 for point in points]).value, "{:.3g}"),
         }
         costs = [self._with_published(outcome, key, value, form, **where) for key, (value, form) in averages.items()]
-        return [f"{len(points)} of {seeds}", f"{mean_of([float(point.round) for point in points]).value:.0f}", *costs]
+        return [f"{len(points)} of {seeds}", f"{mean_of([point.round + 1.0 for point in points]).value:.0f}", *costs]
 
 
 def _where(results: Results, column: Column) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The figures of a reproduction: one panel a part, one line a method, told apart without colour too."""
+"""The figures of a reproduction: one panel a part, lines by method (and keys that are no axis), told apart without colour too."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedrts.comparison.statistics import mean_of
-from fedrts.comparison.table import METRICS, Results
+from fedrts.comparison.results import DEFAULT_METRIC
+from fedrts.comparison.statistics import Mean, mean_of
+from fedrts.comparison.table import METRICS, Column, Results, column_of, text_of
 from fedrts.comparison.target import smoothed
 from fedrts.errors import InputError, optional
 from fedrts.folder import RunFolder
@@ -19,11 +20,14 @@ DASHES = ("-", "--", "-.", ":")
 
 def draw(document: Document, file: Path) -> None:
     """The preset's figure into a file; parts without results have no panel."""
-    outcomes = [outcome for outcome in document.outcomes if outcome.compared is not None and outcome.compared.rows]
+    metric = document.preset.metrics[0] if document.preset.figure == "lines" else DEFAULT_METRIC
+    outcomes = [outcome for outcome in document.outcomes if outcome.compared is not None and outcome.compared.has(metric)]
+    if not outcomes:
+        return
     if document.preset.figure == "lines":
         figure, panels = _panels(len(outcomes), 1)
         for outcome, (axes,) in zip(outcomes, panels, strict=True):
-            _lines(axes, outcome, document.preset.x, document.preset.metrics[0])
+            _lines(axes, outcome, document.preset.x, metric)
     else:
         figure, panels = _panels(len(outcomes), 2)
         for outcome, (left, right) in zip(outcomes, panels, strict=True):
@@ -50,21 +54,33 @@ def _lines(axes: Any, outcome: Outcome, x: str, metric: str) -> None:
     assert outcome.compared is not None
     results = outcome.compared.results(metric)
     places = sorted({_place(results, column, x) for _, column in results.values})
-    for number, method in enumerate(results.methods):
-        found = [(_place(results, column, x), results.mean(method, column)) for column in results.columns]
-        points = sorted(((at, mean) for at, mean in found if mean is not None), key=lambda point: point[0])
+    lines: dict[str, list[tuple[float, Mean]]] = {}
+    for method in results.methods:
+        for column in results.columns:
+            if (mean := results.mean(method, column)) is not None:
+                lines.setdefault(_label(results, method, column, x), []).append((_place(results, column, x), mean))
+    for number, (label, points) in enumerate(lines.items()):
+        points.sort(key=lambda point: point[0])
         if x == "density" and len(points) == 1 and points[0][0] == 1.0:
-            axes.axhline(points[0][1].value, label=method, color="0.3", linestyle=DASHES[number % len(DASHES)])
+            axes.axhline(points[0][1].value, label=label, color="0.3", linestyle=DASHES[number % len(DASHES)])
             continue
         means = [mean for _, mean in points]
         at = [places.index(place) for place, _ in points]
         errors = [mean.error or 0.0 for mean in means]
-        axes.errorbar(at, [mean.value for mean in means], yerr=errors, label=method, capsize=3, **_style(number))
+        axes.errorbar(at, [mean.value for mean in means], yerr=errors, label=label, capsize=3, **_style(number))
     shown = [place for place in places if x != "density" or place != 1.0 or len(places) == 1]
     axes.set_xticks([places.index(place) for place in shown], [f"{place:g}" for place in shown])
     axes.set(title=outcome.part.name, xlabel=x.rpartition(".")[2], ylabel=METRICS[metric])
     axes.legend(fontsize="small")
     axes.grid(alpha=0.3)
+
+
+def _label(results: Results, method: str, column: Column, x: str = "") -> str:
+    """A method, and what tells its lines from each other: keys, apart from `x`, of which it has several values."""
+    names = [*results.axes, "density"]
+    own = [other for name, other in results.values if name == method]
+    told = [place for place, key in enumerate(names) if key != x and len({other[place] for other in own}) > 1]
+    return " ".join([method, *(f"{names[place].rpartition('.')[2]} {text_of(column[place])}" for place in told)])
 
 
 def _place(results: Results, column: Sequence[Any], x: str) -> float:
@@ -74,16 +90,17 @@ def _place(results: Results, column: Sequence[Any], x: str) -> float:
 def _curves(axes: Any, outcome: Outcome, cost: str, label: str, unit: float) -> None:
     """Mean over ten rounds and over seeds by what was spent until then; the band is one standard error."""
     assert outcome.compared is not None
+    results = outcome.compared.results()
     runs: dict[str, list[str]] = {}
     for row in outcome.compared.rows:
-        runs.setdefault(row["method"], []).append(row["cell"])
-    for number, (method, cells) in enumerate(runs.items()):
+        runs.setdefault(_label(results, row["method"], column_of(row, results.axes)), []).append(row["cell"])
+    for number, (line, cells) in enumerate(runs.items()):
         curves = [smoothed(RunFolder(outcome.compared.out / "runs" / cell).history()) for cell in cells]
         together = list(zip(*curves, strict=False))  # seeds evaluate in the same rounds
         means = [mean_of([point.accuracy for point in points]) for points in together]
         spent = [mean_of([getattr(point, cost) / unit for point in points]).value for points in together]
         style = _style(number) | {"markevery": max(1, len(spent) // 8)}
-        axes.plot(spent, [mean.value for mean in means], label=method, **style)
+        axes.plot(spent, [mean.value for mean in means], label=line, **style)
         low, high = ([mean.value + sign * (mean.error or 0.0) for mean in means] for sign in (-1, 1))
         axes.fill_between(spent, low, high, alpha=0.15, color=style["color"])
     axes.set(title=outcome.part.name, xlabel=f"{label}, all clients together", ylabel="test accuracy, mean of ten rounds")

@@ -16,12 +16,14 @@ from fedrts.config import Table
 from fedrts.errors import InputError, nearest
 
 ScaleName = Literal["paper", "small"]
+PUBLISHED = ("megabytes", "flops", "memory", "gigabytes")
+"""What may be published of costs, beside the metrics."""
 
 
 class Part(Table):
     """One grid of a preset; a panel of a figure."""
 
-    name: str = Field(description="its folder, and its heading")
+    name: str = Field(pattern=r"^\w[\w .-]*$", description="its folder, and its heading")
     experiment: dict[str, Any] = Field(default_factory=dict, description="settings of its own")
     instead: dict[str, Any] | None = Field(None, description="settings where the files of its data set are not there")
     remark: str = Field("", description="said under its heading")
@@ -49,7 +51,7 @@ class Preset(Table):
     title: str
     figure: Literal["", "lines", "curves"] = Field("", description="lines: a metric by `x`; curves: accuracy by bytes and FLOPs")
     x: str = Field("density", description="of lines: density, or a key of the grid")
-    metrics: list[str] = Field(description="keys of summary.json, a table each")
+    metrics: list[str] = Field(min_length=1, description="keys of summary.json, a table each")
     target: str | None = Field(None, description="method whose accuracy is to be reached, for a table of costs until then")
     costs: bool = Field(False, description="with a table of costs on paper")
     claims: list[str] = Field(default_factory=list, description="what the paper says")
@@ -78,7 +80,7 @@ def text(name: str) -> str:
     """A preset of the package as it is written, or a file of one's own."""
     if name.endswith(".toml"):
         try:
-            return Path(name).read_text("utf-8")
+            return Path(name).read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the preset '{name}': {getattr(error, 'strerror', None) or error}") from error
     if name not in names():
@@ -93,15 +95,31 @@ def parsed(content: str, name: str) -> Preset:
         for metric in preset.metrics:
             check_metric(metric)
         for scale in (preset.paper, preset.small):
-            if not scale.parts:
-                raise InputError("a scale without parts: give at least one")
+            _check_parts([part.name for part in scale.parts])
             if preset.target is not None:
                 check_method(preset.target, scale.methods, "target")
             if preset.figure == "lines" and preset.x not in ("density", *scale.grid):
                 raise InputError(f"x = '{preset.x}' is neither density nor a key of the grid")
+            if preset.figure == "lines" and not all(_is_number(value) for value in scale.grid.get(preset.x, [])):
+                raise InputError(f"x = '{preset.x}' has values that are no numbers: lines need numbers, or leave `figure` out")
+        for entry in preset.published:
+            for key in entry.keys() & {*preset.metrics, *PUBLISHED}:
+                if not _is_number(entry[key]):
+                    raise InputError(f"published {key} = {entry[key]!r} is no number")
     except InputError as error:
         raise InputError(f"preset '{name}': {error}") from error
     return preset
+
+
+def _check_parts(names: list[str]) -> None:
+    if not names:
+        raise InputError("a scale without parts: give at least one")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"two parts are called '{twice}': each needs a folder of its own")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def load(name: str) -> Preset:

@@ -1,4 +1,4 @@
-"""Recordings are the kernel itself, bit for bit; what cannot be recorded still runs."""
+"""Recordings are the kernel itself, up to the order of sums; what cannot be recorded still runs."""
 
 import pytest
 import torch
@@ -16,14 +16,16 @@ def called(run, clients, size):
 
 
 @pytest.mark.parametrize(("model", "kind"), [("mlp", Vectorised), ("cnn", Vectorised), ("cnn", OneByOne), ("tiny_gpt", OneByOne)])
-def test_a_recording_has_the_same_bits(toy, model, kind):
+def test_a_recording_comes_to_the_same(toy, model, kind):
+    """To the bit where it leaves operations out only; a transposed product may be added up in another order, as the processor likes it."""
     run = toy("fedavg", model)
     kernel = kind(Objective(run.module.train(), run.data.task, run.layout))
     program = recorded.recorded(kernel, *called(run, 3, 4))
     weights, x, y = called(run, 3, 4)
     weights, x = weights * 1.5, x.flip(0)
     for found, expected in zip(program(weights, x, y), kernel(weights, x, y), strict=True):
-        assert torch.equal(found, expected)
+        torch.testing.assert_close(found, expected)
+        assert kind is Vectorised or torch.equal(found, expected)
 
 
 def test_no_gradient_of_a_linear_layer_is_copied(toy):
@@ -53,27 +55,29 @@ def test_tensors_from_outside_are_constants_and_numbers_read_are_refused():
         recorded.recorded(lambda x, y, z: (x * float(y.sum()), y, z), x, y, z)
 
 
-def test_forms_are_recorded_when_they_come_often(toy, monkeypatch):
-    monkeypatch.setattr(recorded, "WORTH_RECORDING", 3)
+def test_every_call_of_a_form_is_a_playback(toy):
+    """The first one too: who has played more, or sooner, must not get other bits."""
     run = toy("fedavg", "mlp")
     plain = Vectorised(Objective(run.module.train(), run.data.task, run.layout))
     kernel = Recorded(plain)
-    for call in range(5):
-        assert len(kernel._programs) == (call >= 3)
-        assert torch.equal(kernel(*called(run, 2, 4)).gradient, plain(*called(run, 2, 4)).gradient)
+    first = kernel(*called(run, 2, 4))
+    assert len(kernel._programs) == 1
+    for _ in range(3):
+        again = kernel(*called(run, 2, 4))
+        assert all(map(torch.equal, first, again))
+    torch.testing.assert_close(first.gradient, plain(*called(run, 2, 4)).gradient)
     kernel(*called(run, 2, 5))
-    assert len(kernel._programs) == 1, "a form that came once"
+    assert len(kernel._programs) == 2
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(toy, monkeypatch):
     def refuse(*_):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(recorded, "WORTH_RECORDING", 1)
     monkeypatch.setattr(recorded, "recorded", refuse)
     run = toy("fedavg", "mlp")
     plain = Vectorised(Objective(run.module.train(), run.data.task, run.layout))
     kernel = Recorded(plain)
     for _ in range(3):
         assert torch.equal(kernel(*called(run, 2, 4)).gradient, plain(*called(run, 2, 4)).gradient)
-    assert not kernel._programs
+    assert list(kernel._programs.values()) == [kernel._plain], "and is not tried again"

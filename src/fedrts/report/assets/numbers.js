@@ -14,7 +14,7 @@ const FORMATS = {
   flops: (value) => scaled(value, ["", "k", "M", "G", "T", "P", "E", "Z"]),
   integer: (value) => Math.round(value).toLocaleString("en"),
   seconds: (value) => `${value.toFixed(1)} s`,
-  number: (value) => (Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)))),
+  number: (value) => (Math.abs(value) >= 1e9 ? value.toExponential(3).replace(/e\+(\d)$/, "e+0$1") : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)))),
 };
 
 const text = (value, format) => (value === null ? "–" : (FORMATS[format] || String)(value));
