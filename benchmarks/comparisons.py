@@ -86,7 +86,7 @@ _SCALED = "--set topology.init_scale=sparse"
 _CIFAR = "--data cifar10 --model resnet18_small --clients 100 --rounds 500 --precision bf16 --device cuda --seeds 0,1,2"
 _STORIES = (
     "--data tinystories --set data_options.words=1000 --set data_options.length=64 --model tiny_gpt --set model_options.width=64 "
-    "--clients 20 --per-round 5 --rounds 100 --epochs 1 --batch-size 16 --set topology.interval=5 --device cpu --seeds 0,1,2,3,4"
+    "--clients 20 --per-round 5 --rounds 100 --epochs 1 --batch-size 16 --set topology.interval=5 --device cpu --seeds 0,1,2"
 )
 _LARGE = "--data cifar10 --model resnet18 --set model_options.stem=cifar --rounds 500 --precision bf16 --device cuda --seeds 0"
 _HELD_OUT = f"{_CIFAR} --lr 0.1 --set data_options.validation=0.1"
