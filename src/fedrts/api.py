@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -20,7 +19,6 @@ from fedrts.aggregate import check_reducer
 from fedrts.assemble import Assembled, assemble, layout_of, put_together
 from fedrts.checkpoint import Pace, Saved
 from fedrts.config import Experiment
-from fedrts.data.contract import is_label
 from fedrts.data.own import federate
 from fedrts.data.partition import SITES
 from fedrts.engines import choice, ray
@@ -35,7 +33,7 @@ from fedrts.phases import phase
 from fedrts.rounds import Played
 from fedrts.sparse.layout import Prunable
 from fedrts.summary import describe_clients, describe_privacy, summarise
-from fedrts.tasks import Classification, Loss, Task, check, cross_entropy, training
+from fedrts.tasks import Classification, Loss, Task
 from fedrts.wire.fields import Frame
 
 if TYPE_CHECKING:
@@ -145,27 +143,13 @@ def train(
     base = {"data": config.CUSTOM, "model": config.CUSTOM, "clients": federation, "out": str(out) if out else None}
     resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
     held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
-    assembled = put_together(resolved, model, held, rows, prunable)
-    _check_task(assembled)
+    assembled = put_together(resolved, model, held, rows, prunable, try_task=True)
     check_uploads(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
     _check_engine(assembled)
     folder = RunFolder(out) if out else None
     if folder is not None and not (resume and (folder.path / "experiment.toml").exists()):
         folder.create(assembled.experiment)
     return _play(assembled, folder, observer or Silent())
-
-
-def _check_task(run: Assembled) -> None:
-    """Do the model, its loss and the targets go together?"""
-    held, module = run.data, run.module
-    some = held.inputs(held.x[:2])
-    check(held.task, module, some, held.y[:2], held.inputs(held.test_x[:2]), held.test_y[:2])
-    if isinstance(held.task, Classification) and held.task.criterion is cross_entropy and is_label(held.y):
-        with training(module, False), torch.no_grad():
-            outputs = module(some).shape[-1]
-        least, most = (int(of(torch.cat([held.y, held.test_y]))) for of in (torch.min, torch.max))
-        if least < 0 or most >= outputs:
-            raise InputError(f"labels must be 0 to {outputs - 1}, one for each output of the model: these are {least} to {most}")
 
 
 def load(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedrts import config, data, models
 from fedrts.client import LocalTraining, Workbench
 from fedrts.config import Experiment
-from fedrts.data.contract import Data
+from fedrts.data.contract import Data, is_label
 from fedrts.data.holdings import Holdings
 from fedrts.data.partition import SITES, divide
 from fedrts.engines import choice, ray
@@ -32,6 +32,7 @@ from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout, Prunable
 from fedrts.sparse.schedule import Schedule
+from fedrts.tasks import Classification, check, cross_entropy, training
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ def build_model(experiment: Experiment, input_shape: tuple[int, ...], classes: i
 
 
 def put_together(
-    experiment: Experiment, module: nn.Module, held: Data, parts: Sequence[Tensor], prunable: Prunable | None = None
+    experiment: Experiment, module: nn.Module, held: Data, parts: Sequence[Tensor], prunable: Prunable | None = None, try_task: bool = False
 ) -> Assembled:
-    """The run of `module` on clients that hold the rows `parts` of `held`."""
+    """The run of `module` on clients that hold the rows `parts` of `held`; `try_task` looks for mistakes in a user's own loss and targets."""
     rows = Holdings.of(parts)
     device = torch.device(experiment.device)
     method = config.make_method(experiment)
@@ -123,6 +124,8 @@ def put_together(
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {held.input_shape}: {reason}") from error
+    if try_task:
+        _check_task(module, held)
     bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()))
     asked = choice.Settings.of(e.engine.model_dump())
     if asked.name in ("auto", "batched") and e.guard.deadline:
@@ -178,3 +181,15 @@ def layout_of(experiment: Experiment, module: nn.Module, prunable: Prunable | No
     if prunable is None and experiment.topology.prunable is not None:
         prunable = import_path(experiment.topology.prunable, "rule topology.prunable")  # type: ignore[assignment]
     return Layout.of(module, prunable, prune_output=bool(experiment.model_options.get("prune_output", False)))
+
+
+def _check_task(module: nn.Module, held: Data) -> None:
+    """Do the model, its loss and the targets go together?"""
+    some = held.inputs(held.x[:2])
+    check(held.task, module, some, held.y[:2], held.inputs(held.test_x[:2]), held.test_y[:2])
+    if isinstance(held.task, Classification) and held.task.criterion is cross_entropy and is_label(held.y):
+        with training(module, False), torch.no_grad():
+            outputs = module(some).shape[-1]
+        least, most = (int(of(torch.cat([held.y, held.test_y]))) for of in (torch.min, torch.max))
+        if least < 0 or most >= outputs:
+            raise InputError(f"labels must be 0 to {outputs - 1}, one for each output of the model: these are {least} to {most}")

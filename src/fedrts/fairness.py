@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedrts.assemble import Assembled
-from fedrts.data.contract import TOLD_CLASSES, is_label
+from fedrts.data.contract import has_classes
 from fedrts.engines.threads import threads_for
 
 MOST = 5
@@ -36,7 +36,7 @@ def judged(run: Assembled) -> dict[str, Any]:
 
 def _by_class(run: Assembled) -> list[dict[str, Any]] | None:
     data = run.data
-    if not is_label(data.test_y) or not 0 < data.classes <= TOLD_CLASSES:
+    if not all(has_classes(labels, data.classes) for labels in (data.y, data.test_y)):
         return None
     found = []
     for label in range(data.classes):

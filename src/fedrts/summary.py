@@ -13,7 +13,7 @@ from torch import Tensor
 import fedrts
 from fedrts import rounds
 from fedrts.assemble import Assembled
-from fedrts.data.contract import TOLD_CLASSES, Data, is_label
+from fedrts.data.contract import Data, has_classes
 from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
 from fedrts.privacy import spent
@@ -27,7 +27,7 @@ LISTED = 10_000
 def describe_clients(held: Data, parts: Sequence[Tensor], ours: bool = True) -> list[dict[str, Any]]:
     """clients.json: what every client holds (of more than `LISTED`, the first); of data that is not ours, no labels."""
     labels = held.y.cpu()
-    counted = ours and is_label(labels) and held.classes <= TOLD_CLASSES and int(labels.min()) >= 0
+    counted = ours and has_classes(labels, held.classes)
     return [
         {
             "client": client,

@@ -78,14 +78,14 @@ def check(task: Task, module: nn.Module, x: Tensor, y: Tensor, test_x: Tensor, t
     try:
         with training(module, False), torch.no_grad():
             loss = task.loss(module, x, y)
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            raise InputError(f"the loss must be a tensor with one number, the mean over a batch; it gave {loss!r}")
         metrics = task.evaluate(module, test_x, test_y, len(test_x))
     except InputError:
         raise
     except Exception as error:  # whatever a user's own code raises
         reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
         raise InputError(f"the model, its loss and these targets do not go together: {reason}") from error
-    if not isinstance(loss, Tensor) or loss.dim() != 0:
-        raise InputError(f"the loss must be a tensor with one number, the mean over a batch; it gave {loss!r}")
     if missing := {"loss", "accuracy"} - metrics.keys():
         raise InputError(f"the task's evaluate gives no {' and no '.join(sorted(missing))}: both are needed")
 

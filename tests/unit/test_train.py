@@ -1,12 +1,14 @@
 """`fedrts.train`: the user's own model, data, loss and rule."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import fedrts
-from fedrts.errors import InputError
+from fedrts.errors import InputError, Note
 from fedrts.inspection import evaluate_run
 from fedrts.methods.base import Sparse
 
@@ -233,3 +235,122 @@ def test_a_run_may_start_from_the_weights_of_a_model_that_a_method_prepared(tmp_
     first = fedrts.load(tmp_path / "first")
     bias = next(name for name in first.state_dict() if name.endswith("gain"))
     torch.testing.assert_close(second.model.state_dict()[bias], first.state_dict()[bias])
+
+
+# -- what does not go together is said before any training ------------------------------------------------------------
+
+
+def regression(y):
+    """Clients and a test set with other targets."""
+
+    def made(points):
+        return TensorDataset(points.x, y(points.y))
+
+    return {"clients": [made(points) for points in clients()], "test": made(Points(9, 20))}
+
+
+def unreduced(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="none")
+
+
+def ones(*shape):
+    return TensorDataset(torch.ones(shape), torch.ones(shape[0]).long())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"loss": nn.functional.mse_loss, **regression(y=lambda y: y.float()[:, None].expand(-1, 2))}, r"what is a right answer among"),
+        (regression(y=lambda y: y - 1), r"out of bounds|labels must be 0 to 1"),
+        (regression(y=lambda y: y + 7 * (torch.arange(len(y)) == 15)), r"labels must be 0 to 1, .* these are 0 to 8"),
+        (regression(y=lambda y: y[:, None]), r"do not go together"),
+        ({"loss": unreduced}, r"must be a tensor with one number"),
+        ({"model": "mlp"}, r"model is 'mlp': give a torch\.nn\.Module"),
+        ({"clients": [[{"x": 1.0}] * 3]}, r"\(input, target\)|one tensor as input"),
+        ({"clients": [ones(4, 2), ones(4, 3)]}, "one shape"),
+        ({"clients": [iter(())]}, "map-style"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line_and_leaves_no_folder(tmp_path, given, words):
+    common = {"model": net(), "clients": clients(), "test": Points(9, 20), "method": "random", "density": 0.5, **SMALL}
+    with pytest.raises(InputError, match=words) as caught:
+        fedrts.train(**{**common, **given}, out=tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_task_without_an_accuracy():
+    class Half(fedrts.tasks.Classification):
+        def evaluate(self, module, x, y, batch_size):
+            return {"loss": 0.0}
+
+    with pytest.raises(InputError, match="gives no accuracy"):
+        fedrts.train(model=net(), clients=clients(), test=Points(9, 20), task=Half(), density=0.5, **SMALL)
+
+
+def test_labels_of_any_whole_number_type():
+    expected = fedrts.train(model=net(), clients=clients(), test=Points(9, 20), density=0.5, **SMALL)
+    for kind in (torch.uint8, torch.int16):
+        found = fedrts.train(model=net(), density=0.5, **regression(y=lambda y, kind=kind: y.to(kind)), **SMALL)
+        assert found.summary["loss"] == expected.summary["loss"]
+
+
+def test_targets_that_are_no_classes_are_not_counted(tmp_path):
+    own = {"loss": lambda o, t: nn.functional.mse_loss(o[:, 0], t.float()), "correct": lambda o, t: ((o[:, 0] > 0) == (t > 0)).sum()}
+    for name, change in (("signs", lambda y: 2 * y - 1), ("large", lambda y: y * 1_000_000)):
+        fedrts.train(model=net(), density=0.5, **own, **regression(y=change), **SMALL | {"lr": 1e-9}, out=tmp_path / name)
+        assert [entry["labels"] for entry in json.loads((tmp_path / name / "clients.json").read_text("utf-8"))] == [None] * 4
+
+
+def test_keywords_beside_a_method_object():
+    common = {"model": net(), "clients": clients(), "test": Points(9, 20), **SMALL}
+    assert 0.4 < fedrts.train(method=fedrts.methods.FedRTS(gamma=0.3), density=0.5, **common).summary["density"] <= 0.5
+    with pytest.raises(InputError, match="density is given twice"):
+        fedrts.train(method=fedrts.methods.FedRTS(density=0.4), density=0.5, **common)
+    with pytest.raises(InputError, match="method_options is given twice"):
+        fedrts.train(method=fedrts.methods.FedRTS(), method_options={"gamma": 0.1}, **common)
+    assert fedrts.cost(method=fedrts.methods.FedRTS(gamma=0.3), density=0.5, model="mlp").density == 0.5
+
+
+class Twice(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(2, 16), nn.Linear(16, 16), nn.Linear(16, 2)
+        self.again = self.inner
+
+    def forward(self, x):
+        return self.last(self.again(self.inner(self.first(x).relu()).relu()).relu())
+
+
+def test_a_part_under_two_names_trains_one_by_one():
+    model, common = Twice(), {"clients": clients(), "test": Points(9, 20), "density": 0.7, **SMALL}
+    with pytest.warns(Note, match=r"one part under two names \(inner and again\)"):
+        result = fedrts.train(model=model, engine="batched", **common)
+    assert torch.isfinite(model.inner.weight).all(), "its tensors are its own"
+    assert result.summary["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_side_by_side_resumes_to_the_same_bits_whatever_was_recorded_before(tmp_path, workers):
+    class Stop(Exception):
+        pass
+
+    class Stopper(fedrts.observe.Silent):
+        def played(self, record):
+            if record.round == 2:
+                raise Stop
+
+    digits = {"rounds": 4, "model": "mlp", "epochs": 1, "checkpoint": {"every": 1}, "engine": {"name": "batched", "workers": workers}}
+    whole = fedrts.run(**digits)
+    with pytest.raises(Stop):
+        fedrts.run(**digits, out=tmp_path / "run", observer=Stopper())
+    assert torch.equal(fedrts.resume(tmp_path / "run").state.weights, whole.state.weights)
+
+
+def test_the_model_of_another_run_is_one_line(tmp_path):
+    fedrts.train(model=net(), clients=clients(), test=Points(9, 20), density=0.5, **SMALL, out=tmp_path / "run")
+    with pytest.raises(InputError, match="has another model: ") as caught:
+        fedrts.load(tmp_path / "run", model=nn.Linear(2, 2))
+    assert "\n" not in str(caught.value)

@@ -122,13 +122,18 @@ class Data:
         return replace(self, **moved, view=self.view and self.view.to(device))
 
 
-TOLD_CLASSES = 1000
+_TOLD_CLASSES = 1000
 """Classes up to which each of them is counted and judged."""
 
 
 def is_label(y: Tensor) -> bool:
     """Are these targets one class per sample?"""
     return y.dim() == 1 and not y.is_floating_point()
+
+
+def has_classes(y: Tensor, classes: int) -> bool:
+    """Are these labels of few enough classes to tell of each?"""
+    return is_label(y) and 0 < classes <= _TOLD_CLASSES and int(y.min()) >= 0
 
 
 class _Reader(nn.Module):
