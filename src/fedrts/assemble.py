@@ -93,7 +93,7 @@ def build_model(experiment: Experiment, input_shape: tuple[int, ...], classes: i
 def put_together(
     experiment: Experiment, module: nn.Module, held: Data, parts: Sequence[Tensor], prunable: Prunable | None = None, try_task: bool = False
 ) -> Assembled:
-    """The run of `module` on clients that hold the rows `parts` of `held`; `try_task` looks for mistakes in a user's own loss and targets."""
+    """The run of `module` on clients that hold the rows `parts` of `held`; `try_task` looks for mistakes in one's own loss and targets."""
     rows = Holdings.of(parts)
     device = torch.device(experiment.device)
     method = config.make_method(experiment)

@@ -16,8 +16,20 @@ from fedrts.report.content import compose, headline
 from fedrts.report.format import cell
 from fedrts.report.format import text as written
 from fedrts.report.model import Mean, Point
-from fedrts.report.quantities import ACCURACY, PERPLEXITY, by_bytes, by_flops, curve, mean, metric_of, spread, thinned, worst_decile
-from fedrts.report.read import find
+from fedrts.report.quantities import (
+    ACCURACY,
+    PERPLEXITY,
+    by_bytes,
+    by_flops,
+    curve,
+    last_ten,
+    mean,
+    metric_of,
+    spread,
+    thinned,
+    worst_decile,
+)
+from fedrts.report.read import Run, find
 from fedrts.report.settings import grouped
 from handmade import fairness, line, write
 
@@ -218,6 +230,7 @@ def test_every_figure_of_the_issue_is_there(tmp_path):
         (1234.4, "integer", "1,234"),
         (13.34, "seconds", "13.3 s"),
         (0.13791, "number", "0.1379"),
+        (2.5e96, "number", "2.500e+96"),
         (float("inf"), "number", "–"),
     ],
 )
@@ -255,3 +268,17 @@ def test_markdown_escapes_what_would_break_a_table(tmp_path):
     (row,) = [entry for entry in page.splitlines() if "a\\|b&lt;c" in entry]
     assert row.replace("\\|", "").count("|") == 9
     assert "![Accuracy against rounds](report/digits-mlp-accuracy-rounds.png)" in page
+
+
+@given(st.lists(st.floats(0, 1), min_size=10, max_size=10))
+def test_a_run_reaches_its_own_mean(values):
+    """In the last digit too: both are added up in the same way."""
+    history = [line(index, value) for index, value in enumerate(values)]
+    run = Run("r", {"seed": 0, "method": "fedavg"}, {}, True, history)
+    reached = cost_to_target(history, last_ten(run, "accuracy"))
+    assert reached is not None
+    assert reached.round == 9
+
+
+def test_the_spread_of_perplexities_that_no_square_can_hold():
+    assert spread([1e200, 3e200]) == pytest.approx(1e200)

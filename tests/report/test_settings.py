@@ -1,6 +1,10 @@
 """Runs are put together and named by what differs."""
 
+import json
 from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
 
 from fedrts.report.read import find
 from fedrts.report.settings import common, differing, grouped, short, unlikeness
@@ -100,3 +104,30 @@ def test_what_differs_and_what_is_common(tmp_path):
 def test_short_names():
     assert [short(name) for name in ("digits", "npz:/a/b.npz", "pkg.mod:make", "tiny_gpt")] == ["digits", "b", "make", "tiny_gpt"]
     assert short(str(Path("my") / "model.py")) == "model"
+
+
+def test_what_a_script_gave_is_told_apart_by_what_it_is(tmp_path):
+    """Two models, or two data sets, both called custom."""
+    given = {"data": "custom", "model": "custom"}
+    first, other, more = (write(tmp_path / name, [0.1, 0.2], **given) for name in ("first", "other", "more"))
+    (other / "masks.safetensors").write_bytes(safetensors.numpy.save({"a.weight": np.ones((10, 6), bool)}))
+    (more / "clients.json").write_text(json.dumps([{"client": 0, "samples": 7, "labels": [3, 4]}]), "utf-8")
+    write(tmp_path / "seed", [0.1, 0.2], seed=1, **given)
+    found, repeats = grouped(find([tmp_path]).runs)
+    assert repeats == []
+    assert [[run.path.rpartition("/")[2] for run in problem.runs] for problem in found] == [["first", "seed"], ["more"], ["other"]]
+    assert [problem.title for problem in found] == [
+        "custom · custom · 12 samples · 160 links",
+        "custom · custom · 7 samples · 160 links",
+        "custom · custom · 12 samples · 60 links",
+    ]
+    assert first.exists()
+
+
+def test_keys_that_an_earlier_version_did_not_know_have_their_defaults(tmp_path):
+    (problem,), _ = problems(tmp_path, {"train": {"lr": 0.1}}, {"train": {"lr": 0.1, "proximal": 0.0}, "seed": 1})
+    assert [len(setting.runs) for setting in problem.settings] == [2]
+
+
+def test_values_that_look_alike_are_two_settings(tmp_path):
+    assert set(labels(tmp_path, {"train": {"lr": 0.2}}, {"train": {"lr": 0.2000001}})) == {"lr=0.2", "lr=0.2000001"}

@@ -1,5 +1,7 @@
 """What a person is shown of a run, whatever clients and files say."""
 
+import subprocess
+import sys
 from io import StringIO
 
 import pytest
@@ -38,3 +40,31 @@ def test_a_cell_whose_name_has_brackets_is_shown():
     watching.tell(News("fedrts [/b]", "started", rounds=3))
     watching.console.print(watching.progress)
     assert "fedrts [/b]" in shown.getvalue()
+
+
+@pytest.mark.parametrize("command", [("run",), ("compare", "--methods", "random", "--out", "compared")])
+def test_a_run_outlives_who_reads_its_output(tmp_path, command):
+    """`fedrts run | head -1`: it goes on, and says so once."""
+    small = [
+        "--rounds",
+        "20",
+        "--clients",
+        "4",
+        "--per-round",
+        "2",
+        "--epochs",
+        "1",
+        "--engine",
+        "serial",
+        "--set",
+        "model_options.hidden=[8]",
+    ]
+    place = ["--out", "done"] if command == ("run",) else ["--jobs", "1", "--seeds", "0,1,2"]
+    arguments = [sys.executable, "-m", "fedrts", *command, *small, *place]
+    process = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    process.stdout.close()
+    said = process.stderr.read()
+    assert process.wait() == 0, said
+    assert said.count("nobody reads the output any more") == 1
+    assert len(list(tmp_path.rglob("summary.json"))) == (1 if command == ("run",) else 3)

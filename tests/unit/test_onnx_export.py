@@ -90,3 +90,21 @@ def test_a_model_that_cannot_be_exported_is_one_line():
     with pytest.raises(InputError, match="cannot be written as ONNX") as caught:
         onnx_export.onnx_bytes(Peeks(), torch.randn(4, 3))
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_parameter_that_nothing_uses_is_left_out():
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    module.unused = nn.Parameter(torch.ones(2))
+    module.forward = lambda x: module[1](module[0](x))
+    assert onnx_export.onnx_bytes(module.eval(), torch.randn(4, 3))
+
+
+def test_what_onnxruntime_cannot_run_is_one_line(monkeypatch):
+    class Session:
+        def __init__(self, *_, **__):
+            raise RuntimeError("\n\nGot: 16 Expected: 3\nand much more")
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", Session)
+    with pytest.raises(InputError, match=r"onnxruntime cannot run this model: Got: 16 Expected: 3; use") as caught:
+        onnx_export.onnx_bytes(nn.Linear(3, 4), torch.randn(4, 3))
+    assert len(str(caught.value).splitlines()) == 1

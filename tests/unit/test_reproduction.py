@@ -2,14 +2,16 @@
 
 import json
 import tomllib
+from dataclasses import replace
 
 import pytest
 
 from fedrts import data, methods
 from fedrts.data.official import Official, Source
-from fedrts.errors import InputError
+from fedrts.errors import InputError, optional
 from fedrts.reproduction import estimated, planned, preset, reproduce, size_of
 from fedrts.reproduction.estimate import in_words
+from fedrts.reproduction.figure import _curves
 
 NAMES = (
     "fig-accuracy tab-nlp fig-noniid fig-noniid-nlp fig-participation fig-ablation fig-gamma fig-lambda fig-alpha-adj tab-interval "
@@ -223,3 +225,99 @@ def test_presets_can_be_copied():
     for name in preset.names():
         assert "fedrts reproduce YOUR.toml" in preset.text(name).partition("\n")[0]
         assert tomllib.loads(preset.text(name))["title"]
+
+
+# -- copies with mistakes, or more than the presets of the package have ----------------------------------------------
+
+SHORT = """
+title = "Short"
+metrics = ["accuracy_last10"]
+
+[paper]
+methods = ["fedrts"]
+seeds = [0]
+parts = [{ name = "digits" }]
+
+[small]
+methods = ["fedrts", "fedavg"]
+densities = [0.6, 0.4]
+seeds = [0, 1]
+experiment = { rounds = 11, clients = { total = 4, per_round = 2 }, train = { epochs = 1 }, model_options = { hidden = [16] } }
+parts = [{ name = "digits" }]
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ((('metrics = ["accuracy_last10"]', "metrics = []"),), "metrics"),
+        ((('parts = [{ name = "digits" }]', 'parts = [{ name = "a" }, { name = "a" }]'),), "two parts are called 'a'"),
+        ((('name = "digits"', 'name = "../digits"'),), r"called '\.\./digits', which is no name for a folder"),
+        (
+            (
+                ('title = "Short"', 'title = "Short"\nfigure = "lines"\nx = "clients.partition"'),
+                ("seeds", 'grid = { "clients.partition" = ["iid"] }\nseeds'),
+            ),
+            "values that are no numbers",
+        ),
+        ((('title = "Short"', 'title = "Short"\npublished = [{ method = "fedrts", accuracy_last10 = "n/a" }]'),), "'n/a' is no number"),
+    ],
+)
+def test_mistakes_in_a_preset_are_told_before_anything_runs(changes, words):
+    text = SHORT
+    for old, new in changes:
+        text = text.replace(old, new)
+    with pytest.raises(InputError, match=words):
+        preset.parsed(text, "mine")
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path):
+    (tmp_path / "mine.toml").write_text(SHORT, "utf-8-sig")
+    assert preset.load(str(tmp_path / "mine.toml")).title == "Short"
+
+
+@pytest.fixture
+def played(tmp_path):
+    """Two densities and a dense method, once with curves."""
+    text = SHORT.replace('title = "Short"', 'title = "Short"\nfigure = "curves"')
+    (tmp_path / "mine.toml").write_text(text, "utf-8")
+    return text, tmp_path / "mine.toml", reproduce(str(tmp_path / "mine.toml"), tmp_path / "out")
+
+
+def test_densities_are_lines_of_their_own_and_a_changed_preset_is_not_kept(played, tmp_path):
+    text, file, document = played
+    (outcome,) = document.outcomes
+    panel = optional("matplotlib.figure", "plot").Figure().subplots()
+    _curves(panel, outcome, "bytes", "MB", 1e6)
+    lines = {line.get_label(): line.get_ydata() for line in panel.get_lines()}
+    assert set(lines) == {"fedrts density 0.6", "fedrts density 0.4", "fedavg"}
+    results = outcome.compared.results()
+    for density in (0.6, 0.4):
+        assert lines[f"fedrts density {density}"][-1] == pytest.approx(results.mean("fedrts", (density,)).value)
+    file.write_text(text.replace("rounds = 11", "rounds = 12"), "utf-8")
+    with pytest.raises(InputError, match="rounds is 11, not 12"):
+        reproduce(str(file), tmp_path / "out")
+    assert (tmp_path / "out" / "preset.toml").read_text("utf-8") == text
+
+
+def test_published_costs_stand_beside_their_density(played):
+    _, _, document = played
+    published = [{"method": "fedrts", "density": density, "megabytes": value} for density, value in ((0.6, 66.0), (0.4, 44.0))]
+    paper = replace(
+        document, preset=document.preset.model_copy(update={"published": published, "paper": document.preset.small}), size="paper"
+    )
+    rows = [line for line in paper._costs(document.outcomes[0]).splitlines() if line.startswith("| fedrts")]
+    assert ["published 66.00" in row for row in rows] == [True, False]
+    assert ["published 44.00" in row for row in rows] == [False, True]
+
+
+def test_a_metric_without_values_is_said(played):
+    _, _, document = played
+    text = replace(document, preset=document.preset.model_copy(update={"metrics": ["perplexity", "accuracy"]})).markdown()
+    assert "(`perplexity`):\n\nNo run has a value of it." in text
+    assert "| fedrts |" in text
+
+
+def test_at_paper_scale_missing_data_are_named_before_anything_is_asked(tmp_path):
+    with pytest.raises(InputError, match="nothing of it can be run: the data set 'cifar10' is not in"):
+        estimated(preset.load("tab-interval"), "paper", tmp_path)

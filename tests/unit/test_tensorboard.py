@@ -78,3 +78,19 @@ def test_without_tensorboard_one_line_says_how_to_get_it(monkeypatch):
 def test_without_a_folder_there_is_nowhere_to_write():
     with pytest.raises(InputError, match="run folder"):
         TensorBoardObserver().started(config.resolve({}), {}, 0)
+
+
+def test_a_run_that_begins_again_replaces_what_it_said(tmp_path):
+    """It fell before its first checkpoint."""
+    with pytest.raises(KeyboardInterrupt):
+        fedrts.run(**SMALL, observer=Several(TensorBoardObserver(), Falls(after=2)), checkpoint={"every": 100}, out=tmp_path / "run")
+    fedrts.resume(tmp_path / "run", observer=TensorBoardObserver())
+    assert [event.step for event in events(tmp_path / "run").Scalars("test/accuracy")] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_set_up_has_scalars_of_its_own(tmp_path):
+    fedrts.run(**SMALL, method="snip", observer=TensorBoardObserver(), out=tmp_path / "run")
+    found, history = events(tmp_path / "run"), lines(tmp_path / "run" / "history.jsonl")
+    assert [line["round"] for line in history][:2] == [-1, 0]
+    assert [event.value for event in found.Scalars("set-up/upload_bytes")] == pytest.approx([history[0]["upload_bytes"]])
+    assert [event.value for event in found.Scalars("cost/upload_bytes")] == pytest.approx([line["upload_bytes"] for line in history[1:]])

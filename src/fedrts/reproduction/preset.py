@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ PUBLISHED = ("megabytes", "flops", "memory", "gigabytes")
 class Part(Table):
     """One grid of a preset; a panel of a figure."""
 
-    name: str = Field(pattern=r"^\w[\w .-]*$", description="its folder, and its heading")
+    name: str = Field(description="its folder, and its heading")
     experiment: dict[str, Any] = Field(default_factory=dict, description="settings of its own")
     instead: dict[str, Any] | None = Field(None, description="settings where the files of its data set are not there")
     remark: str = Field("", description="said under its heading")
@@ -114,6 +115,8 @@ def parsed(content: str, name: str) -> Preset:
 def _check_parts(names: list[str]) -> None:
     if not names:
         raise InputError("a scale without parts: give at least one")
+    if wrong := next((name for name in names if not re.fullmatch(r"\w[\w .-]*", name)), None):
+        raise InputError(f"a part is called '{wrong}', which is no name for a folder: take letters, digits, spaces, '.', '_' and '-'")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"two parts are called '{twice}': each needs a folder of its own")
 

@@ -10,7 +10,7 @@ import torch
 
 from fedrts.bandit import policies, regret
 from fedrts.bandit.environment import Environment, any_success, banded_means, greedy_action, greedy_order, total
-from fedrts.bandit.study import Settings, names, study
+from fedrts.bandit.study import Settings, names, reward_of, study
 from fedrts.errors import InputError
 
 
@@ -228,3 +228,33 @@ def test_means_have_their_gap_and_all_differ():
 def test_settings_that_make_no_sense(wrong):
     with pytest.raises(InputError):
         Settings(**wrong)
+
+
+def whole(actions, means):
+    return actions.sum(-1)
+
+
+def of_tables(actions, means):
+    assert actions.dim() == 2
+    return means.sum(-1)
+
+
+def endless(actions, means):
+    return means.sum(-1) / 0
+
+
+def test_rewards_of_ones_own_are_tried_before_they_are_played():
+    for name, words in (("of_tables", r"fails on actions and means \[2, 4, 3\]"), ("endless", "must be finite")):
+        with pytest.raises(InputError, match=words):
+            reward_of(f"{__name__}:{name}")
+    found = study(Settings(arms=6, pick=2, steps=20, repetitions=2, reward=f"{__name__}:whole"))
+    assert all(curve.mean[-1] == 0 for curve in found.curves.values()), "every two arms are as good"
+
+
+def test_scales_that_look_alike_are_two_policies():
+    assert names(Settings(scales=(1.0, 1.0000001)))[:2] == ["TSAdj λ=1", "TSAdj λ=1.0000001"]
+
+
+def test_more_clients_than_can_be_counted():
+    with pytest.raises(InputError, match=r"--clients must be at least 1 and less than 2⁶³"):
+        Settings(clients=10**20)

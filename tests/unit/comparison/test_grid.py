@@ -2,6 +2,7 @@
 
 import pytest
 
+import fedrts
 from fedrts import config
 from fedrts.comparison.grid import Grid, Tuning, parsed_axis, parsed_values
 from fedrts.comparison.record import described, record
@@ -154,3 +155,15 @@ def test_rates_join_until_a_run_of_the_table_begins(tmp_path):
     tuned(0.1, 0.3, 1.0)
     with pytest.raises(InputError, match=r"runs began with the best of the learning rates 0\.1,0\.3,1\.0; give these again"):
         tuned(0.1, 0.3, 1.0, 3.0)
+
+
+def test_the_seed_of_an_experiment_is_that_of_its_comparison(tmp_path):
+    found = fedrts.compare(methods=["random"], seed=4, out=tmp_path / "out", **TINY)
+    assert [row["seed"] for row in found.rows] == [4]
+
+
+@pytest.mark.parametrize("wrong", [{"tune_seed": -4}, {"tune_rounds": 0}, {"tune_lr": [0.1, 0.1]}, {"tune_lr": [float("nan")]}])
+def test_a_mistake_in_the_trials_leaves_the_folder_as_it_was(tmp_path, wrong):
+    with pytest.raises(InputError):
+        fedrts.compare(methods=["random"], out=tmp_path / "out", **{"tune_lr": [0.1], **wrong}, **TINY)
+    assert not (tmp_path / "out" / "compare.toml").exists()
