@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedrts import config, data, models
 from fedrts.client import LocalTraining, Workbench
@@ -95,6 +96,7 @@ def put_together(
 ) -> Assembled:
     """The run of `module` on clients that hold the rows `parts` of `held`; `try_task` looks for mistakes in one's own loss and targets."""
     rows = Holdings.of(parts)
+    _check_parameters(module)
     device = torch.device(experiment.device)
     method = config.make_method(experiment)
     module = _started(experiment, method, module).to(device)
@@ -181,6 +183,14 @@ def layout_of(experiment: Experiment, module: nn.Module, prunable: Prunable | No
     if prunable is None and experiment.topology.prunable is not None:
         prunable = import_path(experiment.topology.prunable, "rule topology.prunable")  # type: ignore[assignment]
     return Layout.of(module, prunable, prune_output=bool(experiment.model_options.get("prune_output", False)))
+
+
+def _check_parameters(module: nn.Module) -> None:
+    lazy = next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
+    if lazy is not None:
+        raise InputError(f"the model's parameter '{lazy}' has no shape yet: call the model once on an input before")
+    if next(module.parameters(), None) is None:
+        raise InputError("the model has no parameters: there is nothing to train")
 
 
 def _check_task(module: nn.Module, held: Data) -> None:

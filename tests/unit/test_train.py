@@ -265,6 +265,8 @@ def ones(*shape):
         (regression(y=lambda y: y + 7 * (torch.arange(len(y)) == 15)), r"labels must be 0 to 1, .* these are 0 to 8"),
         (regression(y=lambda y: y[:, None]), r"do not go together"),
         ({"loss": unreduced}, r"must be a tensor with one number"),
+        ({"model": nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))}, r"'0\.weight' has no shape yet"),
+        ({"model": nn.ReLU()}, "no parameters"),
         ({"model": "mlp"}, r"model is 'mlp': give a torch\.nn\.Module"),
         ({"clients": [[{"x": 1.0}] * 3]}, r"\(input, target\)|one tensor as input"),
         ({"clients": [ones(4, 2), ones(4, 3)]}, "one shape"),

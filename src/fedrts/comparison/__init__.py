@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -190,6 +190,11 @@ def compare(
     `grid={"topology.interval": [5, 10]}` varies any other key. A cell that fails is in `failures`, the others are in `rows`. With
     `jobs` above 1 cells run in processes of their own: the calling script then needs `if __name__ == "__main__":`.
     """
+    if isinstance(methods, str) or not all(isinstance(name, str) for name in methods):
+        raise InputError("methods must be a list of names; options of a method are method_options, or keys of the grid")
+    for name, given in (("densities", densities), ("seeds", seeds)):
+        if given is not None and not isinstance(given, Iterable):
+            raise InputError(f"{name} must be a list (got {given!r})")
     layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
     base: dict[str, Any] = {}
     for layer in layers:

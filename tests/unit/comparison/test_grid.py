@@ -167,3 +167,9 @@ def test_a_mistake_in_the_trials_leaves_the_folder_as_it_was(tmp_path, wrong):
     with pytest.raises(InputError):
         fedrts.compare(methods=["random"], out=tmp_path / "out", **{"tune_lr": [0.1], **wrong}, **TINY)
     assert not (tmp_path / "out" / "compare.toml").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"methods": [fedrts.methods.FedRTS()]}, {"methods": "random"}, {"densities": 0.3}, {"seeds": 3}])
+def test_what_is_no_list_of_names_or_numbers(tmp_path, wrong):
+    with pytest.raises(InputError, match="must be a list"):
+        fedrts.compare(**{"methods": ["random"], **wrong}, out=tmp_path / "out", **TINY)
