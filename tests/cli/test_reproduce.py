@@ -33,7 +33,7 @@ def test_small_scale_ends_with_its_table_and_figure(fedrts, no_data, tmp_path, n
     assert "(published" not in text
     assert all(f"| {method} |" in text for method in found.small.methods if method != found.target)
     if found.target:
-        assert "| method | density | seeds that reach it | round | FLOPs | GB sent |" in text
+        assert "| method | density | seeds that reach it | rounds | FLOPs | GB sent |" in text
     with open(out / "results.csv", newline="", encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
     assert len(rows) == len(list(out.glob("*/runs/*/summary.json"))) > 3
