@@ -83,7 +83,7 @@ class ProfileObserver:
         whole = self._seconds + times["writing"]
         lines = [f"{self._rounds} rounds, {whole / self._rounds:.4f} s each", "", f"{'phase':<12}{'s a round':>12}{'share':>9}"]
         rest = {"other": max(whole - sum(times.values()), 0.0)}
-        lines += [f"{name:<12}{time / self._rounds:>12.4f}{time / whole:>9.1%}" for name, time in (times | rest).items()]
+        lines += [f"{name:<12}{time / self._rounds:>12.6f}{time / whole:>9.1%}" for name, time in (times | rest).items()]
         cuda = running.activities is not None and ProfilerActivity.CUDA in running.activities
         order = "self_device_time_total" if cuda else "self_cpu_time_total"
         return "\n".join([*lines, "", str(found.table(sort_by=order, row_limit=_ROWS, max_name_column_width=48))]) + "\n"
