@@ -23,11 +23,12 @@ from fedrts.assemble import Assembled, build_model, put_together
 from fedrts.client import Job, LocalTraining, Order, Workbench
 from fedrts.config import Experiment
 from fedrts.data.contract import Data
-from fedrts.errors import InputError
+from fedrts.errors import InputError, reason
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Calibrate, Evaluate, Exchange, ProbeCurvature, ProbeGradient, State, Train
 from fedrts.sparse.cost import Book
 from fedrts.sparse.mask import Mask
+from fedrts.sparse.mode import training
 from fedrts.sparse.schedule import Schedule
 from fedrts.tasks import Classification, Language
 from fedrts.wire import codec
@@ -213,17 +214,14 @@ def random_data(module: nn.Module, inputs: Inputs, count: int) -> Data:
     count = max(count, 2 * _MORE)  # of which small batches are measured too
     generator, size, classes = torch.Generator().manual_seed(0), (count, *inputs.shape), inputs.classes
     reasons = []
-    was_training = module.training
     for kind in inputs.kinds:
         x = torch.randint(classes, size, generator=generator) if kind == "tokens" else torch.randn(size, generator=generator)
         try:
-            with torch.no_grad():
-                output = module.eval()(x[:2])
+            with training(module, False), torch.no_grad():
+                output = module(x[:2])
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            reasons.append(str(error).partition("\n")[0])
+            reasons.append(reason(error))
             continue
-        finally:
-            module.train(was_training)
         if not isinstance(output, Tensor):
             raise InputError(f"the model returns {type(output).__name__}: it must return one tensor")
         if output.dim() == 2:

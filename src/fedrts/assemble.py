@@ -20,7 +20,7 @@ from fedrts.data.contract import Data, is_label
 from fedrts.data.holdings import Holdings
 from fedrts.data.partition import SITES, divide
 from fedrts.engines import choice, ray
-from fedrts.errors import InputError, note
+from fedrts.errors import InputError, note, reason
 from fedrts.guard import Guard
 from fedrts.initial import load_weights
 from fedrts.methods.base import Method
@@ -32,8 +32,9 @@ from fedrts.server_optimizer import ServerOptimizer
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout, Prunable
+from fedrts.sparse.mode import training
 from fedrts.sparse.schedule import Schedule
-from fedrts.tasks import Classification, check, cross_entropy, training
+from fedrts.tasks import Classification, check, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,7 @@ def build_model(experiment: Experiment, input_shape: tuple[int, ...], classes: i
         except InputError:
             raise
         except Exception as error:  # whatever a user's builder raises
-            reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
-            raise InputError(f"cannot build the model '{experiment.model}' with model_options {options}: {reason}") from error
+            raise InputError(f"cannot build the model '{experiment.model}' with model_options {options}: {reason(error)}") from error
     if not isinstance(module, nn.Module):
         raise InputError(f"the model '{experiment.model}' gives {type(module).__name__}, which is no torch.nn.Module")
     return module
@@ -124,8 +124,8 @@ def put_together(
     try:
         macs = Macs.of(module, layout, held.inputs(held.x[:2]))  # a norm without statistics of its own needs two
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {held.input_shape}: {reason}") from error
+        form = held.input_shape
+        raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {form}: {reason(error)}") from error
     if try_task:
         _check_task(module, held)
     bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()))

@@ -29,6 +29,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(sorted(names)) or 'none'}"
 
 
+def reason(error: BaseException) -> str:
+    """What an error says in its first line that says something; otherwise its kind."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def printable(text: object, most: int = 300) -> str:
     """What a stranger says, fit for a terminal and a log: one line without control characters, at most so long."""
     return "".join(sign if sign.isprintable() else " " for sign in str(text)[:most])

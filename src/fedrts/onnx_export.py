@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrts.errors import InputError, optional
+from fedrts.errors import InputError, optional, reason
 
 TOLERANCE = 1e-4
 """Largest difference of an output, as a share of max(1, largest output)."""
@@ -62,8 +62,7 @@ def _converted(module: nn.Module, inputs: Tensor, free_length: bool) -> Any:
                 verbose=False,
             )
         except Exception as error:
-            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise InputError(f"this model cannot be written as ONNX: {reason}; use --format safetensors") from error
+            raise InputError(f"this model cannot be written as ONNX: {reason(error)}; use --format safetensors") from error
     assert program is not None
     model = program.model_proto
     for part in [*model.graph.node, *(node for function in model.functions for node in function.node)]:
@@ -94,8 +93,7 @@ def _check_outputs(module: nn.Module, content: bytes, batches: list[Tensor]) -> 
     except InputError:
         raise
     except Exception as error:  # onnxruntime has classes of its own for every kind
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise InputError(f"onnxruntime cannot run this model: {reason[:300]}; use --format safetensors") from error
+        raise InputError(f"onnxruntime cannot run this model: {reason(error)[:300]}; use --format safetensors") from error
 
 
 def _compare(module: nn.Module, session: Any, batches: list[Tensor]) -> None:

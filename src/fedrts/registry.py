@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
-from fedrts.errors import InputError, nearest
+from fedrts.errors import InputError, nearest, reason
 
 T = TypeVar("T")
 
@@ -64,8 +64,7 @@ def import_path(path: str, kind: str) -> object:
     try:
         found: object = getattr(importlib.import_module(module), name)
     except Exception as error:  # whatever a user's module raises
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"cannot import the {kind} '{path}': {reason}") from error
+        raise InputError(f"cannot import the {kind} '{path}': {reason(error)}") from error
     finally:
         if added:
             sys.path.remove(here)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -12,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedrts.crossentropy import linear_cross_entropy, rows_at_once
-from fedrts.errors import InputError
+from fedrts.errors import InputError, reason
+from fedrts.sparse.mode import training
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metrics = dict[str, float]
@@ -84,8 +84,7 @@ def check(task: Task, module: nn.Module, x: Tensor, y: Tensor, test_x: Tensor, t
     except InputError:
         raise
     except Exception as error:  # whatever a user's own code raises
-        reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
-        raise InputError(f"the model, its loss and these targets do not go together: {reason}") from error
+        raise InputError(f"the model, its loss and these targets do not go together: {reason(error)}") from error
     if missing := {"loss", "accuracy"} - metrics.keys():
         raise InputError(f"the task's evaluate gives no {' and no '.join(sorted(missing))}: both are needed")
 
@@ -165,14 +164,3 @@ def _batches(module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Iterat
     """Batches in order, with the module in evaluation mode and without gradients."""
     with training(module, False), torch.no_grad():
         yield from zip(x.split(batch_size), y.split(batch_size), strict=True)
-
-
-@contextmanager
-def training(module: nn.Module, wanted: bool = True) -> Iterator[None]:
-    """A module in training mode, or in evaluation mode, for a while."""
-    before = module.training
-    module.train(wanted)
-    try:
-        yield
-    finally:
-        module.train(before)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fedrts import crossentropy, models, tasks
 from fedrts.crossentropy import linear_cross_entropy
+from fedrts.errors import reason
 from fedrts.tasks import Classification, Language, cross_entropy
 
 WORDS, TIME = 23, 6
@@ -239,3 +240,8 @@ def test_classification_is_cross_entropy_and_the_share_of_hits():
     metrics = Classification().evaluate(model, x, y, 3)
     assert metrics["loss"] == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-6)
     assert metrics["accuracy"] == pytest.approx(float((model(x).argmax(1) == y).double().mean()))
+
+
+@pytest.mark.parametrize(("said", "told"), [("", "RuntimeError"), ("\n  \n", "RuntimeError"), ("\n  one\ntwo", "one"), ("one", "one")])
+def test_the_reason_of_an_error_is_one_line(said, told):
+    assert reason(RuntimeError(said)) == told

@@ -33,6 +33,21 @@ def net():
     return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
 
 
+class Stop(Exception):
+    """A run is cut off."""
+
+
+class Stopper(fedrts.observe.Silent):
+    """Cuts a run off after a round."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def played(self, record):
+        if record.round == self.after:
+            raise Stop
+
+
 def clients(count=4):
     return [Points(seed, 30 + 7 * seed) for seed in range(count)]
 
@@ -97,18 +112,10 @@ def test_a_method_from_outside_needs_no_registration():
 
 
 def test_a_run_folder_resumes_to_the_same_bits(tmp_path):
-    class Stop(Exception):
-        pass
-
-    class Stopper(fedrts.observe.Silent):
-        def played(self, record):
-            if record.round == 3:
-                raise Stop
-
     common = {"clients": clients(), "test": Points(99, 60), "method": "fedrts", "density": 0.5, **SMALL}
     whole = fedrts.train(model=net(), **common)
     with pytest.raises(Stop):
-        fedrts.train(model=net(), out=tmp_path / "run", observer=Stopper(), **common)
+        fedrts.train(model=net(), out=tmp_path / "run", observer=Stopper(after=3), **common)
     with pytest.raises(InputError, match="resume"):
         fedrts.train(model=net(), out=tmp_path / "run", **common)
     with pytest.raises(InputError, match="given in Python"):
@@ -124,19 +131,12 @@ def test_a_run_folder_resumes_to_the_same_bits(tmp_path):
 
 
 def test_another_model_or_other_clients_are_not_resumed(tmp_path):
-    class Stop(Exception):
-        pass
-
-    class Stopper(fedrts.observe.Silent):
-        def played(self, record):
-            raise Stop
-
     def rule(name, parameter):
         return name == "2.weight"
 
     common = {"test": Points(99, 60), "method": "fedrts", "density": 0.7, "out": tmp_path / "run", **SMALL}
     with pytest.raises(Stop):
-        fedrts.train(model=net(), clients=clients(), prunable=rule, observer=Stopper(), **common)
+        fedrts.train(model=net(), clients=clients(), prunable=rule, observer=Stopper(after=0), **common)
     with pytest.raises(InputError, match="rule of what may be pruned"):
         fedrts.train(model=net(), clients=clients(), resume=True, **common)
     with pytest.raises(InputError, match="clients' data"):
@@ -336,18 +336,10 @@ def test_a_part_under_two_names_trains_one_by_one():
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_side_by_side_resumes_to_the_same_bits_whatever_was_recorded_before(tmp_path, workers):
-    class Stop(Exception):
-        pass
-
-    class Stopper(fedrts.observe.Silent):
-        def played(self, record):
-            if record.round == 2:
-                raise Stop
-
     digits = {"rounds": 4, "model": "mlp", "epochs": 1, "checkpoint": {"every": 1}, "engine": {"name": "batched", "workers": workers}}
     whole = fedrts.run(**digits)
     with pytest.raises(Stop):
-        fedrts.run(**digits, out=tmp_path / "run", observer=Stopper())
+        fedrts.run(**digits, out=tmp_path / "run", observer=Stopper(after=2))
     assert torch.equal(fedrts.resume(tmp_path / "run").state.weights, whole.state.weights)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from fedrts.comparison.play import News, Task, Tell, play
 from fedrts.engines.choice import Settings
 from fedrts.engines.ray import connected, find_modules
+from fedrts.errors import reason
 
 _PATIENCE = 0.2
 """Seconds between two looks for news."""
@@ -62,4 +63,4 @@ def _check(ray: Any, reference: Any, task: Task, tell: Tell) -> None:
     try:
         ray.get(reference)
     except ray.exceptions.RayError as error:
-        tell(News(task.name, "failed", text=f"its process died: {str(error).strip().partition(chr(10))[0]}"))
+        tell(News(task.name, "failed", text=f"its process died: {reason(error)}"))

@@ -47,11 +47,11 @@ def from_method(method: Method | str | None, keywords: Mapping[str, Any]) -> tup
     kind = type(method)
     name = next((name for name in methods.names() if methods.get(name) is kind), f"{kind.__module__}:{kind.__qualname__}")
     own = method.model_dump(exclude_unset=True)
-    for key in ("density", "method_options"):
-        if keywords.get(key) is not None and (key != "density" or key in own):
-            raise InputError(f"{key} is given twice: the method is an object, so say it there alone")
     density = {"density": own.pop("density")} if "density" in own else {}
-    return {"method": name}, {**density, "method_options": own}
+    made = {**density, "method_options": own}
+    if twice := next((key for key in made if keywords.get(key) is not None), None):
+        raise InputError(f"{twice} is given twice: the method is an object, so say it there alone")
+    return {"method": name}, made
 
 
 def from_assignments(assignments: Iterable[str]) -> dict[str, Any]:

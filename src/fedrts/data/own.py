@@ -14,7 +14,7 @@ from fedrts.data.contract import Data, parted
 from fedrts.data.holdings import Holdings
 from fedrts.data.images import statistics
 from fedrts.data.pixels import Augment, Pixels
-from fedrts.errors import InputError
+from fedrts.errors import InputError, reason
 from fedrts.tasks import Task
 
 
@@ -25,7 +25,7 @@ def federate(clients: Sequence[Dataset[Any]], test: Dataset[Any], task: Task) ->
     try:
         x, y = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
     except RuntimeError as error:
-        raise InputError(f"all clients' inputs, and their targets, must have one shape: {str(error).partition(chr(10))[0]}") from error
+        raise InputError(f"all clients' inputs, and their targets, must have one shape: {reason(error)}") from error
     rows = Holdings.cut(torch.arange(len(y)), [len(pair[1]) for pair in pairs])
     integer = not y.is_floating_point()
     classes = int(max(y.max(), test_y.max())) + 1 if integer and y.numel() else 0

@@ -19,7 +19,7 @@ from fedrts.engines.obstacles import obstacle, sample, vectorises
 from fedrts.engines.recorded import Recorded
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, note
-from fedrts.tasks import training
+from fedrts.sparse.mode import training
 
 Name = Literal["auto", "serial", "batched", "flower", "ray"]
 KernelName = Literal["auto", "vectorised", "streamed"]

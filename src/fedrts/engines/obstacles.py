@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from fedrts.client import Workbench
 from fedrts.engines.kernels import Kernel, Objective, counters
+from fedrts.errors import reason
 from fedrts.sparse.dispatch import Watching
 from fedrts.sparse.layout import Layout
-from fedrts.tasks import training
+from fedrts.sparse.mode import training
 
 FAILURES = (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError)
 _NOT_VECTORISED = {"_scaled_dot_product_flash_attention_for_cpu"}
@@ -25,14 +26,14 @@ def obstacle(bench: Workbench, objective: Objective, kernel: Kernel) -> str | No
     if has_counters(bench.module, bench.layout):
         return "the model counts in buffers that are no floating-point numbers"
     try:
-        if (reason := remembered(bench)) is not None:
-            return reason
+        if (kept := remembered(bench)) is not None:
+            return kept
         if (name := watched(bench, objective).draws) is not None:
             return f"the model draws random numbers while it trains, as dropout does ({name})"
         with training(bench.module):
             kernel(*(tensor.expand(2, *tensor.shape).clone() for tensor in sample(bench)))
     except FAILURES as error:
-        return (str(error).strip() or type(error).__name__).partition("\n")[0]
+        return reason(error)
     return None
 
 

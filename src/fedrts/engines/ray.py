@@ -32,7 +32,7 @@ from fedrts.engines import Engine, choice
 from fedrts.engines.choice import Settings
 from fedrts.engines.serial import SerialEngine
 from fedrts.engines.slots import schedule
-from fedrts.errors import InputError, note, optional
+from fedrts.errors import InputError, note, optional, reason
 from fedrts.guard import Guard
 from fedrts.methods.contract import State
 from fedrts.tally import Question, Tally, tally
@@ -102,7 +102,7 @@ def connected(settings: Settings, store_bytes: int | None = None) -> Iterator[An
         yield ray
     except ConnectionError as error:
         raise InputError(
-            f"engine.address = '{settings.address}': there is no Ray cluster ({_first_line(error)}); start one with `ray start`"
+            f"engine.address = '{settings.address}': there is no Ray cluster ({reason(error)}); start one with `ray start`"
         ) from error
     finally:
         ray.shutdown()
@@ -158,7 +158,7 @@ class RayEngine:
         except self.ray.exceptions.RayActorError as error:
             raise InputError(
                 f"round {question.order.round.index}: a ray actor died {RETRIES + 1} times over its share of the clients "
-                f"({_first_line(error)}): nothing of the round was applied; mend the cause (out of memory?), then resume"
+                f"({reason(error)}): nothing of the round was applied; mend the cause (out of memory?), then resume"
             ) from error
         total = tally(replace(question, asked=()), ())
         for part in found:
@@ -264,7 +264,7 @@ def _stored(ray: Any, settings: Settings, bench: Workbench, rows: Holdings, eval
     try:
         return [list(sys.path), ray.put(pack(blueprint)), ray.put(arrays)]
     except (TypeError, AttributeError, RuntimeError) as error:
-        raise InputError(f"this model or task cannot be sent to ray's actors ({_first_line(error)}): use --engine batched") from error
+        raise InputError(f"this model or task cannot be sent to ray's actors ({reason(error)}): use --engine batched") from error
 
 
 def _store_bytes(settings: Settings, bench: Workbench, rows: Sequence[Tensor]) -> int:
@@ -272,7 +272,3 @@ def _store_bytes(settings: Settings, bench: Workbench, rows: Sequence[Tensor]) -
     held = Holdings.of(rows)
     data = sum(tensor.nbytes for tensor in (bench.data.x, bench.data.y, held.rows, held.bounds))
     return int(1.1 * data) + 64 * bench.layout.length * (settings.actors + 2) + _SPARE_STORE
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

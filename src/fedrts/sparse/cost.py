@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from fedrts.sparse.dispatch import Watching
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
+from fedrts.sparse.mode import training
 
 VALUE_BYTES = 4
 """Of a value in the accountings on paper."""
@@ -122,12 +123,8 @@ class Macs:
         """Counted in one forward pass over `sample` (a batch of inputs)."""
         named = dict(module.named_parameters(remove_duplicate=False))
         counter = _Counter([named[entry.name] for entry in layout.layers], [*module.parameters(), *module.buffers()])
-        was_training = module.training
-        try:
-            with torch.no_grad(), _in_single_products(), counter:
-                module.eval()(sample)
-        finally:
-            module.train(was_training)
+        with training(module, False), torch.no_grad(), _in_single_products(), counter:
+            module(sample)
         return Macs(tuple(macs / len(sample) for macs in counter.layers), counter.rest / len(sample))
 
     @property
