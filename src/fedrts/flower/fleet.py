@@ -123,6 +123,8 @@ class Fleet:
         self.hosts: dict[int, int] = {}
         """Client → node."""
         self._registered: dict[str, tuple[bytes, int]] = {}
+        self._faults: dict[str, str] = {}
+        """What is wrong with files of keys, by name: said once."""
         self._looked = float("-inf")
         self.forgotten: set[str] = set()
         """Messages whose answers nobody waits for any more."""
@@ -155,16 +157,25 @@ class Fleet:
         """Let in whose key was registered, refuse whose key was revoked."""
         if self.authority is None:
             return
-        wanted = self.authority.registered()
+        wanted, faults = self.authority.inspected()
         for name, (key, number) in list(self._registered.items()):
-            if wanted.get(name) != key:
+            if wanted.get(name) != key and name not in faults:  # a file that is damaged now takes nothing away
                 self.link.unregister(number)
                 self._forget(number)
                 del self._registered[name]
                 self.say(f"refused from now on: {name}, whose key {fingerprint(key)} was revoked")
         for name, key in wanted.items():
             if name not in self._registered:
-                self._registered[name] = (key, self.link.register(key, name))
+                try:
+                    number = self.link.register(key, name)
+                except InputError as error:
+                    number = 0  # no node's: it is not tried again with this key
+                    self.say(f"skipped: the key of '{name}': {error}")
+                self._registered[name] = (key, number)
+        for name, fault in faults.items():
+            if self._faults.get(name) != fault:
+                self.say(f"skipped: the key of '{name}': {fault}")
+        self._faults = faults
 
     def _greet(self) -> None:
         for number, node in self.nodes.items():

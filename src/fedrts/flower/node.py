@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +37,11 @@ from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedrts.errors import InputError
+from fedrts.errors import InputError, note, printable
 from fedrts.flower import HELLO, STRANGER
 from fedrts.flower.host import Host
-from fedrts.flower.keys import read_private_key
+from fedrts.flower.keys import outdated, read_private_key, trusting
+from fedrts.flower.limits import is_loopback
 from fedrts.flower.messages import Incoming, content, opened
 from fedrts.wire.errors import WireError
 
@@ -84,6 +85,8 @@ class Server:
 
 def serve(host: Host, server: Server, say: Say = print, patience: float = float("inf")) -> None:
     """Stand by for a server until told to stop. A lost connection is tried again for `patience` seconds; a refusal is final."""
+    if server.insecure and not is_loopback(server.address.rpartition(":")[0].strip("[]")):
+        note(f"--insecure to {server.address}: whoever is on the way can read and change everything; use --key and --ca")
     private = server.private_key()
     keys = (private, private.public_key()) if private is not None else generate_key_pairs()
     worker, tries, last = Worker(host, say), 0, time.monotonic()
@@ -97,7 +100,7 @@ def serve(host: Host, server: Server, say: Say = print, patience: float = float(
                         time.sleep(_POLL)
         except (httpx.HTTPError, ssl.SSLError, ObjectPullError, ObjectPushError, WireError, ConnectionError) as error:
             if "certificate verify failed" in str(error).lower():
-                raise InputError(f"{server.address} is not who --ca vouches for: {error}") from error
+                raise InputError(untrusted(server, str(error))) from error
             if tries == 0:
                 say(f"no connection to {server.address} ({error or type(error).__name__}): trying again")
         if time.monotonic() - last > patience:
@@ -106,16 +109,36 @@ def serve(host: Host, server: Server, say: Say = print, patience: float = float(
         tries += 1
 
 
+def untrusted(server: Server, error: str) -> str:
+    """Why we do not talk to a server, in words: its certificate, or that of its authority."""
+    for file, certificate in _certificates(server) if "expired" in error or "not yet valid" in error else ():
+        if fault := outdated(certificate):
+            remedy = "ask the coordinator for a new one" if file else "the coordinator renews it with `fedrts keys init … --renew`"
+            return f"{file or f'the certificate of {server.address}'} {fault}: {remedy}"
+    return f"{server.address} is not who --ca vouches for: {error}"
+
+
+def _certificates(server: Server) -> Iterator[tuple[Path | None, x509.Certificate]]:
+    """The authority's certificates, with their file, and the server's, which is only looked at."""
+    for certificate in x509.load_pem_x509_certificates(server.authority() or b"") if server.ca else ():
+        yield server.ca, certificate
+    host, _, port = server.address.rpartition(":")
+    with contextlib.suppress(OSError, ValueError):
+        yield None, x509.load_pem_x509_certificate(ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=10).encode())
+
+
 def refusal(error: httpx.HTTPStatusError) -> str:
     """Why a server refuses us, in words."""
     text = " ".join(error.response.text.split())
-    if "activate" in text:
+    if "clock" in text:
+        return printable(text)
+    if "activate" in text or "not registered" in text:
         return "its key is not registered, or was revoked: ask the coordinator for `fedrts keys register`"
     if "must be registered" in text:
         return "it has no key, and the server wants one: use --key"
     if error.response.status_code == 401:
-        return "its signature is not valid: is its clock right?"
-    return f"{error.response.status_code} {text[:200]}"
+        return "its signature is not valid: is --key the right one?"
+    return f"{error.response.status_code} {printable(text)}"
 
 
 class Worker:
@@ -165,7 +188,8 @@ class Connection:
     def __init__(self, server: Server, keys: tuple[Any, Any], registered: bool) -> None:
         version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
         interceptors: list[ProtobufClientInterceptor] = [version, NodeAuthHttpInterceptor(*keys)]
-        self.client = FleetHttpClient.from_server_address(server.address, server.insecure, server.authority(), interceptors=interceptors)
+        scheme, trusted = ("http", False) if server.insecure else ("https", trusting(server.authority()))
+        self.client = FleetHttpClient(f"{scheme}://{server.address}", interceptors=interceptors, verify=trusted)
         self.public, self.registered, self.address = public_key_to_bytes(keys[1]), registered, server.address
         self.heart: HeartbeatSender | None = None
 
@@ -211,7 +235,10 @@ class Connection:
         make_confirm_message_received_fn_protobuf(self.client.ConfirmMessageReceived, self.node, run)(name)
         message = incoming.message()
         message.metadata.__dict__["_message_id"] = name
-        self._send(answer(message), run)
+        reply = answer(message)
+        # It lives as long as its order does, by the server's clock: what our clock would make of that may be below nothing.
+        reply.metadata.__dict__ |= {"_created_at": message.metadata.created_at, "_ttl": message.metadata.ttl}
+        self._send(reply, run)
         return True
 
     def _send(self, reply: Message, run: int) -> None:
