@@ -226,7 +226,8 @@ def _report_handshakes() -> None:
     def complete(self: Any, error: BaseException | None) -> None:
         if error is not None:
             peer = (self._transport.get_extra_info("peername") or ("somebody",))[0] if self._transport else "somebody"
-            refused(peer, f"no TLS connection: {type(error).__name__}", f"{peer}: no TLS connection: {error}")
+            kind = getattr(error, "reason", None) or type(error).__name__
+            refused(peer, f"no TLS connection: {kind}", f"{peer}: no TLS connection: {error}")
         stock(self, error)
 
     protocol._on_handshake_complete = complete
