@@ -231,6 +231,18 @@ def listening(port: int, seconds: float = 20.0) -> None:
             time.sleep(0.05)
 
 
+def speaks(folder: Folder, port: int, version: ssl.TLSVersion) -> bool:
+    """Does somebody who knows no newer TLS than this get a connection?"""
+    context = ssl.create_default_context(cafile=str(folder.authority.certificate))
+    context.maximum_version = version
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+        try:
+            context.wrap_socket(plain, server_hostname="localhost").close()
+        except ssl.SSLError:
+            return False
+    return True
+
+
 def status(folder: Folder, port: int, path: str) -> int:
     """What a stranger who trusts the authority is answered at a path."""
     context = ssl.create_default_context(cafile=str(folder.authority.certificate))
