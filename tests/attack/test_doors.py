@@ -108,6 +108,7 @@ def test_key_and_signature_are_checked_before_a_byte_of_the_body_is_read():
         (member.headers() | {b"flwr-public-key": b"not base64!"}, 401),
         (member.headers() | {b"flwr-timestamp": b"yesterday"}, 401),
         (member.headers() | {b"flwr-timestamp": b"2026-01-01T00:00:00"}, 401),  # without its zone
+        (member.headers() | {b"flwr-timestamp": b"0001-01-01T00:00:00+14:00"}, 401),  # before all time
         (other.headers(), 403),
         (other.headers(flwr_public_key=member.public), 401),  # whose key is no secret
         (member.headers(flwr_signature=b"nonsense"), 401),
@@ -216,7 +217,7 @@ def test_strangers_crowd_out_each_other_and_never_nodes():
 
 def test_refusals_fill_neither_screen_nor_log():
     said: list[str] = []
-    refused = limits.Refusals(said.append, most=20)
+    refused = limits.Refusals(said.append, most=20, seconds=600)
     for number in range(1000):
         refused("10.0.0.1", "401", f"10.0.0.1 at /v1/fleet/{number}: no key")
         refused(f"10.1.{number // 200}.{number % 200}", "401", "another address")
@@ -226,6 +227,14 @@ def test_refusals_fill_neither_screen_nor_log():
     assert said[-1] == "… and 981 more from other addresses"
     refused("10.0.0.1", "401", "again")
     assert said[-1] == "again"
+    refused.sum_up()
+    soon = limits.Refusals(said.append, seconds=0.1)
+    soon("10.0.0.1", "401", "once")
+    soon("10.0.0.1", "401", "twice")
+    due = time.monotonic() + 5
+    while said[-1] == "once" and time.monotonic() < due:
+        time.sleep(0.02)
+    assert said[-1] == "10.0.0.1: … and 1 more (401)", "by itself, when the minute is over"
 
 
 def test_the_log_of_the_superlink_is_set_aside_when_it_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

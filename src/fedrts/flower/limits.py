@@ -8,7 +8,6 @@ import ipaddress
 import os
 import socket
 import threading
-import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -59,18 +58,16 @@ class Refusals:
         self.say, self.most, self.seconds = say, most, seconds
         self._repeated: dict[tuple[str, str], int] = {}
         self._others = 0
-        self._until = float("-inf")
+        self._end: threading.Timer | None = None
         self._lock = threading.Lock()
 
     def __call__(self, peer: str, kind: str, text: str) -> None:
         """`kind` is the reason without what a peer may choose freely."""
         with self._lock:
-            if time.monotonic() >= self._until:
-                self._sum_up()
-                self._until = time.monotonic() + self.seconds
-                later = threading.Timer(self.seconds, self.sum_up)
-                later.daemon = True
-                later.start()
+            if self._end is None:
+                self._end = threading.Timer(self.seconds, self.sum_up)
+                self._end.daemon = True
+                self._end.start()
             if (peer, kind) in self._repeated:
                 self._repeated[peer, kind] += 1
             elif len(self._repeated) < self.most:
@@ -80,17 +77,16 @@ class Refusals:
                 self._others += 1
 
     def sum_up(self) -> None:
-        """Say what was left out, and begin anew."""
+        """Say what was left out, and begin anew; the minute's end does it."""
         with self._lock:
-            self._sum_up()
-
-    def _sum_up(self) -> None:
-        for (peer, kind), more in self._repeated.items():
-            if more:
-                self.say(f"{peer}: … and {more:,} more ({kind})")
-        if self._others:
-            self.say(f"… and {self._others:,} more from other addresses")
-        self._repeated, self._others, self._until = {}, 0, float("-inf")
+            for (peer, kind), more in self._repeated.items():
+                if more:
+                    self.say(f"{peer or 'somebody'}: … and {more:,} more ({kind})")
+            if self._others:
+                self.say(f"… and {self._others:,} more from other addresses")
+            if self._end is not None:
+                self._end.cancel()
+            self._repeated, self._others, self._end = {}, 0, None
 
 
 def _print(text: str) -> None:

@@ -201,7 +201,7 @@ class Connection:
             self.node = NodeProto(node_id=self.client.ActivateNode(request).node_id)
         except httpx.HTTPStatusError as error:
             self.client.close()
-            if error.response.status_code >= 500:
+            if error.response.status_code >= 500 or error.response.status_code in (408, 429):  # too slow, too many: later
                 raise
             raise InputError(f"{self.address} refuses this node: {refusal(error)}") from error
         except BaseException:

@@ -155,31 +155,30 @@ def signer(headers: Headers, registered: Callable[[bytes], bool]) -> bytes:
     Flower checks the same, when it has read the body: nothing of the body is signed.
     """
     from flwr.supercore.date import now
-    from flwr.supercore.primitives.asymmetric import verify_signature
 
     try:
         key, signature = (base64.b64decode(headers[name], validate=True) for name in (_KEY_HEADER, _SIGNATURE_HEADER))
         stamp = headers[_TIME_HEADER]
         signed = datetime.datetime.fromisoformat(stamp.decode("ascii"))
-        late = (now() - signed).total_seconds()
-    except (KeyError, ValueError, TypeError) as error:
+        late = (now() - signed).total_seconds()  # a time without its zone is no time
+        theirs, ours = (f"{moment.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC" for moment in (signed, now()))
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise RefusedError(401, "no key and signature of a node") from error
     if not registered(key):
         raise RefusedError(403, "this key is not registered")
-    if not verify_signature(_public_key(key), stamp, signature):
+    if not _verified(key, stamp, signature):
         raise RefusedError(401, "the signature is not by this key")
     if abs(late) >= CLOCKS:
-        theirs, ours = (f"{moment.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC" for moment in (signed, now()))
         most = f"they must agree to {CLOCKS / 60:.0f} minutes"
         raise RefusedError(401, f"the node's clock says {theirs}, the server's {ours}: set the clock that is wrong, {most}")
     return key
 
 
-@functools.lru_cache(4096)
-def _public_key(pem: bytes) -> Any:
-    from flwr.supercore.primitives.asymmetric import bytes_to_public_key
+@functools.lru_cache(4096)  # Flower asks the same once more
+def _verified(pem: bytes, text: bytes, signature: bytes) -> bool:
+    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
-    return bytes_to_public_key(pem)
+    return verify_signature(bytes_to_public_key(pem), text, signature)
 
 
 async def _read(receive: Any, longest: int) -> bytes | None:
@@ -248,10 +247,14 @@ def _let_nodes_return() -> None:
     fleet_handlers.activate_node = activate_node
 
 
-def _let_clocks_differ() -> None:
-    """Flower lets a node's clock be ahead by 5 seconds, and looks at it when the body has come: the gate has looked before."""
+def _agree_on_signatures() -> None:
+    """Flower checks them when the body has come: with clocks as the gate has them, and what the gate has found out already.
+
+    By itself it lets a node's clock be ahead by 5 seconds.
+    """
     node_auth: Any = importlib.import_module("flwr.superlink.routers.fleet.node_auth")
     node_auth.SYSTEM_TIME_TOLERANCE, node_auth.TIMESTAMP_TOLERANCE = CLOCKS, WHOLE
+    node_auth.bytes_to_public_key, node_auth.verify_signature = bytes, _verified
 
 
 def _newest_tls(config: Any, stock: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
@@ -285,7 +288,7 @@ def main() -> None:
     )
     _report_handshakes()
     _let_nodes_return()
-    _let_clocks_differ()
+    _agree_on_signatures()
     settings = uvicorn.Config(
         app,
         loop=f"{Loop.__module__}:{Loop.__name__}",
