@@ -222,11 +222,11 @@ def _report_handshakes() -> None:
     protocol: Any = asyncio.sslproto.SSLProtocol
     stock = protocol._on_handshake_complete
 
-    def complete(self: Any, error: BaseException | None) -> None:
+    def complete(self: Any, error: BaseException | type[BaseException] | None) -> None:
         if error is not None:
             peer = (self._transport.get_extra_info("peername") or ("somebody",))[0] if self._transport else "somebody"
-            kind = getattr(error, "reason", None) or type(error).__name__
-            refused(peer, f"no TLS connection: {kind}", f"{peer}: no TLS connection: {error}")
+            why = error if isinstance(error, BaseException) else "it went away"  # asyncio gives a class for that
+            refused(peer, f"no TLS connection: {getattr(error, 'reason', None) or 'broken off'}", f"{peer}: no TLS connection: {why}")
         stock(self, error)
 
     protocol._on_handshake_complete = complete
