@@ -4,6 +4,12 @@
     python benchmarks/evidence.py command NAME            # the `fedrts compare` command of a comparison
     python benchmarks/evidence.py collect NAME FOLDER     # adds the finished runs of a folder that the command, or a part of it, wrote
     python benchmarks/evidence.py last 100 NAME           # its tables, with accuracies that are means over the last 100 rounds, not ten
+    python benchmarks/evidence.py status                  # what is done of the studies, and what the rest costs
+    python benchmarks/evidence.py play --minutes 9        # plays missing cells of the studies for so long, and leaves one file
+    python benchmarks/evidence.py collect FILE            # adds the finished cells of such a file
+
+A study (`studies.py`) chooses learning rates first and takes results at them; its cells are played by `play`, in declared order. A cell
+that was cut off goes on next time, in the same --folder or with the file given back (`--from FILE`).
 
 A comparison goes on where it stopped, so it can be played in pieces, and pieces played in folders of their own (some of its methods, seeds
 or values) are collected one after the other. Raw results lie in benchmarks/results/raw/evidence: of every run its
@@ -13,18 +19,26 @@ summary, its evaluations with the bytes sent until then, and how each outer roun
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
 import statistics
+import sys
+import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from comparisons import COMPARISONS, PAPER, SHORT, VARIED
+import cells
+from comparisons import COMPARISONS, PAPER, SHORT, STUDIES, VARIED
 from fedrts import config
+from fedrts.comparison.pool import default_jobs
 from fedrts.comparison.statistics import mean_of
 from fedrts.comparison.table import Results, costs_table, differences_table, markdown, means_table, words_on_test
 from fedrts.comparison.target import cost_to_target
+from fedrts.errors import InputError
+from studies import FIRST_CHOOSING_SEED
 
 RESULTS = Path(__file__).parent / "results"
 RAW = RESULTS / "raw" / "evidence"
@@ -54,6 +68,104 @@ def collect(name: str, folder: Path) -> Path:
     RAW.mkdir(parents=True, exist_ok=True)
     file.write_text(as_lines(raw), "utf-8")
     return file
+
+
+def collect_file(file: Path) -> list[Path]:
+    """Add the finished cells of a file that `play` wrote to the raw results of their studies."""
+    written = []
+    with cells.unpacked(file) as place:
+        for name in (name for name in STUDIES if (place / name).exists()):
+            known = known_of(name)
+            for home in sorted((place / name / "runs").glob("*")):
+                if cells.is_over(home):
+                    read_cell(home, known)
+            raw = {"command": f"python benchmarks/evidence.py play --minutes 9 {name}"}
+            kinds = {kind: [own[cell] for cell in sorted(own)] for kind, own in vars(known).items()}
+            RAW.mkdir(parents=True, exist_ok=True)
+            (RAW / f"{name}.json").write_text(as_lines(raw | kinds), "utf-8")
+            written.append(RAW / f"{name}.json")
+    return written
+
+
+def known_of(name: str) -> cells.Known:
+    """What the raw results have of a study."""
+    file = RAW / f"{name}.json"
+    return cells.Known.of(json.loads(file.read_text("utf-8")) if file.exists() else {})
+
+
+def read_cell(home: Path, known: cells.Known) -> None:
+    """Add what the run folder of a finished cell says to what is known."""
+    settings = tomllib.loads((home / "experiment.toml").read_text("utf-8"))
+    played = json.loads((home / "played.json").read_text("utf-8")) if (home / "played.json").exists() else None
+    own = {"played": played, "versions": settings.get("versions", {})}
+    if settings["seed"] >= FIRST_CHOOSING_SEED:
+        score = trial_of(home) if (home / "summary.json").exists() else {"cell": home.name, "valid_accuracy": None}
+        known.trials[home.name] = {**score, **own}
+    elif (home / "summary.json").exists():
+        known.runs[home.name] = {**run_of(home), **own}
+    else:
+        known.diverged[home.name] = {"cell": home.name, **json.loads((home / "diverged.json").read_text("utf-8")), **own}
+
+
+def play(names: Sequence[str], minutes: float, jobs: int | None, folder: Path, data_dir: Path | None, given: Path | None) -> Path:
+    """Play missing cells of studies for so long; the file with what came of it."""
+    ends = time.monotonic() + 60 * minutes
+    chosen = {name: STUDIES[name] for name in names or STUDIES}
+    if given is not None:
+        cells.restore(given, folder, STUDIES)
+    on_gpu = any(study.shared.get("device") == "cuda" for study in chosen.values())
+    jobs = jobs or (cells.JOBS_ON_GPU if on_gpu else default_jobs("cpu", 1000))
+    file = folder.with_name(folder.name + ".tar.gz")
+    try:
+        with interruptible(), cells.shared_machine(jobs, on_gpu):
+            sitting = cells.Sitting(chosen, {name: known_of(name) for name in chosen}, folder, jobs, read_cell, data_dir)
+            finished = sitting.play(ends - time.monotonic())
+            print(f"{finished} cells finished, {len(sitting.failed)} failed")
+    finally:
+        count = cells.pack(folder, file, {name: known_of(name) for name in STUDIES})
+        print(f"{file}: {count} cells, {file.stat().st_size / 1e6:.1f} MB")
+    return file
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C stop what runs, and then go on."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def status() -> str:
+    """What is done of each study, and what the rest costs."""
+    known = {name: known_of(name) for name in STUDIES}
+    costs = cells.Costs(list(known.values()))
+    lines = []
+    for name, study in STUDIES.items():
+        lines += [f"{name}: {study.title}"]
+        for part in study.parts:
+            for density in study.densities:
+                choice = study.choice(name, part, density, known[name].scores)
+                trials = list(study.trials(name, part, density, choice.rates))
+                runs = list(study.runs(name, part, density, choice)) if choice.is_over else []
+                number = len(part.seeds) * len(part.entrants)
+                rest = [cell for cell in (*trials, *runs) if cell.name not in known[name]]
+                some = trials[0]
+                seconds = sum(map(costs.of, rest)) + (0 if choice.is_over else number * costs.of(some))
+                done = (sum(cell.name in known[name] for cell in own) for own in (trials, runs))
+                more = "" if choice.is_over else ", more while a best rate lies at the edge"
+                lines.append(
+                    f"  density {density:g}, {', '.join(entrant.name for entrant in part.entrants)}: {next(done)} of {len(trials)} trials, "
+                    f"{next(done)} of {number} runs; the rest: {seconds / 60:.0f} GPU minutes{more}"
+                )
+    return "\n".join(lines)
 
 
 def _by_cell(known: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -247,22 +359,52 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind")
     kinds.add_parser("command").add_argument("name", choices=list(COMPARISONS))
-    collecting = kinds.add_parser("collect")
-    collecting.add_argument("name", choices=list(COMPARISONS))
-    collecting.add_argument("folder", type=Path)
+    collecting = kinds.add_parser("collect", help="the file that `play` wrote; or a comparison's name and its folder")
+    collecting.add_argument("source", metavar="FILE | NAME FOLDER", nargs="+")
     lasting = kinds.add_parser("last")
     lasting.add_argument("rounds", type=int)
     lasting.add_argument("name", choices=list(COMPARISONS))
+    kinds.add_parser("status", help="what is done of the studies, and what the rest costs")
+    playing = kinds.add_parser("play", help="play missing cells of the studies for a given time")
+    playing.add_argument("names", metavar="NAME", nargs="*", help="studies; default: all")
+    playing.add_argument("--minutes", type=float, required=True, help="it ends before they are over")
+    playing.add_argument("--jobs", type=int, help=f"cells at once; default: {cells.JOBS_ON_GPU} on a GPU, else one a core")
+    playing.add_argument("--folder", type=Path, default=Path("runs/evidence"), help="of the runs; the file is written beside it")
+    playing.add_argument("--data-dir", type=Path, help="folder of the data sets' files")
+    playing.add_argument("--from", type=Path, dest="given", metavar="FILE", help="an earlier file, whose cells go on")
     options = parser.parse_args()
+    try:
+        follow(options)
+    except InputError as error:
+        sys.exit(f"evidence.py: {error}")
+
+
+def follow(options: argparse.Namespace) -> None:
+    """Do what the command line says."""
     if options.kind == "last":
         print("\n\n".join(section(options.name, {name: of_last(raw, options.rounds) for name, raw in all_raw().items()})))
     elif options.kind == "command":
         print(command(options.name))
     elif options.kind == "collect":
-        print(collect(options.name, options.folder))
+        print(*collected(options.source), sep="\n")
+    elif options.kind == "status":
+        print(status())
+    elif options.kind == "play":
+        for name in (name for name in options.names if name not in STUDIES):
+            raise InputError(f"there is no study '{name}': {', '.join(STUDIES)}")
+        play(options.names, options.minutes, options.jobs, options.folder, options.data_dir, options.given)
     else:
         (RESULTS / "evidence.md").write_text(render(), "utf-8")
         print(RESULTS / "evidence.md")
+
+
+def collected(source: Sequence[str]) -> list[Path]:
+    """The raw results to which the runs of a file, or of a comparison's folder, were added."""
+    if len(source) == 1:
+        return collect_file(Path(source[0]))
+    if len(source) > 2 or source[0] not in COMPARISONS:
+        raise InputError("collect takes a file that `play` wrote, or the name of a comparison and its folder")
+    return [collect(source[0], Path(source[1]))]
 
 
 if __name__ == "__main__":
