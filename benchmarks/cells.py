@@ -34,6 +34,8 @@ WORTH = 45.0
 """Seconds that a cell must have before it is cut off, to be worth its start."""
 RESERVE = 20.0
 """Seconds, or a tenth of the time where that is less, in which cells stop and the file is written."""
+TOO_MANY = 3
+"""Failures in a row that no cell is to blame for."""
 MOST_BYTES = 15 << 20
 """Of the file; checkpoints that do not fit stay behind."""
 GPU_SECONDS = {"resnet18_small": 32 / 200}
@@ -131,6 +133,7 @@ class Sitting:
     tell: Callable[[str], None] = print
     failed: dict[str, str] = field(default_factory=dict)
     """Why cells that did not diverge ended without a result; they are tried again next time."""
+    failures_in_a_row: int = 0
 
     def play(self, seconds: float) -> int:
         """Play for so long, and no longer; the number of cells that were finished."""
@@ -148,7 +151,8 @@ class Sitting:
                 for one in [one for one in running if one.process.poll() is not None]:
                     running.remove(one)
                     finished += self._ended(one)
-                if self._hopeless(finished):
+                if self.failures_in_a_row >= TOO_MANY:
+                    self.tell(f"{TOO_MANY} cells in a row failed: mend the cause first")
                     break
                 while len(running) < self.jobs and (cell := self._next(running, stop - self.clock())) is not None:
                     running.append(self._start(cell))
@@ -158,9 +162,6 @@ class Sitting:
         finally:
             self._cut_off(running, started + seconds)
         return finished
-
-    def _hopeless(self, finished: int) -> bool:
-        return not finished and len(self.failed) >= 3
 
     def _next(self, running: Sequence[_Running], left: float) -> Cell | None:
         """The first cell that fits; one that is long may be cut off, if it gets far enough to be worth it."""
@@ -196,8 +197,10 @@ class Sitting:
             (home / "diverged.json").write_text(json.dumps({"reason": reason}), "utf-8")
         if not is_over(home):
             self.failed[one.cell.name] = reason
+            self.failures_in_a_row += 1
             self.tell(f"{one.cell.study} {one.cell.name}: failed: {reason}")
             return 0
+        self.failures_in_a_row = 0
         self.read(home, self.known[one.cell.study])
         self.costs.learn(json.loads((home / "played.json").read_text("utf-8")))
         self.tell(f"{one.cell.study} {one.cell.name}: finished after {self.clock() - one.started:.0f} s{self._result(one.cell)}")
@@ -271,7 +274,7 @@ def shared_machine(jobs: int, on_gpu: bool) -> Iterator[None]:
     before = dict(os.environ)
     os.environ["OMP_NUM_THREADS"] = str(max(1, cores() // jobs))
     control = shutil.which("nvidia-cuda-mps-control") if on_gpu else None
-    with tempfile.TemporaryDirectory(prefix="mps-") as private:
+    with tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as private:
         if control is not None:
             os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": private, "CUDA_MPS_LOG_DIRECTORY": private}
             if subprocess.run([control, "-d"], check=False).returncode:
@@ -282,7 +285,8 @@ def shared_machine(jobs: int, on_gpu: bool) -> Iterator[None]:
             yield
         finally:
             if control is not None:
-                subprocess.run([control], input=b"quit\n", check=False, timeout=20)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    subprocess.run([control], input=b"quit\n", check=False, timeout=10)
             os.environ.clear()
             os.environ.update(before)
 
@@ -290,19 +294,18 @@ def shared_machine(jobs: int, on_gpu: bool) -> Iterator[None]:
 def pack(folder: Path, file: Path, known: Mapping[str, Known]) -> int:
     """Write the results of a folder, less those that are `known`, and what cells that were cut off go on from; how many cells it has."""
     homes = [home for name in known for home in sorted((folder / name / "runs").glob("*")) if home.name not in known[name]]
-    homes.sort(key=lambda home: not is_over(home))
-    count, room = 0, MOST_BYTES
-    partial = file.with_name(file.name + ".tmp")
+    count, partial = 0, file.with_name(file.name + ".tmp")
+    partial.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(partial, "w:gz") as tar:
-        for home in homes:
-            newest = None if is_over(home) else _newest_checkpoint(home)
-            files = [home / name for name in RESULT_FILES if (home / name).exists()] + ([newest] if newest is not None else [])
-            size = sum(path.stat().st_size for path in files) if newest is not None else 0
-            if not is_over(home) and (newest is None or size > room):
-                continue  # it starts anew
+        for home in sorted(homes, key=lambda home: not is_over(home)):
+            files = [home / name for name in RESULT_FILES if (home / name).exists()]
+            if not is_over(home):
+                files += filter(None, [_newest_checkpoint(home)])
+                if not rounds_done(home) or partial.stat().st_size + sum(path.stat().st_size for path in files) > MOST_BYTES:
+                    continue  # it starts anew
             for path in files:
                 tar.add(path, str(path.relative_to(folder)))
-            count, room = count + 1, room - size
+            count += 1
     partial.replace(file)
     return count
 
