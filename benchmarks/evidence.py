@@ -1,7 +1,7 @@
 """What holds: comparisons at paper scale (on one GPU) and on small data, their raw results, and the tables made of them.
 
     python benchmarks/evidence.py                         # benchmarks/results/evidence.md of the raw results that are there
-    python benchmarks/evidence.py command NAME            # the `fedrts compare` command of a comparison
+    python benchmarks/evidence.py command NAME            # the `fedrts compare` command of a comparison, the `fedrts run` ones of a study
     python benchmarks/evidence.py collect NAME FOLDER     # adds the finished runs of a folder that the command, or a part of it, wrote
     python benchmarks/evidence.py last 100 NAME           # its tables, with accuracies that are means over the last 100 rounds, not ten
     python benchmarks/evidence.py status                  # what is done of the studies, and what the rest costs
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shlex
 import signal
 import statistics
 import sys
@@ -39,6 +40,7 @@ from fedrts.comparison.table import Results, costs_table, differences_table, mar
 from fedrts.comparison.target import cost_to_target
 from fedrts.errors import InputError
 from studies import FIRST_CHOOSING_SEED
+from study_report import choosing, differences, runs_of, what_seeds_tell
 
 RESULTS = Path(__file__).parent / "results"
 RAW = RESULTS / "raw" / "evidence"
@@ -49,6 +51,10 @@ TARGETS = (0.6, 0.7, 0.9)
 
 
 def command(name: str) -> str:
+    """The command of a comparison; of a study one for each cell that is known to be needed."""
+    if name in STUDIES:
+        needed = STUDIES[name].cells(name, known_of(name).scores)
+        return "\n".join(shlex.join(["fedrts", *cells.command(cell, cell.name)]) for cell in needed)
     return f"fedrts compare {COMPARISONS[name].arguments} --out {name}"
 
 
@@ -74,11 +80,12 @@ def collect_file(file: Path) -> list[Path]:
     """Add the finished cells of a file that `play` wrote to the raw results of their studies."""
     written = []
     with cells.unpacked(file) as place:
-        for name in (name for name in STUDIES if (place / name).exists()):
-            known = known_of(name)
-            for home in sorted((place / name / "runs").glob("*")):
-                if cells.is_over(home):
-                    read_cell(home, known)
+        for name in STUDIES:
+            known, homes = known_of(name), [home for home in sorted((place / name / "runs").glob("*")) if cells.is_over(home)]
+            if not homes:
+                continue
+            for home in homes:
+                read_cell(home, known)
             raw = {"command": f"python benchmarks/evidence.py play --minutes 9 {name}"}
             kinds = {kind: [own[cell] for cell in sorted(own)] for kind, own in vars(known).items()}
             RAW.mkdir(parents=True, exist_ok=True)
@@ -147,25 +154,21 @@ def status() -> str:
     """What is done of each study, and what the rest costs."""
     known = {name: known_of(name) for name in STUDIES}
     costs = cells.Costs(list(known.values()))
-    lines = []
+    lines, total = [], 0.0
     for name, study in STUDIES.items():
         lines += [f"{name}: {study.title}"]
-        for part in study.parts:
-            for density in study.densities:
-                choice = study.choice(name, part, density, known[name].scores)
-                trials = list(study.trials(name, part, density, choice.rates))
-                runs = list(study.runs(name, part, density, choice)) if choice.is_over else []
-                number = len(part.seeds) * len(part.entrants)
-                rest = [cell for cell in (*trials, *runs) if cell.name not in known[name]]
-                some = trials[0]
-                seconds = sum(map(costs.of, rest)) + (0 if choice.is_over else number * costs.of(some))
-                done = (sum(cell.name in known[name] for cell in own) for own in (trials, runs))
-                more = "" if choice.is_over else ", more while a best rate lies at the edge"
-                lines.append(
-                    f"  density {density:g}, {', '.join(entrant.name for entrant in part.entrants)}: {next(done)} of {len(trials)} trials, "
-                    f"{next(done)} of {number} runs; the rest: {seconds / 60:.0f} GPU minutes{more}"
-                )
-    return "\n".join(lines)
+        for part, density in ((part, density) for part in study.parts for density in study.densities):
+            choice = study.choice(name, part, density, known[name].scores)
+            trials, runs = (list(own(name, part, density, choice)) for own in (study.trials, study.runs))
+            rest = [[cell for cell in own if cell.name not in known[name]] for own in (trials, runs)]
+            minutes = sum(costs.of(cell) for own in rest for cell in own) / 60
+            total += minutes
+            rates = ", ".join(f"{one.name} {choice.best(one.name) or '–'}{'' if choice.is_over else '?'}" for one in part.entrants)
+            done = (f"{len(own) - len(left)} of {len(own)}" for own, left in zip((trials, runs), rest, strict=True))
+            more = "" if choice.is_over else ", more if rates widen"
+            lines += [f"  density {density:g}: {next(done)} trials, {next(done)} runs, {minutes:.0f} GPU minutes to go{more}"]
+            lines += [f"    best rates: {rates}"]
+    return "\n".join([*lines, f"in all: {total:.0f} GPU minutes to go"])
 
 
 def _by_cell(known: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -228,12 +231,36 @@ def render() -> str:
         "digits: an MLP where no model is named, 100 rounds, 10 of 20 clients, Dirichlet 0.5, 5 epochs, batches of 16, ΔT = 5, T_end = 60.",
     ]
     known = all_raw()
-    return "\n\n".join([*parts, *(part for name in known for part in section(name, known))]) + "\n"
+    studied = [part for name in STUDIES if (RAW / f"{name}.json").exists() for part in study_section(name)]
+    return "\n\n".join([*parts, *studied, *(part for name in known for part in section(name, known))]) + "\n"
 
 
 def all_raw() -> dict[str, dict[str, Any]]:
     """Raw results by comparison, in the order in which they are declared."""
     return {name: json.loads((RAW / f"{name}.json").read_text("utf-8")) for name in COMPARISONS if (RAW / f"{name}.json").exists()}
+
+
+def study_section(name: str) -> list[str]:
+    """A study's heading and tables."""
+    study, raw = STUDIES[name], json.loads((RAW / f"{name}.json").read_text("utf-8"))
+    scores = cells.Known.of(raw).scores
+    runs = runs_of(name, study, raw, scores)
+    parts = [f"## {study.title}", f"`{raw['command']}`", f"{versions_of([*raw['trials'], *raw['runs']])}.", *choosing(name, study, scores)]
+    if not runs:
+        return [*parts, "No run at a chosen rate is finished yet."]
+    rows = [{"cell": run["cell"], **run["summary"]} for run in runs]
+    results = Results.of(rows, [], "accuracy_last10")
+    seeds = max(len(part.seeds) for part in study.parts)
+    words = (
+        "Test accuracy, mean of the last ten rounds, ± standard error over seeds; the runs train on all training data at the chosen rates."
+    )
+    parts += [words, means_table(results, seeds), *differences(results, study.reference)]
+    parts += [what_seeds_tell(results, study.reference, len(study.parts[0].entrants) - 1)]
+    lost = [f"{entry['cell']} ({entry['reason']})" for entry in raw["diverged"]]
+    parts += [f"**Diverged**, and left out: {'; '.join(lost)}."] if lost else []
+    if (stale := len(raw["runs"]) - len(runs)) > 0:
+        parts += [f"{stale} runs at rates that are not the chosen ones are left out."]
+    return [*parts, "Topology and price:", prices(runs, []), costs_table(rows, [])]
 
 
 def section(name: str, known: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -358,7 +385,7 @@ def _axes(run: Mapping[str, Any], axes: Sequence[str]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind")
-    kinds.add_parser("command").add_argument("name", choices=list(COMPARISONS))
+    kinds.add_parser("command").add_argument("name", choices=[*COMPARISONS, *STUDIES])
     collecting = kinds.add_parser("collect", help="the file that `play` wrote; or a comparison's name and its folder")
     collecting.add_argument("source", metavar="FILE | NAME FOLDER", nargs="+")
     lasting = kinds.add_parser("last")

@@ -90,7 +90,9 @@ class Choice:
         return max(sorted(known), key=lambda rate: _worth(known[rate])) if known else None
 
     def is_at_edge(self, entrant: str) -> bool:
-        return self.best(entrant) in (self.rates[0], self.rates[-1])
+        """Is the best rate the lowest or the highest of those that are finished?"""
+        known = self.scores[entrant]
+        return bool(known) and self.best(entrant) in (min(known), max(known))
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class Study:
     validation: float = 0.1
     """Share of the training data that trials leave out, and are judged by."""
     choosing_seeds: tuple[int, ...] = (FIRST_CHOOSING_SEED,)
+    reference: str = "fedrts"
+    """The entrant that the others are tested against."""
 
     def __post_init__(self) -> None:
         for seed in (seed for part in self.parts for seed in part.seeds if seed not in RESULT_SEEDS):
@@ -124,22 +128,21 @@ class Study:
         for part in self.parts:
             for density in self.densities:
                 choice = self.choice(name, part, density, scores)
-                yield from self.trials(name, part, density, choice.rates)
+                yield from self.trials(name, part, density, choice)
                 if choice.is_over:
                     yield from self.runs(name, part, density, choice)
 
-    def trials(self, name: str, part: Part, density: float, rates: Sequence[float]) -> Iterator[Cell]:
+    def trials(self, name: str, part: Part, density: float, choice: Choice) -> Iterator[Cell]:
         for seed in self.choosing_seeds:
-            for rate in rates:
+            for rate in choice.rates:
                 for entrant in part.entrants:
                     yield self._trial(name, entrant, density, rate, seed)
 
     def runs(self, name: str, part: Part, density: float, choice: Choice) -> Iterator[Cell]:
+        """At the best rates, or the lowest where none is known yet."""
         for seed in part.seeds:
             for entrant in part.entrants:
-                rate = choice.best(entrant.name)
-                assert rate is not None
-                yield Cell(name, entrant, density, rate, seed, self.shared)
+                yield Cell(name, entrant, density, choice.best(entrant.name) or choice.rates[0], seed, self.shared)
 
     def choice(self, name: str, part: Part, density: float, scores: Scores) -> Choice:
         """Rates widen for all entrants of a part together, so that all have as many; a later part begins with those of the earlier ones."""
@@ -169,7 +172,7 @@ class Study:
 
 def _wider(choice: Choice) -> set[float]:
     """The next rates beyond the edges at which some entrant's best lies."""
-    best = {choice.best(entrant) for entrant in choice.scores}
+    best = {choice.best(entrant) for entrant in choice.scores if choice.is_at_edge(entrant)}
     lowest, highest = choice.rates[0], choice.rates[-1]
     return ({lowest * DOWN} if lowest in best else set()) | ({highest * UP} if highest in best else set())
 
