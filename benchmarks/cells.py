@@ -202,7 +202,7 @@ class Sitting:
             return 0
         self.failures_in_a_row = 0
         self.read(home, self.known[one.cell.study])
-        self.costs.learn(json.loads((home / "played.json").read_text("utf-8")))
+        self.costs.learn(played_of(home))
         self.tell(f"{one.cell.study} {one.cell.name}: finished after {self.clock() - one.started:.0f} s{self._result(one.cell)}")
         return 1
 
@@ -256,6 +256,12 @@ def launched(arguments: Sequence[str], log: Path) -> Process:
 def is_over(home: Path) -> bool:
     """Did a cell come to its end, or diverge?"""
     return (home / "summary.json").exists() or (home / "diverged.json").exists()
+
+
+def played_of(home: Path) -> dict[str, Any] | None:
+    """What a cell cost; of one that diverged, and stopped early, nothing."""
+    file = home / "played.json"
+    return json.loads(file.read_text("utf-8")) if file.exists() and (home / "summary.json").exists() else None
 
 
 def rounds_done(home: Path) -> int:

@@ -103,8 +103,7 @@ def known_of(name: str) -> cells.Known:
 def read_cell(home: Path, known: cells.Known) -> None:
     """Add what the run folder of a finished cell says to what is known."""
     settings = tomllib.loads((home / "experiment.toml").read_text("utf-8"))
-    played = json.loads((home / "played.json").read_text("utf-8")) if (home / "played.json").exists() else None
-    own = {"played": played, "versions": settings.get("versions", {})}
+    own = {"played": cells.played_of(home), "versions": settings.get("versions", {})}
     if settings["seed"] >= FIRST_CHOOSING_SEED:
         score = trial_of(home) if (home / "summary.json").exists() else {"cell": home.name, "valid_accuracy": None}
         known.trials[home.name] = {**score, **own}

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import io
 import json
+import os
 import shlex
 import signal
 import statistics
@@ -352,12 +353,16 @@ def play(evidence, folder, minutes=1.0, given=None):
     return evidence.play([], minutes, 1, folder, None, given)
 
 
-def test_a_cell_that_was_cut_off_goes_on_elsewhere_to_the_same_bits(evidence, tiny, raw, here, monkeypatch, tmp_path, capsys):
+def play_only(name, monkeypatch, cells):
+    missing = cells.missing
+    monkeypatch.setattr(cells, "missing", lambda *known: [cell for cell in missing(*known) if cell.name == name])
+
+
+def test_a_cell_that_was_cut_off_goes_on_elsewhere_to_the_same_bits(evidence, cells, raw, here, monkeypatch, tmp_path, capsys):
     """The file carries its checkpoint to a folder, say on another machine, where nothing else is."""
-    name, queue = trial("fedrts", 0.1, 0.1), sys.modules["cells"]
-    missing = queue.missing
-    monkeypatch.setattr(queue, "missing", lambda *known: [cell for cell in missing(*known) if cell.name == name])
-    monkeypatch.setattr(queue, "WORTH", 0.1)
+    name = trial("fedrts", 0.1, 0.1)
+    play_only(name, monkeypatch, cells)
+    monkeypatch.setattr(cells, "WORTH", 0.1)
     whole = play(evidence, tmp_path / "whole")
 
     real = rounds.play_round
@@ -409,6 +414,34 @@ def test_one_file_is_collected(evidence, tiny, raw, here, monkeypatch, tmp_path,
     again = play(evidence, tmp_path / "again")
     assert "0 cells finished" in capsys.readouterr().out
     assert evidence.collect_file(again) == []
+
+
+def test_a_trial_that_diverges_has_no_score(evidence, cells, tiny, raw, here, monkeypatch, tmp_path, capsys):
+    """It is finished, and says nothing of what cells cost."""
+    monkeypatch.setattr(evidence, "STUDIES", {"tiny": replace(tiny, rates=(0.1, 0.3, 1e9))})
+    name = trial("random", 0.1, 1e9)
+    play_only(name, monkeypatch, cells)
+    evidence.collect_file(play(evidence, tmp_path / "played"))
+    assert f"{name}: finished after" in capsys.readouterr().out
+    known = evidence.known_of("tiny")
+    assert known.scores == {name: None}
+    assert not cells.Costs([known]).rates
+
+
+def test_cells_share_a_gpu_under_its_service(cells, monkeypatch, tmp_path):
+    """It is started in a folder of its own and ended; what is set for it is set no longer than that."""
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(f'#!/bin/sh\n(echo "$@"; echo "$CUDA_MPS_PIPE_DIRECTORY"; [ -n "$1" ] || cat) >> {tmp_path}/told\n', "utf-8")
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    before = dict(os.environ)
+    with cells.shared_machine(6, on_gpu=True):
+        private = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+        assert Path(private).is_dir()
+    assert (tmp_path / "told").read_text("utf-8").split() == ["-d", private, private, "quit"]
+    assert dict(os.environ) == before
+    with cells.shared_machine(6, on_gpu=False):
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
 def test_trials_and_runs_of_a_study_have_their_commands(evidence, raw):
