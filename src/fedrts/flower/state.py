@@ -99,7 +99,8 @@ class Records:
             raise InputError(f"cannot write the site's folder {path}: {error.strerror}; choose another with --state") from error
         try:
             _lock(locked, path, patience)
-            secret = _read(path / "secret") or _begun(path)
+            found = _read(path / "secret")
+            secret = _begun(path) if found is None else found
             if len(secret) != _SECRET:
                 raise InputError(f"{path / 'secret'} is damaged ({len(secret)} bytes, not {_SECRET}): restore it from a backup; {_ANEW}")
             return Records(path, secret, _parsed(path / "privacy.json", _Privacy), _parsed(path / "accepted.json", _Accepted), locked)
@@ -182,6 +183,8 @@ def _begun(path: Path) -> bytes:
     """A new site's records. The secret is written last: where it is, the others are."""
     secret = secrets.token_bytes(_SECRET)
     for name, content in (("privacy.json", _Privacy()), ("accepted.json", _Accepted())):
+        if _read(path / name) not in (None, _encoded(content)):
+            raise InputError(f"{path / 'secret'} is missing, beside {name}: restore it from a backup; {_ANEW}")
         _write(path / name, _encoded(content))
     _write(path / "secret", secret)
     return secret
