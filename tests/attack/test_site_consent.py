@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import tomli_w
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
-from federating import trusting
+from federating import NO_LIMITS, Folder, processes, trusting
 from fedrts import config, models
 from fedrts.errors import InputError
 from fedrts.flower import HELLO, STRANGER, WORK, consent, messages
@@ -36,6 +37,7 @@ EXPERIMENT: dict[str, Any] = {
     "clients": {"total": 2, "per_round": 2, "partition": "sites"},
     "train": {"epochs": 1, "batch_size": 10, "lr": 0.1},
 }
+ONE_SITE = {"total": 1, "per_round": 1, "partition": "sites"}
 
 
 def asked(**changes: Any) -> dict[str, Any]:
@@ -257,3 +259,27 @@ def test_sizes_of_memory():
     for text in ("much", "-1GB", "4 bytes"):
         with pytest.raises(InputError, match="--max-memory"):
             memory_size(text)
+
+
+@pytest.mark.slow  # real processes: a minute
+@pytest.mark.timeout(400)
+def test_an_owner_looks_then_accepts(tmp_path: Path, data: str):
+    folder = Folder(tmp_path / "study", nodes=1, experiment=tomli_w.dumps({**EXPERIMENT, "data": data, "rounds": 2, "clients": ONE_SITE}))
+    *client, _, _ = folder.client(0, "")
+    client = [word for word in client if word not in NO_LIMITS] + ["--data", data]
+    with processes() as start:
+        server = start(*folder.server())
+        look = start(*client, "--dry-run")
+        assert look.ended() == 0, look.text
+        digest = look.until("to take part: --accept").split()[-1]
+        shy = start(*client)
+        assert f"--accept {digest}" in shy.until("has not accepted the experiment")
+        shy.kill(signal.SIGTERM)
+        shy.ended()
+        assert "connected: node" not in server.text
+        start(*client, "--accept", digest, "--max-memory", "16GB")
+        assert server.ended() == 0, server.text
+    roster = json.loads((folder.path / "run" / "roster.json").read_text())
+    kept = json.loads((folder.keys[0].with_suffix(".site") / "accepted.json").read_text())
+    assert kept["in_force"].startswith(digest)
+    assert len(roster["0"]["data"]) == 64, "the keyed fingerprint"
