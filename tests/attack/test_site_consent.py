@@ -16,13 +16,14 @@ pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 import tomllib
 
 import tomli_w
+import torch
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
 from federating import NO_LIMITS, Folder, processes, trusting
 from fedrts import config, models
 from fedrts.errors import InputError
-from fedrts.flower import HELLO, STRANGER, WORK, consent, messages
+from fedrts.flower import HELLO, STRANGER, WORK, consent, limits, messages
 from fedrts.flower.host import Host, Limits, digest_prefix, memory_size
 from fedrts.flower.node import Worker
 from fedrts.flower.site import Site, accepted
@@ -74,7 +75,7 @@ def test_the_owner_decides_how_the_sites_data_is_split(data: str):
 
 
 @pytest.mark.parametrize(
-    ("limits", "changes", "words"),
+    ("allowed", "changes", "words"),
     [
         (Limits(), {}, None),
         (Limits(min_samples=401), {}, "--min-samples 401"),
@@ -86,8 +87,8 @@ def test_the_owner_decides_how_the_sites_data_is_split(data: str):
         (Limits(max_memory=1000), {}, "--max-memory"),
     ],
 )
-def test_what_an_owner_does_not_allow_is_refused(data: str, limits: Limits, changes: dict[str, Any], words: str | None):
-    said, host = asked(**changes), trusting(data=data, options={"test": 0.2}, limits=limits)
+def test_what_an_owner_does_not_allow_is_refused(data: str, allowed: Limits, changes: dict[str, Any], words: str | None):
+    said, host = asked(**changes), trusting(data=data, options={"test": 0.2}, limits=allowed)
     if words is None:
         Site.of(host, said["experiment"], said)
         return
@@ -106,18 +107,18 @@ def test_a_model_that_is_too_large_takes_neither_memory_nor_time(data: str, hidd
 @pytest.mark.parametrize("name", models.names())
 def test_every_model_can_be_measured_before_it_takes_memory(name: str):
     """Where a model could not be built without memory, the limit would come too late."""
-    from functools import partial
-
-    import torch
-
-    from fedrts.flower import limits
-
     shape, classes = ((16,), 50) if "gpt" in name else ((3, 32, 32), 10)
+    made_on = []
+
+    def build() -> torch.nn.Module:
+        made_on.append(torch.empty(0).device.type)
+        return models.get(name)(shape, classes)
+
     with torch.device("meta"):
-        module = models.get(name)(shape, classes)
-    count = sum(parameter.numel() for parameter in module.parameters())
+        count = sum(parameter.numel() for parameter in build().parameters())
     with pytest.raises(InputError, match="--max-parameters"):
-        limits.built(partial(models.get(name), shape, classes), Limits(max_parameters=count // 2))
+        limits.built(build, Limits(max_parameters=count // 2))
+    assert made_on == ["meta", "meta"]
 
 
 # -- consent ------------------------------------------------------------------------------------------------------------
