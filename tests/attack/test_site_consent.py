@@ -23,7 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from federating import NO_LIMITS, Folder, processes, trusting
 from fedrts import config, models
 from fedrts.errors import InputError
-from fedrts.flower import HELLO, STRANGER, WORK, consent, limits, messages
+from fedrts.flower import HELLO, STRANGER, WORK, consent, messages, policy
 from fedrts.flower.host import Host, Limits, digest_prefix, memory_size
 from fedrts.flower.node import Worker
 from fedrts.flower.site import Site, accepted
@@ -117,7 +117,7 @@ def test_every_model_can_be_measured_before_it_takes_memory(name: str):
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in build().parameters())
     with pytest.raises(InputError, match="--max-parameters"):
-        limits.built(build, Limits(max_parameters=count // 2))
+        policy.built(build, Limits(max_parameters=count // 2))
     assert made_on == ["meta", "meta"]
 
 

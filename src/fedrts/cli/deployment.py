@@ -153,9 +153,9 @@ def _serve(host: Host, address: str, key: Path | None, ca: Path | None, insecure
     from fedrts import flower
 
     flower.prepare()
-    from fedrts.flower.limits import bound_memory
     from fedrts.flower.link import Address
     from fedrts.flower.node import Server, serve
+    from fedrts.flower.policy import bound_memory
 
     if host.limits.max_memory:
         bound_memory(host.limits.max_memory)

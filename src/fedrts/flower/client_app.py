@@ -21,9 +21,9 @@ from fedrts.errors import InputError
 from fedrts.flower import HELLO, WORK
 from fedrts.flower.consent import told
 from fedrts.flower.host import Host, Limits, digest_prefix, memory_size
-from fedrts.flower.limits import bound_memory
 from fedrts.flower.messages import opened
 from fedrts.flower.node import Worker
+from fedrts.flower.policy import bound_memory
 from fedrts.flower.state import Records
 from fedrts.sparse.mask import Mask
 from fedrts.wire.errors import WireError

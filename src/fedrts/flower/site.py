@@ -23,7 +23,7 @@ from fedrts.config import Experiment
 from fedrts.data.partition import SITES
 from fedrts.engines.threads import threads_for
 from fedrts.errors import InputError
-from fedrts.flower import consent, limits
+from fedrts.flower import consent, policy
 from fedrts.flower.consent import DeclinedError
 from fedrts.flower.host import Host
 from fedrts.flower.messages import Facts
@@ -69,9 +69,9 @@ class Site:
         local = {"partition": "iid", "total": 1, "per_round": 1, "min_size": 1}
         here = experiment.model_copy(update={"clients": experiment.clients.model_copy(update=local)}) if sites else experiment
         shape, classes = tuple(facts["input_shape"]), int(facts["classes"])
-        limits.check_training(experiment, host.limits)
+        policy.check_training(experiment, host.limits)
         with _told():
-            module = limits.built(partial(build_model, here, shape, classes), host.limits)  # nothing of the site is in it yet
+            module = policy.built(partial(build_model, here, shape, classes), host.limits)  # nothing of the site is in it yet
         held, rows = federation(here, host.data_dir)
         if held.input_shape != shape:
             raise DeclinedError(
@@ -85,7 +85,7 @@ class Site:
             )
         if unknown := [client for client in host.clients if not 0 <= client < len(rows)]:
             raise DeclinedError(f"--partition {unknown[0]}: the experiment has {len(rows)} clients, numbered from 0")
-        limits.check_rows([len(rows[client]) for client in host.clients or [0]], experiment.train.batch_size, host.limits)
+        policy.check_rows([len(rows[client]) for client in host.clients or [0]], experiment.train.batch_size, host.limits)
         run = put_together(here, module, replace(held, classes=classes), rows)
         return Site(host, run, digest, records or Records(), say)
 
