@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fedrts.comparison.table import text_of
+from studies import Entrant, Part, Study, entrants
 
 SPARSE = ("random", "fedrts", "feddst", "fedmef", "fedtiny", "prunefl", "fedsgc")
 FEW = ("feddst", "fedmef", "fedtiny", "fedrts")
@@ -217,3 +218,30 @@ COMPARISONS = {
     **{f"digits_{name}": _digits(name, question) for name, question in QUESTIONS.items()},
 }
 """In the order in which they are to be played."""
+
+_RIGHT = {
+    "data": "cifar10",
+    "model": "resnet18_small",
+    "clients.total": 100,
+    "rounds": 200,
+    "train.schedule": "cosine",
+    "train.lr_end": 0.01,
+    "engine.precision": "bf16",
+    "device": "cuda",
+    "checkpoint.every": "10s",
+    "eval.fairness": False,
+}
+_PLAIN = Entrant("feddst_plain", "feddst", {"method_options.merge": "plain"})
+STUDIES = {
+    "right": Study(
+        "CIFAR-10, 200 rounds: the methods at densities 0.05 and 0.1, each with its best learning rate",
+        _RIGHT,
+        densities=(0.05, 0.1),
+        parts=(
+            Part((*entrants("random", "fedrts", "feddst"), _PLAIN, *entrants("fedsgc", "fedmef")), range(15)),
+            Part(entrants("fedtiny", "prunefl", "snip", "synflow"), range(3)),
+        ),
+        rates=(0.1, 0.3, 0.6, 1.0),
+    ),
+}
+"""Questions whose cells `evidence.py play` plays, in this order."""

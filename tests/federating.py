@@ -16,12 +16,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
 from fedrts.flower import keys, prepare
+from fedrts.flower.host import ANY, Host, Limits
 
 prepare()
 
@@ -37,6 +39,13 @@ topology = {interval = 2, end = 2}
 engine = {wait = 90, timeout = 90}
 """
 PATIENCE = 200.0
+NO_LIMITS = ("--accept", ANY, "--min-samples", 1, "--min-batch", 1)
+"""Of a client whose consent is not what a test is about."""
+
+
+def trusting(**decided: Any) -> Host:
+    """A host that consents to everything, and sets no limits but those given."""
+    return Host(**{"accept": [ANY], "limits": Limits(1, 1, 0, 0), **decided})
 
 
 def free_port() -> int:
@@ -150,7 +159,8 @@ class Folder:
 
     def client(self, number: int, clients: str, port: int | None = None) -> list[object]:
         ca = self.authority.certificate
-        return ["client", "--server", f"127.0.0.1:{port or self.port}", "--key", self.keys[number], "--ca", ca, "--partition", clients]
+        known = ["--key", self.keys[number], "--ca", ca]
+        return ["client", "--server", f"127.0.0.1:{port or self.port}", *known, *NO_LIMITS, "--partition", clients]
 
 
 class CountingProxy:

@@ -26,6 +26,7 @@ from fedrts.data.contract import Data
 from fedrts.errors import InputError, reason
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Calibrate, Evaluate, Exchange, ProbeCurvature, ProbeGradient, State, Train
+from fedrts.privacy import Repeatable
 from fedrts.sparse.cost import Book
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.mode import training
@@ -164,7 +165,7 @@ def of_settings(
         module = copy.deepcopy(module) if module is not None else build_model(experiment, held.input_shape, held.classes)
     else:
         experiment, module, held = _without_data(given, module, input_shape, classes, wanted if exact else _MORE)
-    run = put_together(experiment, module, held, [torch.arange(wanted)])
+    run = put_together(experiment, module, held, [torch.arange(wanted)], noise=Repeatable)
     return Estimate(run, wanted, exact).cost()
 
 

@@ -30,6 +30,7 @@ from fedrts.methods.base import Method
 from fedrts.methods.contract import State
 from fedrts.observe import Observer, Silent
 from fedrts.phases import phase
+from fedrts.privacy import Repeatable
 from fedrts.rounds import Played
 from fedrts.sparse.layout import Prunable
 from fedrts.summary import describe_clients, describe_privacy, summarise
@@ -143,7 +144,7 @@ def train(
     base = {"data": config.CUSTOM, "model": config.CUSTOM, "clients": federation, "out": str(out) if out else None}
     resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
     held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
-    assembled = put_together(resolved, model, held, rows, prunable, try_task=True)
+    assembled = put_together(resolved, model, held, rows, prunable, try_task=True, noise=Repeatable)
     check_uploads(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
     _check_engine(assembled)
     folder = RunFolder(out) if out else None

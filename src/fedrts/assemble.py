@@ -25,7 +25,7 @@ from fedrts.guard import Guard
 from fedrts.initial import load_weights
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Setup
-from fedrts.privacy import Protection
+from fedrts.privacy import Noise, Protection, Repeatable, Unpredictable
 from fedrts.registry import import_path
 from fedrts.rounds import Plan
 from fedrts.server_optimizer import ServerOptimizer
@@ -72,7 +72,7 @@ def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tu
 def assemble(experiment: Experiment, data_dir: str | Path | None = None) -> Assembled:
     """Load the data, divide it, and build the model of a resolved experiment; `data_dir` is the folder of data sets."""
     held, rows = federation(experiment, data_dir)
-    return put_together(experiment, build_model(experiment, held.input_shape, held.classes), held, rows)
+    return put_together(experiment, build_model(experiment, held.input_shape, held.classes), held, rows, noise=Repeatable)
 
 
 def build_model(experiment: Experiment, input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -92,7 +92,13 @@ def build_model(experiment: Experiment, input_shape: tuple[int, ...], classes: i
 
 
 def put_together(
-    experiment: Experiment, module: nn.Module, held: Data, parts: Sequence[Tensor], prunable: Prunable | None = None, try_task: bool = False
+    experiment: Experiment,
+    module: nn.Module,
+    held: Data,
+    parts: Sequence[Tensor],
+    prunable: Prunable | None = None,
+    try_task: bool = False,
+    noise: Noise = Unpredictable,
 ) -> Assembled:
     """The run of `module` on clients that hold the rows `parts` of `held`; `try_task` looks for mistakes in one's own loss and targets."""
     rows = Holdings.of(parts)
@@ -128,7 +134,7 @@ def put_together(
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {form}: {reason(error)}") from error
     if try_task:
         _check_task(module, held)
-    bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()))
+    bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()), noise)
     asked = choice.Settings.of(e.engine.model_dump())
     if asked.name in ("auto", "batched") and e.guard.deadline:
         if asked.name == "batched":

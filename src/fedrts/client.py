@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedrts import rates
 from fedrts.data.contract import Data
 from fedrts.methods.contract import Calibrate, Evaluate, Exchange, ProbeCurvature, ProbeGradient, Rewire, Round, State, Train
-from fedrts.privacy import Protection
+from fedrts.privacy import Noise, Protection, Unpredictable
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
@@ -173,8 +173,8 @@ class Workbench:
     seed: int
     macs: Macs
     protection: Protection = field(default_factory=Protection)
-    simulated: bool = True
-    """All clients are here, and noise can be drawn again; on a node it cannot."""
+    noise: Noise = Unpredictable
+    """Where the protection's random numbers come from; a simulation asks for repeatable ones."""
     gradient: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -221,11 +221,11 @@ class Workbench:
     def upload(self, order: Order, tensors: Mapping[str, Tensor], key: int, fields: Mapping[str, Field] | None = None) -> Message:
         """What leaves a client of its `tensors`, or some fields of it.
 
-        Rounding is a function of the client's `key`; so is noise in a simulation, on a node it is one of nothing.
+        Rounding is a function of the client's `key`; so is noise in a simulation, and nowhere else.
         """
         frame = order.upload_frame(random.key(key, "rounding", order.round.exchange))
-        noise = random.key(key, "noise", order.round.exchange) if self.simulated else None
-        return self.protection.message(order.exchange.up if fields is None else fields, tensors, frame, noise)
+        draws = self.noise(random.key(key, "noise", order.round.exchange))
+        return self.protection.message(order.exchange.up if fields is None else fields, tensors, frame, draws)
 
     def uploads(self, order: Order, tensors: Mapping[str, Tensor], keys: Sequence[int]) -> Iterator[Message]:
         """`upload` of several clients with these `keys`; their tensors have them as leading axis, and may become part of what leaves."""

@@ -7,8 +7,11 @@ Local protection: the guarantee is against the server itself, between any two da
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,6 +19,82 @@ from torch import Tensor
 
 from fedrts.errors import InputError
 from fedrts.wire.fields import Field, Frame, Indices, Message, Selection, Values
+
+# -- where noise comes from -------------------------------------------------------------------------------------------
+
+
+class Draws(Protocol):
+    """A source of the random numbers that protection needs."""
+
+    def gaussian(self, count: int) -> np.ndarray:
+        """So many independent numbers of N(0, 1)."""
+        ...
+
+    def place(self, probabilities: np.ndarray) -> int:
+        """A place `i` with probability `probabilities[i]`; they sum to 1."""
+        ...
+
+    def subset(self, items: np.ndarray, count: int) -> np.ndarray:
+        """So many of the `items`, every subset equally likely."""
+        ...
+
+
+Noise = Callable[[int], Draws]
+"""The source for a message with this key: `Unpredictable`, or `Repeatable` where a simulation asks for that."""
+
+
+class Unpredictable:
+    """The operating system's cryptographic generator. Nobody can draw the same numbers again: the key plays no part."""
+
+    def __init__(self, key: int = 0) -> None: ...
+
+    def gaussian(self, count: int) -> np.ndarray:
+        """By Box and Muller's transformation."""
+        half = (count + 1) // 2
+        radius, angle = np.sqrt(-2 * np.log1p(-_uniform(half))), 2 * math.pi * _uniform(half)
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+    def place(self, probabilities: np.ndarray) -> int:
+        """By the inverse of the distribution function."""
+        upto = np.cumsum(probabilities)
+        return int(np.searchsorted(upto, float(_uniform(1)[0]) * upto[-1], side="right"))
+
+    def subset(self, items: np.ndarray, count: int) -> np.ndarray:
+        """Those with the least of as many random numbers."""
+        return items[np.argsort(_words(len(items)))[:count]]
+
+
+class Repeatable:
+    """numpy's PCG64, a function of the key: for simulations, whose runs repeat to the bit. It hides nothing from who knows the seed."""
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+
+    @cached_property
+    def _rng(self) -> np.random.Generator:
+        return np.random.default_rng(self._key)
+
+    def gaussian(self, count: int) -> np.ndarray:
+        return self._rng.standard_normal(count)
+
+    def place(self, probabilities: np.ndarray) -> int:
+        return int(self._rng.choice(len(probabilities), p=probabilities))
+
+    def subset(self, items: np.ndarray, count: int) -> np.ndarray:
+        return self._rng.choice(items, count, replace=False)
+
+
+def _words(count: int) -> np.ndarray:
+    """Random numbers of 64 bits."""
+    return np.frombuffer(os.urandom(8 * count), np.uint64)
+
+
+def _uniform(count: int) -> np.ndarray:
+    """Multiples of 2⁻⁵³ in [0, 1)."""
+    return (_words(count) >> np.uint64(11)) * 2.0**-53
+
+
+# -- what is done to a message ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -48,21 +127,20 @@ class Protection:
         if (limited or self.noise) and frame.statistics:
             raise InputError("[privacy]: the model's BatchNorm statistics would travel unprotected: use a model without (norm = 'group')")
 
-    def message(self, fields: Mapping[str, Field], tensors: Mapping[str, Tensor], frame: Frame, key: int | None) -> Message:
-        """The upload of a client's `tensors`, protected. `key` makes the noise repeatable; None: fresh numbers of the system."""
+    def message(self, fields: Mapping[str, Field], tensors: Mapping[str, Tensor], frame: Frame, draws: Draws) -> Message:
+        """The upload of a client's `tensors`, protected with random numbers of `draws`."""
         if not self.on:
             return {name: entry.take(tensors, frame) for name, entry in fields.items()}
         self.check(fields, frame)
-        rng = np.random.default_rng(key)
         if self.clip and "weights" in fields:
-            tensors = {**tensors, "weights": self._blurred(fields["weights"], tensors, frame, rng)}
+            tensors = {**tensors, "weights": self._blurred(fields["weights"], tensors, frame, draws)}
         message = {name: entry.take(tensors, frame) for name, entry in fields.items()}
         chosen = [name for name, entry in fields.items() if isinstance(entry, Indices)] if self.index_epsilon else []
         for name in chosen:
-            message[name] = self._responded(message[name], fields[name], frame, self.index_epsilon / len(chosen), rng)
+            message[name] = self._responded(message[name], fields[name], frame, self.index_epsilon / len(chosen), draws)
         return message
 
-    def _blurred(self, field: Field, tensors: Mapping[str, Tensor], frame: Frame, rng: np.random.Generator) -> Tensor:
+    def _blurred(self, field: Field, tensors: Mapping[str, Tensor], frame: Frame, draws: Draws) -> Tensor:
         """W_received + clip(ΔW) + N(0, (zC)²); statistics stay as they are. `[A + n − P]` where the sent mask travels, else `[n]`."""
         weights, received = tensors["weights"], tensors["received"]
         if isinstance(field, Values) and field.on == "mask":
@@ -70,11 +148,11 @@ class Protection:
         kept = len(weights) - frame.statistics
         update = clipped(weights[:kept].double() - received[:kept].double(), self.clip)
         if self.noise:
-            drawn = rng.standard_normal(kept) * (self.noise * self.clip)
+            drawn = draws.gaussian(kept) * (self.noise * self.clip)
             update += torch.from_numpy(drawn).to(update.device)
         return torch.cat([(received[:kept].double() + update).to(weights.dtype), weights[kept:]])
 
-    def _responded(self, selection: Selection, field: Field, frame: Frame, epsilon: float, rng: np.random.Generator) -> Selection:
+    def _responded(self, selection: Selection, field: Field, frame: Frame, epsilon: float, draws: Draws) -> Selection:
         """Every layer's set of indices by randomised response; the layers share ε equally."""
         assert isinstance(field, Indices)
         inactive = (~frame.mask.bits).cpu()
@@ -84,7 +162,7 @@ class Protection:
             candidates = inactive[start : start + size].nonzero().squeeze(-1).numpy() + start
             true = selection.indices[place : place + k].cpu().numpy()
             if k:
-                found.append(respond(true, candidates, epsilon / asked, rng))
+                found.append(respond(true, candidates, epsilon / asked, draws))
             start, place = start + size, place + k
         indices = np.concatenate(found) if found else np.zeros(0, np.int64)
         return replace(selection, indices=torch.from_numpy(indices).to(selection.indices.device))
@@ -141,13 +219,13 @@ class Response:
         return float((self.probabilities * np.arange(self.first, self.first + len(self.probabilities))).sum())
 
 
-def respond(true: np.ndarray, candidates: np.ndarray, epsilon: float, rng: np.random.Generator) -> np.ndarray:
+def respond(true: np.ndarray, candidates: np.ndarray, epsilon: float, draws: Draws) -> np.ndarray:
     """As many of the `candidates` as there are `true` ones, in ascending order, ε-indistinguishable whichever are true."""
     k, m = len(true), len(candidates)
     response = Response.of(k, m, epsilon)
-    overlap = response.first + int(rng.choice(len(response.probabilities), p=response.probabilities))
+    overlap = response.first + draws.place(response.probabilities)
     others = np.setdiff1d(candidates, true, assume_unique=True)
-    chosen = [rng.choice(true, overlap, replace=False), rng.choice(others, k - overlap, replace=False)]
+    chosen = [draws.subset(true, overlap), draws.subset(others, k - overlap)]
     return np.sort(np.concatenate(chosen))
 
 

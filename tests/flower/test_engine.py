@@ -23,6 +23,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.supercore.task_identity import TaskIdentity
 
+from federating import trusting
 from fedrts import config
 from fedrts.assemble import Assembled, assemble, with_samples
 from fedrts.errors import InputError
@@ -30,7 +31,6 @@ from fedrts.flower import HELLO, engine, fleet, messages
 from fedrts.flower.deployment import engaged, introduction
 from fedrts.flower.engine import FlowerEngine
 from fedrts.flower.fleet import Entry, Fleet, Roster
-from fedrts.flower.host import Host
 from fedrts.flower.link import Address, _await
 from fedrts.flower.messages import Incoming
 from fedrts.flower.node import Worker
@@ -74,7 +74,7 @@ class LinkHere:
 
     def start(self, node: int, clients: list[int], manners: Manners | None = None) -> None:
         """A node begins, or begins anew."""
-        self.workers[node] = Worker(Host(clients=clients), self.said.append)
+        self.workers[node] = Worker(trusting(clients=clients), self.said.append)
         self.starts[node] = self.starts.get(node, 0) + 1
         if manners:
             self.manners[node] = manners
@@ -250,7 +250,7 @@ def swapped(message: Message, worker: Worker) -> Message:
 
 def raising(message: Message, worker: Worker) -> Message:
     if message.metadata.message_type != HELLO:
-        worker.host = Host(clients=[9])
+        worker.host = trusting(clients=[9])
         worker.site = replace(worker.site, host=worker.host) if worker.site else None
     return worker.reply(message)
 
@@ -380,17 +380,17 @@ def test_a_client_that_is_here_already_is_refused_a_second_time():
 def test_a_site_runs_no_code_that_the_server_names(key: str):
     text = "\n".join(line for line in introduction(experiment())["experiment"].splitlines() if not line.startswith(f"{key} ="))
     with pytest.raises(InputError, match=r"names code|names data"):
-        accepted(f'{key} = "os:system"\n{text}', Host(clients=[0]))
+        accepted(f'{key} = "os:system"\n{text}', trusting(clients=[0]))
 
 
 def test_a_site_that_does_not_fit_says_so():
     said = introduction(experiment())
     for changed, host, words in (
-        ({"input_shape": [3, 4, 4]}, Host(clients=[0]), "inputs of shape"),
-        ({"classes": 2}, Host(clients=[0]), "3 classes"),
-        ({}, Host(clients=[17]), "--partition 17"),
-        ({}, Host(), "say with --partition"),
-        ({"experiment": "what?"}, Host(clients=[0]), "no valid TOML"),
+        ({"input_shape": [3, 4, 4]}, trusting(clients=[0]), "inputs of shape"),
+        ({"classes": 2}, trusting(clients=[0]), "3 classes"),
+        ({}, trusting(clients=[17]), "--partition 17"),
+        ({}, trusting(), "say with --partition"),
+        ({"experiment": "what?"}, trusting(clients=[0]), "no valid TOML"),
     ):
         with pytest.raises(InputError, match=words):
             Site.of(host, {**said, **changed}["experiment"], {**said, **changed})
@@ -398,7 +398,7 @@ def test_a_site_that_does_not_fit_says_so():
 
 def test_a_site_stops_when_its_privacy_is_spent():
     run, link = experiment(privacy={"clip": 1.0, "noise": 5.0, "index_epsilon": 1.0}, clients={"per_round": 5}), two_nodes()
-    link.workers[8] = Worker(Host(clients=[1, 3], epsilon=3.5), link.said.append)
+    link.workers[8] = Worker(trusting(clients=[1, 3], epsilon=3.5), link.said.append)
     lines, _ = played(connected(run, link))
     assert lines[0]["clients"] == [0, 1, 2, 3, 4]
     assert lines[-1]["clients"] == [0, 2, 4]
@@ -419,7 +419,7 @@ def answers(worker: Worker, run: Assembled, client: int = 1) -> list[str]:
 
 
 def test_what_is_spent_stays_spent_in_the_next_experiment():
-    worker = Worker(Host(clients=[1, 3], epsilon=8.0), lambda text: None)
+    worker = Worker(trusting(clients=[1, 3], epsilon=8.0), lambda text: None)
     table = {"clip": 1.0, "noise": 5.0, "index_epsilon": 1.0}
     one = spent(Protection(**table), 1, 1)["total"]
     assert one is not None
@@ -434,24 +434,24 @@ def test_what_is_spent_stays_spent_in_the_next_experiment():
 def test_a_site_that_is_one_client_counts_whatever_number_it_is_given():
     table = {"clip": 1.0, "noise": 5.0, "index_epsilon": 1.0}
     run = experiment(privacy=table, clients={"partition": "sites"})
-    worker = Worker(Host(epsilon=3.0), lambda text: None)
+    worker = Worker(trusting(epsilon=3.0), lambda text: None)
     assert [len(answers(worker, run, client)) for client in (0, 0, 1, 2, 1000)] == [0, 1, 1, 1, 1]
 
 
 def test_a_site_with_a_limit_counts_for_its_own_delta():
     table = {"clip": 1.0, "noise": 0.5, "index_epsilon": 0.1, "delta": 0.9999}
-    worker = Worker(Host(clients=[1, 3], epsilon=1.0), lambda text: None)
+    worker = Worker(trusting(clients=[1, 3], epsilon=1.0), lambda text: None)
     assert "of this site is spent" in answers(worker, experiment(privacy=table))[0]
-    assert answers(Worker(Host(clients=[1, 3], epsilon=40.0, delta=1e-3), lambda text: None), experiment(privacy=table)) == []
+    assert answers(Worker(trusting(clients=[1, 3], epsilon=40.0, delta=1e-3), lambda text: None), experiment(privacy=table)) == []
 
 
 @pytest.mark.parametrize("method", ["snip", "feddst", "prunefl"])
 def test_a_site_with_a_limit_sends_nothing_unprotected(method: str):
-    worker = Worker(Host(clients=[1, 3], epsilon=100.0), lambda text: None)
+    worker = Worker(trusting(clients=[1, 3], epsilon=100.0), lambda text: None)
     (reason,) = answers(worker, experiment(method))
     assert "there is no protection" in reason
     assert "no bounded ε" in answers(worker, experiment("random"))[0]
-    assert answers(Worker(Host(clients=[1, 3]), lambda text: None), experiment(method)) == []
+    assert answers(Worker(trusting(clients=[1, 3]), lambda text: None), experiment(method)) == []
 
 
 # -- limits -----------------------------------------------------------------------------------------------------------

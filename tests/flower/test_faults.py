@@ -22,9 +22,8 @@ pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import fedrts
-from federating import ENVIRONMENT, EXPERIMENT, Folder, Running, free_port
+from federating import ENVIRONMENT, EXPERIMENT, Folder, Running, free_port, trusting
 from fedrts.flower import HELLO
-from fedrts.flower.host import Host
 from fedrts.flower.node import Connection, Server, Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -50,7 +49,7 @@ def rogue(folder: Folder, number: int, answer: Callable[[Message, Worker], Messa
     server = Server(f"127.0.0.1:{folder.port}", folder.keys[number], folder.authority.certificate)
     key = server.private_key()
     assert key is not None
-    worker, stopped = Worker(Host(clients=clients), lambda text: None), threading.Event()
+    worker, stopped = Worker(trusting(clients=clients), lambda text: None), threading.Event()
 
     def serve() -> None:
         while not stopped.is_set():
@@ -243,7 +242,7 @@ def test_flowers_own_supernode_can_stand_for_clients(start: Start, folder: Folde
     environment = {**ENVIRONMENT, "FLWR_HOME": str(home), "PATH": f"{binaries}:{os.environ['PATH']}", "PYTHONPATH": "src"}
     command = [binaries / "flower-supernode", "--superlink", f"127.0.0.1:{folder.port}", "--port", free_port()]
     command += ["--root-certificates", folder.authority.certificate, "--auth-supernode-private-key", folder.keys[1]]
-    command += ["--node-config", 'partition="3,4,5"']
+    command += ["--node-config", f'partition="3,4,5" accept="any" min-samples=1 min-batch=1 state="{tmp_path / "site"}"']
     with open(tmp_path / "supernode.log", "wb") as log:
         node = subprocess.Popen(list(map(str, command)), env=environment, stdout=log, stderr=log, start_new_session=True)
         try:

@@ -11,6 +11,7 @@ import typer
 from fedrts.cli.app import Assignments, DataDir, Quiet, app
 from fedrts.cli.run import interruptible
 from fedrts.errors import InputError
+from fedrts.flower.host import Limits
 
 if TYPE_CHECKING:
     from fedrts.flower.host import Host
@@ -79,11 +80,27 @@ def client(
     options: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the data; repeatable.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Stop answering when this much privacy (ε) is spent.")] = None,
     delta: Annotated[float, typer.Option(help="The δ for which --epsilon is counted.")] = 1e-5,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIGEST", help="Take part in this experiment; `any`: in all, for trials; repeatable. Default: ask."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would leave this site, and how much; take no part.")] = False,
+    state: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="What this site remembers; default beside the key: NAME.key, NAME.site.")
+    ] = None,
+    min_samples: Annotated[int, typer.Option(help="Rows that every update is made of, at least.")] = Limits.min_samples,
+    min_batch: Annotated[int, typer.Option(help="Rows of every batch, at least.")] = Limits.min_batch,
+    max_epochs: Annotated[int, typer.Option(help="Local epochs of a round, at most; 0: any number.")] = Limits.max_epochs,
+    max_parameters: Annotated[int, typer.Option(help="Parameters of the model, at most; 0: any number.")] = Limits.max_parameters,
+    max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of this process at most, such as 4GB.")] = None,
     patience: Annotated[float, typer.Option(help="Seconds to try again when the server cannot be reached; 0: for ever.")] = 0.0,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Take part in a federation: train on the data that is here, for a server that never sees it. Runs until stopped."""
+    """Take part in a federation: train on the data that is here, for a server that never sees it. Runs until stopped.
+
+    An experiment is taken only with the owner's consent: on a terminal it is shown and asked about, elsewhere it is named by --accept.
+    """
     from fedrts.flower.processes import end_with_parent
 
     end_with_parent()
@@ -110,7 +127,23 @@ def client(
     scheme, _, path = (own or "").partition(":")
     if f"{scheme}:PATH" in sets.names() and not Path(path).exists():
         raise InputError(f"--data {data}: there is no {path}")
-    host = Host(own, config.from_assignments(options or []), _numbers(partition), folder, device, allow or [], epsilon, delta)
+    limits = Limits(min_samples, min_batch, max_epochs, max_parameters, _size(max_memory))
+    if wrong := [name for name, limit in vars(limits).items() if limit < 0]:
+        raise InputError(f"--{wrong[0].replace('_', '-')} must be 0 or above")
+    host = Host(
+        own,
+        config.from_assignments(options or []),
+        _numbers(partition),
+        folder,
+        device,
+        allow or [],
+        epsilon,
+        delta,
+        accept=_digests(accept or []),
+        limits=limits,
+        state=state or (key.with_suffix(".site") if key else Path("fedrts.site")),
+        dry_run=dry_run,
+    )
     _serve(host, server, key, ca, insecure, patience or float("inf"), quiet)
 
 
@@ -122,6 +155,10 @@ def _serve(host: Host, address: str, key: Path | None, ca: Path | None, insecure
     flower.prepare()
     from fedrts.flower.link import Address
     from fedrts.flower.node import Server, serve
+    from fedrts.flower.policy import bound_memory
+
+    if host.limits.max_memory:
+        bound_memory(host.limits.max_memory)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -130,9 +167,18 @@ def _serve(host: Host, address: str, key: Path | None, ca: Path | None, insecure
         if not quiet:
             print(text, file=sys.stderr, flush=True)
 
+    def show(text: str) -> bool:
+        print(text, flush=True)
+        return False
+
+    def ask(text: str) -> bool:
+        print(f"{text}\nTake part? [y/N] ", end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    asking = show if host.dry_run else ask if sys.stdin is not None and sys.stdin.isatty() else None
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        serve(host, Server(Address.of(address).own, key, ca, insecure), say, patience)
+        serve(host, Server(Address.of(address).own, key, ca, insecure), say, patience, asking)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -144,6 +190,18 @@ def _numbers(text: str | None) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise InputError(f"--partition takes numbers such as 0 or 0,3, not '{text}'") from error
+
+
+def _digests(given: list[str]) -> list[str]:
+    from fedrts.flower.host import digest_prefix
+
+    return [digest_prefix(word) for word in given]
+
+
+def _size(text: str | None) -> int:
+    from fedrts.flower.host import memory_size
+
+    return memory_size(text) if text else 0
 
 
 @keys.command()

@@ -257,7 +257,7 @@ def _stored(ray: Any, settings: Settings, bench: Workbench, rows: Holdings, eval
         "settings": settings,
         "module": bench.module,
         "data": {"classes": data.classes, "task": data.task, "view": data.view and data.view.to("cpu")},
-        "bench": {name: getattr(bench, name) for name in ("layout", "training", "seed", "macs", "protection")},
+        "bench": {name: getattr(bench, name) for name in ("layout", "training", "seed", "macs", "protection", "noise")},
         "eval_batch_size": eval_batch_size,
     }
     arrays = {name: tensor.cpu().numpy() for name, tensor in (("x", data.x), ("y", data.y), ("rows", rows.rows), ("bounds", rows.bounds))}

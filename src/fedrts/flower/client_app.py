@@ -1,21 +1,30 @@
 """The same site as a Flower ClientApp, for those who run Flower's own SuperNode: a new process for every message.
 
-`flower-supernode --node-config 'partition="0,3" data="digits"'` says what `fedrts client` takes as options. What a process
-must leave to the next one (the experiment, the masks) is in the context that Flower keeps.
+`flower-supernode --node-config 'partition="0,3" data="digits" accept="1f0c…"'` says what `fedrts client` takes as options. What a
+process must leave to the next one is in the context that Flower keeps (the experiment, the masks) and in the site's folder (`state`).
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import ServerApp
 
+from fedrts.errors import InputError
 from fedrts.flower import HELLO, WORK
-from fedrts.flower.host import Host
+from fedrts.flower.consent import told
+from fedrts.flower.host import Host, Limits, digest_prefix, memory_size
 from fedrts.flower.messages import opened
 from fedrts.flower.node import Worker
+from fedrts.flower.policy import bound_memory
+from fedrts.flower.state import Records
 from fedrts.sparse.mask import Mask
 from fedrts.wire.errors import WireError
 
@@ -24,6 +33,8 @@ server = ServerApp()
 """Never called: `fedrts server` takes its place."""
 
 _FACTS, _MASKS = "fedrts.experiment", "fedrts.masks"
+_OTHERS = 60.0
+"""Seconds to wait for the process of another message to end."""
 
 
 @app.query(HELLO.partition(".")[2])
@@ -33,26 +44,52 @@ def hello(message: Message, context: Context) -> Message:
         context.state[_FACTS] = ConfigRecord(opened(message)[0])
     except WireError:
         context.state.pop(_FACTS, None)
-    return Worker(_host(context), print).reply(message)
+    try:
+        with _working(context) as worker:
+            return worker.reply(message)
+    except (InputError, ValueError) as error:
+        return _failed(message, error)
 
 
 @app.train(WORK.partition(".")[2])
 def work(message: Message, context: Context) -> Message:
     """Do this order."""
-    worker = Worker(_host(context), print)
-    if _FACTS in context.state.config_records:
-        worker.meet(dict(context.state.config_records[_FACTS]))
-    site = worker.site
-    if site is not None and _MASKS in context.state.array_records:
-        sizes = site.run.layout.sizes
-        for array in context.state.array_records[_MASKS].values():
-            mask = Mask(torch.from_numpy(np.unpackbits(array.numpy(), count=sum(sizes)).astype(np.bool_)), sizes)
-            site.masks[mask.fingerprint] = mask
-    reply = worker.reply(message)
-    if site is not None:
-        packed = {name.hex(): Array(np.packbits(mask.bits.cpu().numpy())) for name, mask in site.masks.items()}
-        context.state[_MASKS] = ArrayRecord(packed)
-    return reply
+    try:
+        with _working(context) as worker:
+            if _FACTS in context.state.config_records:
+                worker.meet(dict(context.state.config_records[_FACTS]))
+            site = worker.site
+            if site is not None and _MASKS in context.state.array_records:
+                sizes = site.run.layout.sizes
+                for array in context.state.array_records[_MASKS].values():
+                    mask = Mask(torch.from_numpy(np.unpackbits(array.numpy(), count=sum(sizes)).astype(np.bool_)), sizes)
+                    site.masks[mask.fingerprint] = mask
+            reply = worker.reply(message)
+            if site is not None:
+                packed = {name.hex(): Array(np.packbits(mask.bits.cpu().numpy())) for name, mask in site.masks.items()}
+                context.state[_MASKS] = ArrayRecord(packed)
+            return reply
+    except (InputError, ValueError) as error:
+        return _failed(message, error)
+
+
+@contextlib.contextmanager
+def _working(context: Context) -> Iterator[Worker]:
+    """A worker with the records of its site; one process at a time has these."""
+    host = _host(context)
+    if host.limits.max_memory:
+        bound_memory(host.limits.max_memory)
+    records = Records.of(host.state, _OTHERS)
+    try:
+        yield Worker(host, print, records=records)
+    finally:
+        records.close()
+
+
+def _failed(message: Message, error: Exception) -> Message:
+    """What the server is told where the site's own settings are wrong."""
+    print(error)
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, told(error, "it cannot take part")), reply_to=message)
 
 
 def _host(context: Context) -> Host:
@@ -60,4 +97,18 @@ def _host(context: Context) -> Host:
     config = {name: str(value) for name, value in context.node_config.items()}
     clients = [int(part) for part in config.get("partition", "").split(",") if part]
     allowed = [part for part in config.get("allow", "").split(",") if part]
-    return Host(config.get("data"), {}, clients, config.get("data-dir"), config.get("device", "auto"), allowed)
+    limits = {name: int(config[key]) for name in vars(Limits()) if (key := name.replace("_", "-")) in config and name != "max_memory"}
+    limits["max_memory"] = memory_size(config["max-memory"]) if "max-memory" in config else 0
+    return Host(
+        config.get("data"),
+        {},
+        clients,
+        config.get("data-dir"),
+        config.get("device", "auto"),
+        allowed,
+        float(config["epsilon"]) if "epsilon" in config else None,
+        float(config.get("delta", 1e-5)),
+        accept=[digest_prefix(part) for part in config.get("accept", "").split(",") if part],
+        limits=Limits(**limits),
+        state=Path(config.get("state", "fedrts.site")),
+    )

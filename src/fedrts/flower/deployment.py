@@ -130,6 +130,7 @@ def _node_command(door: Door, key: Path, clients: range, data_dir: str | Path | 
         str(door.authority.certificate),
     ]
     command += ["--partition", ",".join(map(str, clients)), "--device", device]
+    command += ["--accept", "any", "--min-samples", "1", "--min-batch", "1", "--max-epochs", "0", "--max-parameters", "0"]  # it is our own
     return command + (["--data-dir", str(data_dir)] if data_dir else [])
 
 

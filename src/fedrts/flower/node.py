@@ -39,10 +39,12 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedrts.errors import InputError, note, printable
 from fedrts.flower import HELLO, STRANGER
-from fedrts.flower.host import Host
+from fedrts.flower.consent import SHOWN, DeclinedError, described, digest, told
+from fedrts.flower.host import ANY, Host
 from fedrts.flower.keys import outdated, read_private_key, trusting
 from fedrts.flower.limits import is_loopback
 from fedrts.flower.messages import Incoming, content, opened
+from fedrts.flower.state import Records
 from fedrts.wire.errors import WireError
 
 LONGEST_MESSAGE = 4 * 2**30
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
     from fedrts.flower.site import Site
 
 Say = Callable[[str], None]
+Ask = Callable[[str], bool]
+"""Shows the owner what an experiment asks for, and waits for a yes or no."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +87,16 @@ class Server:
             raise InputError(f"cannot read the certificate {self.ca}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def serve(host: Host, server: Server, say: Say = print, patience: float = float("inf")) -> None:
-    """Stand by for a server until told to stop. A lost connection is tried again for `patience` seconds; a refusal is final."""
+def serve(host: Host, server: Server, say: Say = print, patience: float = float("inf"), ask: Ask | None = None) -> None:
+    """Stand by for a server until told to stop (after a dry run: at once).
+
+    A lost connection is tried again for `patience` seconds; a refusal is final.
+    """
     if server.insecure and not is_loopback(server.address.rpartition(":")[0].strip("[]")):
         note(f"--insecure to {server.address}: whoever is on the way can read and change everything; use --key and --ca")
     private = server.private_key()
     keys = (private, private.public_key()) if private is not None else generate_key_pairs()
-    worker, tries, last = Worker(host, say), 0, time.monotonic()
+    worker, tries, last = Worker(host, say, ask), 0, time.monotonic()
     while True:
         try:
             with Connection(server, keys, registered=private is not None) as connection:
@@ -98,6 +105,8 @@ def serve(host: Host, server: Server, say: Say = print, patience: float = float(
                     tries, last = 0, time.monotonic()
                     if not connection.handle(worker.reply):
                         time.sleep(_POLL)
+                    if worker.looked:
+                        return
         except (httpx.HTTPError, ssl.SSLError, ObjectPullError, ObjectPushError, WireError, ConnectionError) as error:
             if "certificate verify failed" in str(error).lower():
                 raise InputError(untrusted(server, str(error))) from error
@@ -144,13 +153,17 @@ def refusal(error: httpx.HTTPStatusError) -> str:
 class Worker:
     """Answers messages, one after the other; the site is built when the first server introduces itself."""
 
-    def __init__(self, host: Host, say: Say) -> None:
-        self.host, self.say = host, say
+    def __init__(self, host: Host, say: Say, ask: Ask | None = None, records: Records | None = None) -> None:
+        self.host, self.say, self.ask = host, say, ask
+        self.records = Records.of(host.state) if records is None else records
         self.site: Site | None = None
-        self.text = ""
+        self.declined: dict[str, str] = {}
+        """Experiments that the owner said no to, by digest, and in which words: nobody is asked twice."""
+        self.looked = False
+        """A dry run has shown what there is to see."""
 
     def reply(self, message: Message) -> Message:
-        """The answer to any message; nothing that a server sends makes us fall over."""
+        """The answer to any message; nothing that a server sends makes us fall over, and no error tells it of our data."""
         try:
             facts, blobs = opened(message)
             if message.metadata.message_type == HELLO:
@@ -161,25 +174,54 @@ class Worker:
             answer, replies = self.site.answer(blobs)
             self.say(f"worked for client {', '.join(map(str, blobs))} in {time.monotonic() - started:.1f} s")
             return Message(content(answer, replies), reply_to=message)
-        except (WireError, InputError) as error:
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
-        except (RuntimeError, ValueError, ArithmeticError, MemoryError) as error:
-            self.say(f"failed: {error}")
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"), reply_to=message)
+        except Exception as error:  # whatever it was, the next message may fare better
+            self.say(f"failed: {error or type(error).__name__}")
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, told(error, "its work failed")), reply_to=message)
 
     def meet(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Learn the experiment, and introduce ourselves."""
-        from fedrts.flower.site import Site  # which takes seconds to import: the server need not wait for the connection
-
+        """Learn the experiment, and introduce ourselves if the owner agrees to it."""
         try:
-            if self.site is None or self.text != facts["experiment"]:
-                before = None if self.site is None else self.site.given_away
-                self.site, self.text = Site.of(self.host, facts["experiment"], facts, before), facts["experiment"]
+            asked = digest(facts)
+            if self.site is None or self.site.digest != asked:
+                self.site = self._joined(asked, facts)
                 self.say(f"taking part in {self.site.run.experiment.method} on {self.site.run.experiment.data}")
             return self.site.introduction()
-        except (InputError, KeyError, TypeError) as error:
-            self.say(f"cannot take part: {error}")
-            return {"refused": str(error)}
+        except Exception as error:
+            if not self.looked:
+                self.say(f"cannot take part: {error or type(error).__name__}")
+            return {"refused": told(error, "it cannot take part")}
+
+    def _joined(self, asked: str, facts: dict[str, Any]) -> Site:
+        """The site for an experiment that the owner consents to. One that was accepted before stays in force if not."""
+        from fedrts.flower.site import Site  # which takes seconds to import: the server need not wait for the connection
+
+        if asked in self.declined:
+            raise DeclinedError(self.declined[asked])
+        named = self.host.consents(asked)
+        if self.host.dry_run or not (named or self.records.accepts(asked)):
+            site = self._shown(asked, facts)
+        else:
+            site = Site.of(self.host, facts["experiment"], facts, self.records, self.say)
+        if ANY in self.host.accept:
+            self.records.begin(asked)
+        else:
+            self.records.accept(asked)
+        return site
+
+    def _shown(self, asked: str, facts: dict[str, Any]) -> Site:
+        """The site for an experiment that the owner has looked at, and agreed to."""
+        from fedrts.flower.site import Site
+
+        if self.ask is None:
+            look = "look at it with --dry-run, then start the client with --accept"
+            raise DeclinedError(f"its owner has not accepted the experiment {asked[:SHOWN]}: {look} {asked[:SHOWN]}")
+        site = Site.of(self.host, facts["experiment"], facts, self.records, self.say)
+        agreed = self.ask(described(site, asked))
+        if self.host.dry_run or not agreed:
+            self.looked = self.host.dry_run
+            self.declined[asked] = "it only looks (dry run)" if self.looked else "its owner declined the experiment"
+            raise DeclinedError(self.declined[asked])
+        return site
 
 
 class Connection:

@@ -6,11 +6,11 @@ package, or of what the site's owner allows.
 
 from __future__ import annotations
 
+import contextlib
 import math
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -23,14 +23,20 @@ from fedrts.config import Experiment
 from fedrts.data.partition import SITES
 from fedrts.engines.threads import threads_for
 from fedrts.errors import InputError
+from fedrts.flower import consent, policy
+from fedrts.flower.consent import DeclinedError
 from fedrts.flower.host import Host
 from fedrts.flower.messages import Facts
+from fedrts.flower.state import Records
 from fedrts.privacy import Account, countable
 from fedrts.sparse.mask import Mask
 from fedrts.traffic import REMEMBERED
 from fedrts.wire import codec
 from fedrts.wire.errors import MaskMissingError, WireError
 from fedrts.wire.fields import Frame
+
+OF_THE_INPUTS = ("size", "augment", "length", "words")
+"""Options of data sets that say what an input is. Sites must agree on these; which rows take part is a site's own affair."""
 
 
 @dataclass
@@ -39,49 +45,57 @@ class Site:
 
     host: Host
     run: Assembled
+    digest: str
+    """Names what the server asks."""
+    records: Records = field(default_factory=Records)
+    say: Callable[[str], None] = lambda text: None
+    """To the owner."""
     masks: dict[bytes, Mask] = field(default_factory=dict)
     """The last masks by fingerprint, the newest last."""
-    before: Account = field(default_factory=Account)
-    """What was given away in experiments before this one, whose clients may have held the same data under other numbers."""
-    sent: dict[int, Account] = field(default_factory=dict)
-    """What has left in this one, by client."""
 
     @staticmethod
-    def of(host: Host, text: str, facts: Facts, before: Account | None = None) -> Site:
+    def of(host: Host, text: str, facts: Facts, records: Records | None = None, say: Callable[[str], None] = lambda text: None) -> Site:
         """The site for an experiment as the server wrote it; `facts` say of which shape inputs are, and how many classes there are."""
-        experiment = accepted(text, host)
+        digest = consent.digest({**facts, "experiment": text})
+        with _told(None if host.data is None else host.data.partition(":")[2]):
+            experiment = accepted(text, host)
         sites = experiment.clients.partition == SITES
         if sites == bool(host.clients):
-            raise InputError(
+            raise DeclinedError(
                 "the experiment counts on sites with data of their own: start the client without --partition"
                 if sites
                 else "the experiment divides one data set: say with --partition which parts are here"
             )
         local = {"partition": "iid", "total": 1, "per_round": 1, "min_size": 1}
         here = experiment.model_copy(update={"clients": experiment.clients.model_copy(update=local)}) if sites else experiment
-        held, rows = federation(here, host.data_dir)
         shape, classes = tuple(facts["input_shape"]), int(facts["classes"])
+        policy.check_training(experiment, host.limits)
+        with _told():
+            module = policy.built(partial(build_model, here, shape, classes), host.limits)  # nothing of the site is in it yet
+        held, rows = federation(here, host.data_dir)
         if held.input_shape != shape:
-            raise InputError(f"the data here has inputs of shape {held.input_shape}, the experiment's are {shape}")
+            raise DeclinedError(
+                f"the data here has inputs of shape {held.input_shape}, the experiment's are {shape}",
+                "its inputs are not of the experiment's shape",
+            )
         if held.classes > classes or (held.classes < classes and experiment.data.startswith("folder:")):
-            raise InputError(f"the data here has {held.classes} classes, the experiment's {classes}")
+            raise DeclinedError(
+                f"the data here has {held.classes} classes, the experiment's {classes}",
+                "its data has not the experiment's number of classes",
+            )
         if unknown := [client for client in host.clients if not 0 <= client < len(rows)]:
-            raise InputError(f"--partition {unknown[0]}: the experiment has {len(rows)} clients, numbered from 0")
-        held = replace(held, classes=classes)
-        run = put_together(here, build_model(here, shape, classes), held, rows)
-        run.bench.simulated = False
-        return Site(host, run, before=before or Account())
-
-    @property
-    def given_away(self) -> Account:
-        """By the client that has given most, and in all experiments."""
-        return self.before + reduce(Account.either, self.sent.values(), Account())
+            raise DeclinedError(f"--partition {unknown[0]}: the experiment has {len(rows)} clients, numbered from 0")
+        policy.check_rows([len(rows[client]) for client in host.clients or [0]], experiment.train.batch_size, host.limits)
+        run = put_together(here, module, replace(held, classes=classes), rows)
+        return Site(host, run, digest, records or Records(), say)
 
     def introduction(self) -> dict[str, Any]:
         """Who we are: the clients that we stand for, with their numbers of samples."""
         clients = list(self.host.clients)
         samples = [len(self._rows(client)) for client in clients] if clients else [len(self.run.rows[0])]
-        return {"fedrts": fedrts.__version__, "clients": clients, "samples": samples, "data": self.run.data.fingerprint}
+        data = self.run.data.fingerprint  # which the server compares where it knows the data, and must not guess at where it does not
+        told = data if clients else self.records.keyed(data)
+        return {"fedrts": fedrts.__version__, "clients": clients, "samples": samples, "data": told}
 
     def answer(self, blobs: Mapping[int, bytes]) -> tuple[dict[str, Any], dict[int, bytes]]:
         """The encoded replies to encoded orders by client; the facts name those who lack the mask, and what failed."""
@@ -89,13 +103,15 @@ class Site:
         missing, failed, reasons = [], [], []
         for client, data in blobs.items():
             try:
-                order = self.order(client, data)
+                with _told():
+                    order = self.order(client, data)
                 replies[client] = guard.encode_reply(self._carried_out(order, client), order)
             except MaskMissingError:
                 missing.append(client)
             except (WireError, InputError) as error:
+                self.say(f"no answer for client {client}: {error}")
                 failed.append(client)
-                reasons.append(str(error))
+                reasons.append(consent.told(error, "its work failed"))
         return {"missing": missing, "failed": failed, "reasons": reasons}, replies
 
     def order(self, client: int, data: bytes) -> Order:
@@ -139,30 +155,43 @@ class Site:
 
     def _carried_out(self, order: Order, client: int) -> Reply:
         bench = self.run.bench
+        with _told():
+            rows = self._rows(client)
         self._account(order, client)
         with threads_for(bench.batch_macs):
-            return bench.work(order, client, self._rows(client))
+            return bench.work(order, client, rows)
 
     def _account(self, order: Order, client: int) -> None:
-        """Count what is about to leave; an `InputError` where the owner's ε does not allow it."""
+        """Count what is about to leave, on disk; an error where the owner's ε does not allow it."""
         up, protection = order.exchange.up, self.run.bench.protection
         holder = client if self.host.clients else 0  # all numbers stand for the same data where there is but one client
-        now = self.sent.get(holder, Account()) + Account.of(protection, *countable(up))
+        with _told():
+            protection.check(up, order.frame, limited=self.host.epsilon is not None)
+        more = Account.of(protection, *countable(up))
         if self.host.epsilon is not None:
-            protection.check(up, order.frame, limited=True)
-            total = (self.before + now).epsilon(self.host.delta)
+            before = self.records.spent(self.digest, holder).epsilon(self.host.delta)
+            total = (self.records.spent(self.digest, holder) + more).epsilon(self.host.delta)
             if not total <= self.host.epsilon:
+                unbounded = "what left this site before" if math.isinf(before) else "this experiment"
                 spent = f"the ε = {self.host.epsilon:g} of this site is spent"
-                raise InputError("this experiment has no bounded ε" if math.isinf(total) else spent)
-        self.sent[holder] = now
+                raise DeclinedError(f"{unbounded} has no bounded ε" if math.isinf(total) else spent)
+        self.records.spend(self.digest, holder, more)
+
+
+@contextlib.contextmanager
+def _told(private: str | None = None) -> Iterator[None]:
+    """Errors of what is done with the server's own words, and with nothing else: it may know them, but for the word `private`."""
+    try:
+        yield
+    except (DeclinedError, MaskMissingError):
+        raise
+    except (InputError, WireError) as error:
+        raise DeclinedError(str(error), str(error).replace(private, "…") if private else None) from error
 
 
 def accepted(text: str, host: Host) -> Experiment:
     """The experiment that a server names, on this site's data and device; it may name no code but that of the package."""
-    try:
-        settings = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"the server's experiment is no valid TOML: {error}") from error
+    settings: dict[str, Any] = consent.parsed(text)
     for key in ("versions", "out", "init"):
         settings.pop(key, None)
     topology = settings.get("topology", {})
@@ -174,6 +203,14 @@ def accepted(text: str, host: Host) -> Experiment:
         raise InputError("the experiment names data on the server's machine: say with --data what is here")
     if host.data is not None:
         same = host.data == named or (":" in named and host.data.partition(":")[0] == named.partition(":")[0])
-        options = {**(settings.get("data_options", {}) if same else {}), **host.options}
-        settings |= {"data": host.data, "data_options": options}
+        settings |= {"data": host.data, "data_options": _options(settings) if same else {}}
+    if not host.clients:
+        settings["data_options"] = {name: value for name, value in _options(settings).items() if name in OF_THE_INPUTS}
+    settings["data_options"] = {**_options(settings), **host.options}
     return config.resolve({**settings, "device": host.device, "engine": {"name": "serial"}})
+
+
+def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The server's options of the data; what is no table is left to whoever checks the whole."""
+    given = settings.get("data_options", {})
+    return dict(given) if isinstance(given, dict) else {}

@@ -16,6 +16,7 @@ import importlib
 import os
 import ssl
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -183,16 +184,15 @@ def _verified(pem: bytes, text: bytes, signature: bytes) -> bool:
 
 async def _read(receive: Any, longest: int) -> bytes | None:
     """The body of a request, if it comes in time; None if its sender went away."""
-    body = bytearray()
+    body, due = bytearray(), time.monotonic() + WHOLE
     try:
-        async with asyncio.timeout(WHOLE):
-            while len(body) <= longest:
-                event = await asyncio.wait_for(receive(), STALLED)
-                if event["type"] == "http.disconnect":
-                    return None
-                body += event.get("body", b"")
-                if not event.get("more_body", False):
-                    return bytes(body)
+        while len(body) <= longest:
+            event = await asyncio.wait_for(receive(), min(STALLED, due - time.monotonic()))
+            if event["type"] == "http.disconnect":
+                return None
+            body += event.get("body", b"")
+            if not event.get("more_body", False):
+                return bytes(body)
     except TimeoutError as error:
         raise RefusedError(408, "a request whose body does not come") from error
     raise RefusedError(413, f"a request of more than {longest:,} bytes")

@@ -1,0 +1,228 @@
+"""What a site remembers between starts: its secret, what its owner accepted, and the privacy that it has given away.
+
+    records = Records.of(Path("clinic-a.site"))
+    records.accept(digest)                       # accepted.json
+    records.spend(digest, 0, now)                # privacy.json, on disk before anything leaves
+
+One folder belongs to one process at a time. Without a folder everything is forgotten at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import math
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import reduce
+from pathlib import Path
+from typing import IO, Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedrts.checkpoint import write_atomically
+from fedrts.errors import InputError
+from fedrts.folder import lock
+from fedrts.privacy import Account
+
+_SECRET = 32
+"""Bytes of the secret."""
+_TRY_AGAIN = 0.1
+_ANEW = "a new folder means a new site, which has spent no privacy"
+
+Kind = TypeVar("Kind", bound=BaseModel)
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+"""None: without bound."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Spent(_Part):
+    """An `Account` on disk."""
+
+    square: Amount = 0.0
+    indices: Amount = 0.0
+
+    @staticmethod
+    def of(account: Account) -> _Spent:
+        square, indices = (amount if math.isfinite(amount) else None for amount in (account.square, account.indices))
+        return _Spent(square=square, indices=indices)
+
+    def account(self) -> Account:
+        return Account(*(math.inf if amount is None else amount for amount in (self.square, self.indices)))
+
+
+class _Privacy(_Part):
+    """privacy.json: all that has left this site."""
+
+    before: _Spent = Field(default_factory=_Spent)
+    """In experiments before this one, whose clients may have held the same data under other numbers."""
+    experiment: str | None = None
+    sent: dict[int, _Spent] = Field(default_factory=dict)
+    """In this one, by client."""
+
+
+class _Accepted(_Part):
+    """accepted.json: the experiments that the owner consented to, by digest, and when."""
+
+    accepted: dict[str, str] = Field(default_factory=dict)
+    in_force: str | None = None
+
+
+@dataclass
+class Records:
+    """The records of one site."""
+
+    path: Path | None = None
+    """Its folder; None: nothing outlasts the process."""
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(_SECRET))
+    privacy: _Privacy = field(default_factory=_Privacy)
+    consent: _Accepted = field(default_factory=_Accepted)
+    _locked: IO[bytes] | None = None
+
+    @staticmethod
+    def of(path: Path | None, patience: float = 0.0) -> Records:
+        """The records in a folder, which is made where there is none; another process is waited for as long as `patience` says."""
+        if path is None:
+            return Records()
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            locked = open(path / "lock", "ab", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+        except OSError as error:
+            raise InputError(f"cannot write the site's folder {path}: {error.strerror}; choose another with --state") from error
+        try:
+            _lock(locked, path, patience)
+            found = _read(path / "secret")
+            secret = _begun(path) if found is None else found
+            if len(secret) != _SECRET:
+                raise InputError(f"{path / 'secret'} is damaged ({len(secret)} bytes, not {_SECRET}): restore it from a backup; {_ANEW}")
+            return Records(path, secret, _parsed(path / "privacy.json", _Privacy), _parsed(path / "accepted.json", _Accepted), locked)
+        except InputError:
+            locked.close()
+            raise
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        if self._locked is not None:
+            self._locked.close()
+
+    def keyed(self, fingerprint: str) -> str:
+        """A fingerprint that is the same as long as the secret is, and tells nothing to who has not got it."""
+        return hmac.new(self.secret, fingerprint.encode(), hashlib.sha256).hexdigest()
+
+    # -- consent ------------------------------------------------------------------------------------------------------
+
+    def accepts(self, digest: str) -> bool:
+        """Has the owner consented to this experiment before?"""
+        return digest in self.consent.accepted
+
+    def accept(self, digest: str) -> None:
+        """The owner consents to an experiment, now and at later starts."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._consented({**self.consent.accepted, digest: self.consent.accepted.get(digest, now)}, digest)
+
+    def begin(self, digest: str) -> None:
+        """This experiment is the one in force."""
+        self._consented(self.consent.accepted, digest)
+
+    def _consented(self, accepted: dict[str, str], digest: str) -> None:
+        found = _Accepted(accepted=accepted, in_force=digest)
+        if found != self.consent:
+            self._keep("accepted.json", found)
+            self.consent = found
+
+    # -- privacy ------------------------------------------------------------------------------------------------------
+
+    @property
+    def given_away(self) -> Account:
+        """By the client that has given most, and in all experiments."""
+        return self.privacy.before.account() + reduce(Account.either, (one.account() for one in self.privacy.sent.values()), Account())
+
+    def spent(self, digest: str, client: int) -> Account:
+        """What a client of an experiment has given away, with all that left in experiments before it."""
+        if self.privacy.experiment != digest:
+            return self.given_away
+        return self.privacy.before.account() + self.privacy.sent.get(client, _Spent()).account()
+
+    def spend(self, digest: str, client: int, more: Account) -> None:
+        """Note what is about to leave; it is on disk when this returns."""
+        before, sent = self.privacy.before, self.privacy.sent
+        if self.privacy.experiment != digest:
+            before, sent = _Spent.of(self.given_away), {}
+        sent = {**sent, client: _Spent.of(sent.get(client, _Spent()).account() + more)}
+        found = _Privacy(before=before, experiment=digest, sent=sent)
+        if found != self.privacy:
+            self._keep("privacy.json", found)
+            self.privacy = found
+
+    def _keep(self, name: str, content: BaseModel) -> None:
+        if self.path is not None:
+            _write(self.path / name, _encoded(content))
+
+
+def _lock(file: IO[bytes], path: Path, patience: float) -> None:
+    due = time.monotonic() + patience
+    while True:
+        try:
+            lock(file, path)
+            return
+        except InputError as error:
+            if time.monotonic() > due:
+                raise InputError(f"another client uses {path}: stop it, or give this one a folder of its own with --state") from error
+        time.sleep(_TRY_AGAIN)
+
+
+def _begun(path: Path) -> bytes:
+    """A new site's records. The secret is written last: where it is, the others are."""
+    secret = secrets.token_bytes(_SECRET)
+    for name, content in (("privacy.json", _Privacy()), ("accepted.json", _Accepted())):
+        if _read(path / name) not in (None, _encoded(content)):
+            raise InputError(f"{path / 'secret'} is missing, beside {name}: restore it from a backup; {_ANEW}")
+        _write(path / name, _encoded(content))
+    _write(path / "secret", secret)
+    return secret
+
+
+def _encoded(content: BaseModel) -> bytes:
+    return content.model_dump_json(indent=2).encode() + b"\n"
+
+
+def _read(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _parsed(file: Path, kind: type[Kind]) -> Kind:
+    data = _read(file)
+    if data is None:
+        raise InputError(f"{file} is missing, beside a secret: restore it from a backup; {_ANEW}")
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise InputError(f"{file} is damaged ({error.errors()[0]['msg']}): restore it from a backup; {_ANEW}") from error
+
+
+def _write(file: Path, data: bytes) -> None:
+    with _private():
+        write_atomically(file, data)
+
+
+@contextlib.contextmanager
+def _private() -> Iterator[None]:
+    """What is written meanwhile only the owner may read."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
