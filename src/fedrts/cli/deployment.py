@@ -79,6 +79,9 @@ def client(
     options: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the data; repeatable.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Stop answering when this much privacy (ε) is spent.")] = None,
     delta: Annotated[float, typer.Option(help="The δ for which --epsilon is counted.")] = 1e-5,
+    keep_statistics: Annotated[
+        bool, typer.Option("--keep-statistics", help="Do not tell mean and deviation of the images here, for a common normalisation.")
+    ] = False,
     patience: Annotated[float, typer.Option(help="Seconds to try again when the server cannot be reached; 0: for ever.")] = 0.0,
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -110,7 +113,9 @@ def client(
     scheme, _, path = (own or "").partition(":")
     if f"{scheme}:PATH" in sets.names() and not Path(path).exists():
         raise InputError(f"--data {data}: there is no {path}")
-    host = Host(own, config.from_assignments(options or []), _numbers(partition), folder, device, allow or [], epsilon, delta)
+    host = Host(
+        own, config.from_assignments(options or []), _numbers(partition), folder, device, allow or [], epsilon, delta, keep_statistics
+    )
     _serve(host, server, key, ca, insecure, patience or float("inf"), quiet)
 
 

@@ -25,3 +25,5 @@ class Host:
     """The ε that this site gives away at most; None: as much as the experiment takes."""
     delta: float = 1e-5
     """The δ for which it counts ε: its own, whatever an experiment says."""
+    keep_statistics: bool = False
+    """Tell nobody mean and deviation of the images' channels."""

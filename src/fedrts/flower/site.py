@@ -6,6 +6,7 @@ package, or of what the site's owner allows.
 
 from __future__ import annotations
 
+import inspect
 import math
 import tomllib
 from collections.abc import Mapping
@@ -17,7 +18,9 @@ from torch import Tensor
 
 import fedrts
 from fedrts import config, guard
+from fedrts import data as sets
 from fedrts.assemble import Assembled, build_model, federation, put_together
+from fedrts.assessment import assessment
 from fedrts.client import Order, Reply
 from fedrts.config import Experiment
 from fedrts.data.partition import SITES
@@ -25,6 +28,7 @@ from fedrts.engines.threads import threads_for
 from fedrts.errors import InputError
 from fedrts.flower.host import Host
 from fedrts.flower.messages import Facts
+from fedrts.flower.normalisation import Normalisation
 from fedrts.privacy import Account, countable
 from fedrts.sparse.mask import Mask
 from fedrts.traffic import REMEMBERED
@@ -45,6 +49,8 @@ class Site:
     """What was given away in experiments before this one, whose clients may have held the same data under other numbers."""
     sent: dict[int, Account] = field(default_factory=dict)
     """What has left in this one, by client."""
+    normalisation: Normalisation | None = None
+    """The common one, once the server has told it."""
 
     @staticmethod
     def of(host: Host, text: str, facts: Facts, before: Account | None = None) -> Site:
@@ -58,7 +64,10 @@ class Site:
                 else "the experiment divides one data set: say with --partition which parts are here"
             )
         local = {"partition": "iid", "total": 1, "per_round": 1, "min_size": 1}
-        here = experiment.model_copy(update={"clients": experiment.clients.model_copy(update=local)}) if sites else experiment
+        here = experiment
+        if sites:
+            options = {**_holding_nothing_out(experiment.data), **experiment.data_options}
+            here = experiment.model_copy(update={"clients": experiment.clients.model_copy(update=local), "data_options": options})
         held, rows = federation(here, host.data_dir)
         shape, classes = tuple(facts["input_shape"]), int(facts["classes"])
         if held.input_shape != shape:
@@ -81,7 +90,30 @@ class Site:
         """Who we are: the clients that we stand for, with their numbers of samples."""
         clients = list(self.host.clients)
         samples = [len(self._rows(client)) for client in clients] if clients else [len(self.run.rows[0])]
-        return {"fedrts": fedrts.__version__, "clients": clients, "samples": samples, "data": self.run.data.fingerprint}
+        told = {"fedrts": fedrts.__version__, "clients": clients, "samples": samples, "data": self.run.data.fingerprint}
+        return told if clients else {**told, "held_out": self.held_out, "statistics": self._statistics()}
+
+    @property
+    def held_out(self) -> int:
+        """Samples on which this site judges the global model. None where privacy is asked for: metrics have no protection."""
+        protection = self.run.bench.protection
+        limited = self.host.epsilon is not None or protection.noise or protection.index_epsilon
+        return 0 if limited else len(self.run.data.test_y)
+
+    def _statistics(self) -> list[float]:
+        """What the inputs are like, for a common normalisation; nothing where the owner objects, or limits ε."""
+        measured = None if self.host.keep_statistics or self.host.epsilon is not None else Normalisation.measured(self.run.data)
+        return [] if measured is None else measured.numbers
+
+    def normalise(self, numbers: object) -> None:
+        """Read inputs by the common statistics that came with an order, from the first one on."""
+        told = Normalisation.told(numbers)
+        if told is None or told == self.normalisation:
+            return
+        if self.normalisation is not None:
+            raise WireError("the server changes the normalisation of inputs in the middle of the study")
+        self.run.bench.data = told.applied(self.run.bench.data)
+        self.normalisation = told
 
     def answer(self, blobs: Mapping[int, bytes]) -> tuple[dict[str, Any], dict[int, bytes]]:
         """The encoded replies to encoded orders by client; the facts name those who lack the mask, and what failed."""
@@ -107,7 +139,7 @@ class Site:
         if not -1 <= header.round < plan.rounds:
             raise WireError(f"round {header.round} is not one of this experiment")
         current = plan.round(header.round, mask, header.exchange)
-        exchanges = plan.exchanges(current)
+        exchanges = [*plan.exchanges(current), assessment(plan.metrics)]
         if header.exchange >= len(exchanges):
             raise WireError(f"round {header.round} has no exchange {header.exchange}")
         exchange = exchanges[header.exchange]
@@ -155,6 +187,11 @@ class Site:
                 spent = f"the ε = {self.host.epsilon:g} of this site is spent"
                 raise InputError("this experiment has no bounded ε" if math.isinf(total) else spent)
         self.sent[holder] = now
+
+
+def _holding_nothing_out(name: str) -> dict[str, float]:
+    """The option by which a site trains on all that it is given, where its data set would hold out a share by itself."""
+    return {"test": 0.0} if "test" in inspect.signature(sets.get(name)).parameters else {}
 
 
 def accepted(text: str, host: Host) -> Experiment:
