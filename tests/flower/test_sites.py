@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
 import torch
 from flwr.supercore.task_identity import TaskIdentity
+from test_engine import LinkHere
 
 from fedrts import config
 from fedrts.assemble import Assembled, assemble
@@ -30,7 +31,6 @@ from fedrts.ledger import Ledger
 from fedrts.rounds import play
 from fedrts.summary import summarise
 from fedrts.wire.errors import WireError
-from test_engine import LinkHere
 
 
 @pytest.fixture(autouse=True)
