@@ -55,6 +55,8 @@ def evaluate_run(path: Path, data_name: str | None = None, data_dir: Path | None
     model = api.load(path, data_dir=data_dir)
     experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
     held = data.load(data_name, {}, data_dir) if data_name else data.load(experiment.data, experiment.data_options, data_dir)
+    if not len(held.test_y):
+        raise InputError(f"'{data_name or experiment.data}' has no test data here: name a data set that has with --data")
     try:
         return held.evaluate(model.cpu(), experiment.eval.batch_size)
     except (RuntimeError, IndexError) as error:

@@ -93,6 +93,9 @@ def client(
     max_epochs: Annotated[int, typer.Option(help="Local epochs of a round, at most; 0: any number.")] = Limits.max_epochs,
     max_parameters: Annotated[int, typer.Option(help="Parameters of the model, at most; 0: any number.")] = Limits.max_parameters,
     max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of this process at most, such as 4GB.")] = None,
+    keep_statistics: Annotated[
+        bool, typer.Option("--keep-statistics", help="Do not tell mean and deviation of the images here, for a common normalisation.")
+    ] = False,
     patience: Annotated[float, typer.Option(help="Seconds to try again when the server cannot be reached; 0: for ever.")] = 0.0,
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -143,6 +146,7 @@ def client(
         limits=limits,
         state=state or (key.with_suffix(".site") if key else Path("fedrts.site")),
         dry_run=dry_run,
+        keep_statistics=keep_statistics,
     )
     _serve(host, server, key, ca, insecure, patience or float("inf"), quiet)
 

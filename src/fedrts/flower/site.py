@@ -7,6 +7,7 @@ package, or of what the site's owner allows.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,9 @@ from torch import Tensor
 
 import fedrts
 from fedrts import config, guard
+from fedrts import data as sets
 from fedrts.assemble import Assembled, build_model, federation, put_together
+from fedrts.assessment import assessment
 from fedrts.client import Order, Reply
 from fedrts.config import Experiment
 from fedrts.data.partition import SITES
@@ -27,6 +30,7 @@ from fedrts.flower import consent, policy
 from fedrts.flower.consent import DeclinedError
 from fedrts.flower.host import Host
 from fedrts.flower.messages import Facts
+from fedrts.flower.normalisation import Normalisation
 from fedrts.flower.state import Records
 from fedrts.privacy import Account, countable
 from fedrts.sparse.mask import Mask
@@ -52,6 +56,8 @@ class Site:
     """To the owner."""
     masks: dict[bytes, Mask] = field(default_factory=dict)
     """The last masks by fingerprint, the newest last."""
+    normalisation: Normalisation | None = None
+    """The common one, once the server has told it."""
 
     @staticmethod
     def of(host: Host, text: str, facts: Facts, records: Records | None = None, say: Callable[[str], None] = lambda text: None) -> Site:
@@ -67,7 +73,10 @@ class Site:
                 else "the experiment divides one data set: say with --partition which parts are here"
             )
         local = {"partition": "iid", "total": 1, "per_round": 1, "min_size": 1}
-        here = experiment.model_copy(update={"clients": experiment.clients.model_copy(update=local)}) if sites else experiment
+        here = experiment
+        if sites:
+            options = {**_holding_nothing_out(experiment.data), **experiment.data_options}
+            here = experiment.model_copy(update={"clients": experiment.clients.model_copy(update=local), "data_options": options})
         shape, classes = tuple(facts["input_shape"]), int(facts["classes"])
         policy.check_training(experiment, host.limits)
         with _told():
@@ -94,8 +103,32 @@ class Site:
         clients = list(self.host.clients)
         samples = [len(self._rows(client)) for client in clients] if clients else [len(self.run.rows[0])]
         data = self.run.data.fingerprint  # which the server compares where it knows the data, and must not guess at where it does not
-        told = data if clients else self.records.keyed(data)
-        return {"fedrts": fedrts.__version__, "clients": clients, "samples": samples, "data": told}
+        told = {"fedrts": fedrts.__version__, "clients": clients, "samples": samples, "data": data if clients else self.records.keyed(data)}
+        return told if clients else {**told, "held_out": self.held_out, "statistics": self._statistics()}
+
+    @property
+    def held_out(self) -> int:
+        """Samples on which this site judges the global model. Fewer than its floor would tell of single rows, and metrics have no
+        protection where ε is limited: there it judges nothing.
+        """
+        protection, rows = self.run.bench.protection, len(self.run.data.test_y)
+        limited = self.host.epsilon is not None or protection.noise or protection.index_epsilon
+        return 0 if limited or rows < self.host.limits.min_samples else rows
+
+    def _statistics(self) -> list[float]:
+        """What the inputs are like, for a common normalisation; nothing where the owner objects, or limits ε."""
+        measured = None if self.host.keep_statistics or self.host.epsilon is not None else Normalisation.measured(self.run.data)
+        return [] if measured is None else measured.numbers
+
+    def normalise(self, numbers: object) -> None:
+        """Read inputs by the common statistics that came with an order, from the first one on."""
+        told = Normalisation.told(numbers)
+        if told is None or told == self.normalisation:
+            return
+        if self.normalisation is not None:
+            raise WireError("the server changes the normalisation of inputs in the middle of the study")
+        self.run.bench.data = told.applied(self.run.bench.data)
+        self.normalisation = told
 
     def answer(self, blobs: Mapping[int, bytes]) -> tuple[dict[str, Any], dict[int, bytes]]:
         """The encoded replies to encoded orders by client; the facts name those who lack the mask, and what failed."""
@@ -123,7 +156,7 @@ class Site:
         if not -1 <= header.round < plan.rounds:
             raise WireError(f"round {header.round} is not one of this experiment")
         current = plan.round(header.round, mask, header.exchange)
-        exchanges = plan.exchanges(current)
+        exchanges = [*plan.exchanges(current), assessment(plan.metrics)]
         if header.exchange >= len(exchanges):
             raise WireError(f"round {header.round} has no exchange {header.exchange}")
         exchange = exchanges[header.exchange]
@@ -187,6 +220,11 @@ def _told(private: str | None = None) -> Iterator[None]:
         raise
     except (InputError, WireError) as error:
         raise DeclinedError(str(error), str(error).replace(private, "…") if private else None) from error
+
+
+def _holding_nothing_out(name: str) -> dict[str, float]:
+    """The option by which a site trains on all that it is given, where its data set would hold out a share by itself."""
+    return {"test": 0.0} if "test" in inspect.signature(sets.get(name)).parameters else {}
 
 
 def accepted(text: str, host: Host) -> Experiment:
