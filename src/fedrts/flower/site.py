@@ -7,8 +7,10 @@ package, or of what the site's owner allows.
 from __future__ import annotations
 
 import math
+import shlex
 import tomllib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -17,6 +19,7 @@ from torch import Tensor
 
 import fedrts
 from fedrts import config, guard
+from fedrts import data as sets
 from fedrts.assemble import Assembled, build_model, federation, put_together
 from fedrts.client import Order, Reply
 from fedrts.config import Experiment
@@ -26,6 +29,7 @@ from fedrts.errors import InputError
 from fedrts.flower.host import Host
 from fedrts.flower.messages import Facts
 from fedrts.privacy import Account, countable
+from fedrts.registry import only_allowing
 from fedrts.sparse.mask import Mask
 from fedrts.traffic import REMEMBERED
 from fedrts.wire import codec
@@ -49,6 +53,11 @@ class Site:
     @staticmethod
     def of(host: Host, text: str, facts: Facts, before: Account | None = None) -> Site:
         """The site for an experiment as the server wrote it; `facts` say of which shape inputs are, and how many classes there are."""
+        with owners_rule(host):
+            return Site._of(host, text, facts, before)
+
+    @staticmethod
+    def _of(host: Host, text: str, facts: Facts, before: Account | None) -> Site:
         experiment = accepted(text, host)
         sites = experiment.clients.partition == SITES
         if sites == bool(host.clients):
@@ -89,8 +98,9 @@ class Site:
         missing, failed, reasons = [], [], []
         for client, data in blobs.items():
             try:
-                order = self.order(client, data)
-                replies[client] = guard.encode_reply(self._carried_out(order, client), order)
+                with owners_rule(self.host):
+                    order = self.order(client, data)
+                    replies[client] = guard.encode_reply(self._carried_out(order, client), order)
             except MaskMissingError:
                 missing.append(client)
             except (WireError, InputError) as error:
@@ -165,15 +175,18 @@ def accepted(text: str, host: Host) -> Experiment:
         raise InputError(f"the server's experiment is no valid TOML: {error}") from error
     for key in ("versions", "out", "init"):
         settings.pop(key, None)
-    topology = settings.get("topology", {})
-    for name in (settings.get("model"), settings.get("method"), topology.get("prunable") if isinstance(topology, dict) else None):
-        if isinstance(name, str) and ":" in name and name not in host.allowed:
-            raise InputError(f"the experiment names code that is not part of fedrts: start the client with --allow {name} if you trust it")
     named = str(settings.get("data", ""))
-    if host.data is None and ":" in named:
+    if host.data is None and ":" in named and named not in host.allowed:
         raise InputError("the experiment names data on the server's machine: say with --data what is here")
     if host.data is not None:
         same = host.data == named or (":" in named and host.data.partition(":")[0] == named.partition(":")[0])
         options = {**(settings.get("data_options", {}) if same else {}), **host.options}
         settings |= {"data": host.data, "data_options": options}
-    return config.resolve({**settings, "device": host.device, "engine": {"name": "serial"}})
+    with owners_rule(host):
+        return config.resolve({**settings, "device": host.device, "engine": {"name": "serial"}})
+
+
+def owners_rule(host: Host) -> AbstractContextManager[None]:
+    """Inside, a server's experiment leads to no code but that of the package, what the owner allows, and the owner's own data."""
+    own = [] if host.data is None else [(sets.data.kind, host.data)]
+    return only_allowing(host.allowed, lambda path: f"start the client with --allow {shlex.quote(path)} if you trust it", own)
