@@ -14,7 +14,7 @@ import httpx
 import tomli_w
 
 from fedrts.assemble import Assembled, with_samples
-from fedrts.config import CUSTOM
+from fedrts.config import CUSTOM, Experiment, foreign
 from fedrts.data.partition import SITES
 from fedrts.errors import InputError
 from fedrts.flower import keys
@@ -64,7 +64,7 @@ def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, do
         open_gate()
         for number, key in enumerate(issued):
             mine = range(number, experiment.clients.total, len(issued))
-            command = _node_command(door, key, mine, data_dir, experiment.device)
+            command = _node_command(door, key, mine, data_dir, experiment)
             log = stack.enter_context(open(folder / f"{_HERE}-{number}.log" if folder else temporary / f"{number}.log", "ab"))
             stack.enter_context(child(command, stdin=-3, stdout=log, stderr=log))
         with _explained():
@@ -127,7 +127,7 @@ def _private_door(folder: Path, nodes: int) -> tuple[Door, list[Path]]:
     return Door(Address.free(), authority), [private for private, _ in issued]
 
 
-def _node_command(door: Door, key: Path, clients: range, data_dir: str | Path | None, device: str) -> list[str]:
+def _node_command(door: Door, key: Path, clients: range, data_dir: str | Path | None, experiment: Experiment) -> list[str]:
     assert door.authority is not None
     command = [
         sys.executable,
@@ -141,7 +141,9 @@ def _node_command(door: Door, key: Path, clients: range, data_dir: str | Path | 
         "--ca",
         str(door.authority.certificate),
     ]
-    command += ["--partition", ",".join(map(str, clients)), "--device", device]
+    command += ["--partition", ",".join(map(str, clients)), "--device", experiment.device]
+    command += ["--data", experiment.data] if ":" in experiment.data else []  # which is on this machine
+    command += [word for path in foreign(experiment.model_dump()) for word in ("--allow", path)]  # as the user's own command does
     command += ["--accept", "any", "--min-samples", "1", "--min-batch", "1", "--max-epochs", "0", "--max-parameters", "0"]  # it is our own
     return command + (["--data-dir", str(data_dir)] if data_dir else [])
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -33,6 +35,7 @@ from fedrts.flower.messages import Facts
 from fedrts.flower.normalisation import Normalisation
 from fedrts.flower.state import Records
 from fedrts.privacy import Account, countable
+from fedrts.registry import only_allowing
 from fedrts.sparse.mask import Mask
 from fedrts.traffic import REMEMBERED
 from fedrts.wire import codec
@@ -62,6 +65,11 @@ class Site:
     @staticmethod
     def of(host: Host, text: str, facts: Facts, records: Records | None = None, say: Callable[[str], None] = lambda text: None) -> Site:
         """The site for an experiment as the server wrote it; `facts` say of which shape inputs are, and how many classes there are."""
+        with owners_rule(host):
+            return Site._of(host, text, facts, records or Records(), say)
+
+    @staticmethod
+    def _of(host: Host, text: str, facts: Facts, records: Records, say: Callable[[str], None]) -> Site:
         digest = consent.digest({**facts, "experiment": text})
         with _told(None if host.data is None else host.data.partition(":")[2]):
             experiment = accepted(text, host)
@@ -96,7 +104,7 @@ class Site:
             raise DeclinedError(f"--partition {unknown[0]}: the experiment has {len(rows)} clients, numbered from 0")
         policy.check_rows([len(rows[client]) for client in host.clients or [0]], experiment.train.batch_size, host.limits)
         run = put_together(here, module, replace(held, classes=classes), rows)
-        return Site(host, run, digest, records or Records(), say)
+        return Site(host, run, digest, records, say)
 
     def introduction(self) -> dict[str, Any]:
         """Who we are: the clients that we stand for, with their numbers of samples."""
@@ -136,9 +144,10 @@ class Site:
         missing, failed, reasons = [], [], []
         for client, data in blobs.items():
             try:
-                with _told():
-                    order = self.order(client, data)
-                replies[client] = guard.encode_reply(self._carried_out(order, client), order)
+                with owners_rule(self.host):
+                    with _told():
+                        order = self.order(client, data)
+                    replies[client] = guard.encode_reply(self._carried_out(order, client), order)
             except MaskMissingError:
                 missing.append(client)
             except (WireError, InputError) as error:
@@ -232,12 +241,8 @@ def accepted(text: str, host: Host) -> Experiment:
     settings: dict[str, Any] = consent.parsed(text)
     for key in ("versions", "out", "init"):
         settings.pop(key, None)
-    topology = settings.get("topology", {})
-    for name in (settings.get("model"), settings.get("method"), topology.get("prunable") if isinstance(topology, dict) else None):
-        if isinstance(name, str) and ":" in name and name not in host.allowed:
-            raise InputError(f"the experiment names code that is not part of fedrts: start the client with --allow {name} if you trust it")
     named = str(settings.get("data", ""))
-    if host.data is None and ":" in named:
+    if host.data is None and ":" in named and named not in host.allowed:
         raise InputError("the experiment names data on the server's machine: say with --data what is here")
     if host.data is not None:
         same = host.data == named or (":" in named and host.data.partition(":")[0] == named.partition(":")[0])
@@ -245,7 +250,14 @@ def accepted(text: str, host: Host) -> Experiment:
     if not host.clients:
         settings["data_options"] = {name: value for name, value in _options(settings).items() if name in OF_THE_INPUTS}
     settings["data_options"] = {**_options(settings), **host.options}
-    return config.resolve({**settings, "device": host.device, "engine": {"name": "serial"}})
+    with owners_rule(host):
+        return config.resolve({**settings, "device": host.device, "engine": {"name": "serial"}})
+
+
+def owners_rule(host: Host) -> AbstractContextManager[None]:
+    """Inside, a server's experiment leads to no code but that of the package, what the owner allows, and the owner's own data."""
+    own = [] if host.data is None else [(sets.data.kind, host.data)]
+    return only_allowing(host.allowed, lambda path: f"start the client with --allow {shlex.quote(path)} if you trust it", own)
 
 
 def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
