@@ -24,7 +24,7 @@ from fedrts.data.partition import SITES
 from fedrts.engines import choice, ray
 from fedrts.errors import InputError
 from fedrts.fairness import judged
-from fedrts.folder import RunFolder, check_versions
+from fedrts.folder import RunFolder, Trust, check_versions, resume_command
 from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
@@ -92,21 +92,28 @@ def resume(
     observer: Observer | None = None,
     door: Door | None = None,
     changes: Mapping[str, Any] | None = None,
+    trust: Trust = False,
 ) -> Result:
     """Continue an interrupted run to exactly the result it would have had. A finished one is only loaded.
 
-    `changes` are settings that may be others than those of the run's file, such as `{"engine": {"wait": 60}}`.
+    `changes` are settings that may be others than those of the run's file, such as `{"engine": {"wait": 60}}`. Code that the folder
+    names by import path runs only if you `trust` it: True, or a list of paths; what `changes` name is your own.
     """
     folder = RunFolder(path)
+    with folder.trusted(trust, changes or {}):
+        return _resume(folder, data_dir, observer or Silent(), door, changes or {})
+
+
+def _resume(folder: RunFolder, data_dir: str | Path | None, observer: Observer, door: Door | None, changes: Mapping[str, Any]) -> Result:
     file = folder.experiment_file()
-    resolved = config.resolve(config.from_file(file), changes or {}, {"out": str(path)})
+    resolved = config.resolve(config.from_file(file), changes, {"out": str(folder.path)})
     check_versions(tomllib.loads(file.read_text("utf-8-sig")).get("versions", {}))
     if resolved.model == config.CUSTOM:
         raise InputError(f"the run in {folder.path} trains a model given in Python: call fedrts.train(…, out=…, resume=True) again")
     assembled = assemble(resolved, data_dir)
     if not folder.begun:  # its file may be another than that of the start
         check_uploads(assembled, assembled.method.begin(assembled.setup))
-    return _play(assembled, folder, observer or Silent(), data_dir, door)
+    return _play(assembled, folder, observer, data_dir, door)
 
 
 def train(
@@ -154,13 +161,24 @@ def train(
 
 
 def load(
-    path: str | Path, model: nn.Module | None = None, prunable: Prunable | None = None, data_dir: str | Path | None = None
+    path: str | Path,
+    model: nn.Module | None = None,
+    prunable: Prunable | None = None,
+    data_dir: str | Path | None = None,
+    *,
+    trust: Trust = False,
 ) -> nn.Module:
     """The model of a run folder: of a finished run its result, of an interrupted one its newest checkpoint.
 
-    A model (and a rule of what may be pruned) that was given in Python must be given again.
+    A model (and a rule of what may be pruned) that was given in Python must be given again. Code that the folder names by import
+    path runs only if you `trust` it: True, or a list of paths such as `["my_package.nets:net"]`.
     """
     folder = RunFolder(path)
+    with folder.trusted(trust):
+        return _load(folder, model, prunable, data_dir)
+
+
+def _load(folder: RunFolder, model: nn.Module | None, prunable: Prunable | None, data_dir: str | Path | None) -> nn.Module:
     resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
     if model is not None:
         model = config.make_method(resolved).prepare(model)  # as it was trained: a method may have replaced parts of it
@@ -182,7 +200,8 @@ def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None =
         return folder.read_tensors("model.safetensors")
     saved = checkpoint.load(folder.path / "checkpoint")
     if saved is None:
-        raise InputError(f"{folder.path} has neither a model nor a checkpoint yet: run `fedrts resume {folder.path}` first")
+        first = resume_command(folder.path, config.from_file(folder.experiment_file()))
+        raise InputError(f"{folder.path} has neither a model nor a checkpoint yet: run `{first}` first")
     resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
     layout = layout_of(resolved, module, prunable)
     if layout.fingerprint != saved.facts["identity"]["model"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,7 @@ from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout, Prunable
 from fedrts.sparse.mode import training
 from fedrts.sparse.schedule import Schedule
-from fedrts.tasks import Classification, check, cross_entropy
+from fedrts.tasks import Classification, check, cross_entropy, metric_names
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tu
 def assemble(experiment: Experiment, data_dir: str | Path | None = None) -> Assembled:
     """Load the data, divide it, and build the model of a resolved experiment; `data_dir` is the folder of data sets."""
     held, rows = federation(experiment, data_dir)
+    if not len(held.test_y) and experiment.clients.partition != SITES:
+        raise InputError(f"'{experiment.data}' has no test data, which only runs with sites can do without: raise data_options.test")
     return put_together(experiment, build_model(experiment, held.input_shape, held.classes), held, rows, noise=Repeatable)
 
 
@@ -134,7 +136,7 @@ def put_together(
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {form}: {reason(error)}") from error
     if try_task:
         _check_task(module, held)
-    bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()), noise)
+    bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()), noise, e.eval.batch_size)
     asked = choice.Settings.of(e.engine.model_dump())
     if asked.name in ("auto", "batched") and e.guard.deadline:
         if asked.name == "batched":
@@ -161,14 +163,16 @@ def put_together(
         value_type=e.wire.value_type,
         dropout=e.clients.dropout,
         optimizer=ServerOptimizer(t.server_optimizer, t.server_lr or 1.0, t.server_momentum, t.server_beta2, t.server_tau),
+        metrics=metric_names(held.task),
     )
     return Assembled(experiment, method, module, layout, setup, plan, held, rows, training, bench)
 
 
-def with_samples(run: Assembled, samples: Sequence[int]) -> Assembled:
-    """A run whose sites have said how many samples they hold."""
+def with_samples(run: Assembled, samples: Sequence[int], held_out: Mapping[int, int] | None = None) -> Assembled:
+    """A run whose sites have said how many samples they train on, and how many they hold out to judge the model."""
     rows = Holdings.cut(torch.zeros((), dtype=torch.int64).expand(sum(samples)), samples)  # no memory: the rows are elsewhere
-    return replace(run, rows=rows, setup=replace(run.setup, samples=sum(samples)), plan=replace(run.plan, samples=list(samples)))
+    plan = replace(run.plan, samples=list(samples), held_out=dict(held_out or {}))
+    return replace(run, rows=rows, setup=replace(run.setup, samples=sum(samples)), plan=plan)
 
 
 def _started(experiment: Experiment, method: Method, module: nn.Module) -> nn.Module:

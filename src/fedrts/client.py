@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedrts import rates
 from fedrts.data.contract import Data
-from fedrts.methods.contract import Calibrate, Evaluate, Exchange, ProbeCurvature, ProbeGradient, Rewire, Round, State, Train
+from fedrts.methods.contract import Calibrate, Evaluate, Exchange, Judge, ProbeCurvature, ProbeGradient, Rewire, Round, State, Train
 from fedrts.privacy import Noise, Protection, Unpredictable
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
@@ -175,6 +175,7 @@ class Workbench:
     protection: Protection = field(default_factory=Protection)
     noise: Noise = Unpredictable
     """Where the protection's random numbers come from; a simulation asks for repeatable ones."""
+    eval_batch_size: int = 512
     gradient: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -422,6 +423,13 @@ def _evaluate(step: Evaluate, job: Job) -> None:
 
 
 @perform.register
+def _judge(step: Judge, job: Job) -> None:
+    bench = job.bench
+    found = bench.data.judge(bench.module, bench.data.test_x, bench.data.test_y, bench.eval_batch_size)
+    job.tensors[step.into] = torch.tensor([found[name] for name in step.metrics]).to(job.weights)
+
+
+@perform.register
 def _rewire(step: Rewire, job: Job) -> None:
     kept, job.mask = step.choose(job.tensors, job.mask)
     job.tensors["mask"] = job.mask.bits
@@ -455,8 +463,9 @@ def _of_candidates(step: Calibrate | Evaluate, job: Job) -> float:
     return samples * sum(step.flops(macs.forward(mask), macs.dense) for mask in masks)
 
 
-@flops.register
-def _of_rewiring(step: Rewire, job: Job) -> float:
+@flops.register(Judge)
+@flops.register(Rewire)
+def _of_nothing(step: Judge | Rewire, job: Job) -> float:
     return 0.0
 
 

@@ -6,7 +6,8 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,16 +19,19 @@ from torch import Tensor
 import fedrts
 from fedrts import checkpoint, schema
 from fedrts.checkpoint import Saved, write_atomically
-from fedrts.config import Experiment, flat, from_file, nested, resolve, with_newer_keys
+from fedrts.config import Experiment, Settings, flat, foreign, from_file, nested, with_newer_keys
 from fedrts.errors import InputError, note
 from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
+from fedrts.registry import only_allowing
 
 _NOT_COMPARED = {"out", "checkpoint.every", "eval.fairness"} | {
     f"guard.{key}" for key in ("quorum", "attempts", "over_select", "deadline", "strikes")
 }
 _NOT_COMPARED |= {f"engine.{key}" for key in ("nodes", "timeout", "wait")}
 """Keys that may change before a run is resumed: they can mend what stopped it."""
+Trust = bool | Collection[str]
+"""May code run that a run folder names? Or only some import paths."""
 _LOGS = ("history.jsonl", "topology.jsonl")
 
 
@@ -45,7 +49,11 @@ class RunFolder:
         """Make the folder and write experiment.toml, before anything else happens."""
         try:
             if (self.path / "experiment.toml").exists():
-                raise InputError(f"{self.path} holds a run already: continue it with `fedrts resume {self.path}`, or choose another --out")
+                settings: dict[str, Any] = {}
+                with contextlib.suppress(InputError):  # `resume` tells what is wrong with it
+                    settings = from_file(self.path / "experiment.toml")
+                again = resume_command(self.path, settings)
+                raise InputError(f"{self.path} holds a run already: continue it with `{again}`, or choose another --out")
             self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             occupied = [entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")]
@@ -74,6 +82,22 @@ class RunFolder:
             raise InputError(f"{self.path} is no run folder: it has no experiment.toml")
         return file
 
+    @contextlib.contextmanager
+    def trusted(self, trust: Trust, given: Settings | None = None) -> Iterator[None]:
+        """Inside, settings lead to no code outside the package but what is trusted, or `given` by the user: a folder may be anybody's."""
+        if trust is True:
+            yield
+            return
+        allowed = [*([trust] if isinstance(trust, str) else trust or ()), *foreign(given or {})]
+        named = foreign(from_file(self.experiment_file()))
+
+        def remedy(path: str) -> str:
+            flags = _allowing(dict.fromkeys([*(other for other in named if other not in allowed), path]))
+            return f"if you trust whoever made {self.path}, add {shlex.join(flags)} (in Python trust=True)"
+
+        with only_allowing(allowed, remedy):
+            yield
+
     @property
     def begun(self) -> bool:
         """Is there a round that is not forgotten?"""
@@ -84,7 +108,8 @@ class RunFolder:
 
         Before the first round anything may, and the file is written anew. Later an `InputError` names what is another experiment's.
         """
-        before, now = (flat(_without_none(e.model_dump(mode="json"))) for e in (resolve(from_file(self.experiment_file())), experiment))
+        now = flat(_without_none(experiment.model_dump(mode="json")))
+        before = with_newer_keys(flat(from_file(self.experiment_file())), now)
         changed = [key for key in given if now.get(key) != before.get(key)]
         fixed = [key for key in changed if key not in _NOT_COMPARED]
         if fixed and not self.begun:
@@ -217,6 +242,15 @@ def check_versions(file: Mapping[str, Any]) -> None:
     for name, version in now.items():
         if name in file and file[name] != version:
             note(f"the run began with {name} {file[name]}, this is {version}: results may differ in the last bits")
+
+
+def resume_command(path: str | Path, settings: Settings) -> str:
+    """The command that continues a run with these settings, whatever code of one's own it names."""
+    return shlex.join(["fedrts", "resume", str(path), *_allowing(foreign(settings))])
+
+
+def _allowing(paths: Iterable[str]) -> list[str]:
+    return [word for path in paths for word in ("--allow", path)]
 
 
 def _comparable(experiment: Experiment) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fedrts import api, checkpoint, config, data
 from fedrts.assemble import assemble
 from fedrts.checkpoint import write_atomically
 from fedrts.errors import InputError
-from fedrts.folder import RunFolder
+from fedrts.folder import RunFolder, Trust, resume_command
 from fedrts.onnx_export import onnx_bytes
 from fedrts.tasks import Metrics
 
@@ -24,11 +24,12 @@ _CHECKED = 16
 def inspect_run(path: Path) -> dict[str, Any]:
     """Progress, results and layer densities of a finished or unfinished run."""
     folder = RunFolder(path)
-    experiment = config.validated(config.Experiment, config.from_file(folder.experiment_file()))
+    settings = config.from_file(folder.experiment_file())
+    experiment = config.validated(config.Experiment, settings)
     history, summary = folder.history(), folder.summary()
     names = ("method", "data", "model", "seed", "rounds")
     content: dict[str, Any] = {name: getattr(experiment, name) for name in names}
-    content["state"] = "finished" if summary else f"unfinished; continue with: fedrts resume {path}"
+    content["state"] = "finished" if summary else f"unfinished; continue with: {resume_command(path, settings)}"
     content["rounds_played"] = sum(line["round"] >= 0 for line in history)
     source = summary or next((line for line in reversed(history) if line["accuracy"] is not None), {})
     for name in ("density", "accuracy", "accuracy_last10", "perplexity", "comm_ratio"):
@@ -50,11 +51,16 @@ def _layers(folder: RunFolder) -> list[tuple[str, int, int]]:
     return list(zip(saved.facts["identity"]["layers"], saved.state.mask.sizes, saved.state.mask.counts, strict=True))
 
 
-def evaluate_run(path: Path, data_name: str | None = None, data_dir: Path | None = None) -> Metrics:
+def evaluate_run(path: Path, data_name: str | None = None, data_dir: Path | None = None, trust: Trust = False) -> Metrics:
     """Metrics of a run's model on the test set of its data, or of another data set with the same shapes."""
-    model = api.load(path, data_dir=data_dir)
-    experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
-    held = data.load(data_name, {}, data_dir) if data_name else data.load(experiment.data, experiment.data_options, data_dir)
+    model = api.load(path, data_dir=data_dir, trust=trust)
+    with RunFolder(path).trusted(trust):
+        experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
+        held = None if data_name else data.load(experiment.data, experiment.data_options, data_dir)
+    if held is None:  # the user's own word
+        held = data.load(str(data_name), {}, data_dir)
+    if not len(held.test_y):
+        raise InputError(f"'{data_name or experiment.data}' has no test data here: name a data set that has with --data")
     try:
         return held.evaluate(model.cpu(), experiment.eval.batch_size)
     except (RuntimeError, IndexError) as error:
@@ -65,21 +71,26 @@ SUFFIXES = {"safetensors": "safetensors", "dense": "pt", "onnx": "onnx"}
 """Of exported files, by format."""
 
 
-def export_run(path: Path, format: str, out: Path | None, data_dir: Path | None = None) -> Path:
+def export_run(path: Path, format: str, out: Path | None, data_dir: Path | None = None, trust: Trust = False) -> Path:
     """Write a run's model, exact zeros outside the mask: named tensors (safetensors, or a PyTorch state dict), or all of it as ONNX."""
-    RunFolder(path).experiment_file()  # is it a run folder?
+    folder = RunFolder(path)
+    folder.experiment_file()  # is it a run folder?
     target = out or path / f"export.{SUFFIXES[format]}"
     if not target.parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}")
-    write_atomically(target, _onnx(path, data_dir) if format == "onnx" else _tensors(path, format, data_dir))
+    with folder.trusted(trust):
+        content = _onnx(path, data_dir, trust) if format == "onnx" else _tensors(path, format, data_dir)
+    write_atomically(target, content)
     return target
 
 
 def _tensors(path: Path, format: str, data_dir: Path | None) -> bytes:
     folder = RunFolder(path)
-    experiment = config.resolve(config.from_file(folder.experiment_file()), api.ANYWHERE)
-    finished = (folder.path / "model.safetensors").exists()
-    tensors = folder.read_tensors("model.safetensors") if finished else api.state_dict(folder, assemble(experiment, data_dir).module)
+    if (folder.path / "model.safetensors").exists():  # whose tensors need no model, and no code of whoever made it
+        tensors = folder.read_tensors("model.safetensors")
+    else:
+        experiment = config.resolve(config.from_file(folder.experiment_file()), api.ANYWHERE)
+        tensors = api.state_dict(folder, assemble(experiment, data_dir).module)
     if format == "safetensors":
         return safetensors.torch.save(tensors)
     buffer = io.BytesIO()
@@ -87,9 +98,9 @@ def _tensors(path: Path, format: str, data_dir: Path | None) -> bytes:
     return buffer.getvalue()
 
 
-def _onnx(path: Path, data_dir: Path | None) -> bytes:
+def _onnx(path: Path, data_dir: Path | None, trust: Trust) -> bytes:
     """The model as ONNX, checked on the first test samples of the run's data."""
-    model = api.load(path, data_dir=data_dir)
+    model = api.load(path, data_dir=data_dir, trust=trust)
     experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
     if experiment.data == config.CUSTOM:
         raise InputError(f"the run in {path} was trained on data given in Python: there are no inputs to check an ONNX file with")

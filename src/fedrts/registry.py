@@ -1,17 +1,66 @@
-"""Names for things that users choose: methods, models, data sets; one's own come by registration or import path."""
+"""Names for things that users choose: methods, models, data sets; one's own come by registration or import path.
+
+Whoever names an import path has its code run, so settings of somebody else are read inside `only_allowing`:
+
+    with only_allowing(["my_package.nets:net"]):
+        config.resolve(settings_of_a_stranger)  # an InputError if they name any other code
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
-from fedrts.errors import InputError, nearest, reason
+from fedrts.errors import InputError, nearest, printable, reason
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Policy:
+    """What may be followed for the moment."""
+
+    allowed: Collection[str]
+    own: Collection[tuple[str, str]]
+    remedy: Callable[[str], str]
+
+    def check(self, path: str, kind: str) -> None:
+        if path not in self.allowed and (kind, path) not in self.own:
+            raise InputError(
+                f"the {kind} '{printable(path)}' is not part of fedrts and may run any code: {printable(self.remedy(path), 1000)}"
+            )
+
+
+_policies: ContextVar[tuple[_Policy, ...]] = ContextVar("policies", default=())
+"""All that hold now: a nested one can only narrow. None hold by default, for what the user says is the user's own."""
+
+
+@contextlib.contextmanager
+def only_allowing(
+    allowed: Collection[str], remedy: Callable[[str], str] = "say --allow {} if you trust it".format, own: Collection[tuple[str, str]] = ()
+) -> Iterator[None]:
+    """Inside, an import path that is not `allowed` is an `InputError` that ends with the `remedy` for it.
+
+    `own` are pairs of a kind and a path that is allowed for things of this kind alone. Threads that are started inside are not bound.
+    """
+    token = _policies.set((*_policies.get(), _Policy(allowed, own, remedy)))
+    try:
+        yield
+    finally:
+        _policies.reset(token)
+
+
+def permit(path: str, kind: str) -> None:
+    """An `InputError` where something that may run foreign code is not allowed now."""
+    for policy in _policies.get():
+        policy.check(path, kind)
 
 
 class Registry(Generic[T]):
@@ -55,7 +104,8 @@ class Registry(Generic[T]):
 
 
 def import_path(path: str, kind: str) -> object:
-    """The object at `pkg.module:name`; modules of the current folder are found too."""
+    """The object at `pkg.module:name`, if it is allowed now; modules of the current folder are found too."""
+    permit(path, kind)
     module, _, name = path.partition(":")
     here = str(Path.cwd())
     added = here not in sys.path
@@ -63,8 +113,11 @@ def import_path(path: str, kind: str) -> object:
         sys.path.insert(0, here)
     try:
         found: object = getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever a user's module raises
-        raise InputError(f"cannot import the {kind} '{path}': {reason(error)}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a user's module raises, and SystemExit of one that was written as a script
+        what = reason(error) if isinstance(error, Exception) else f"it raises {error!r}"
+        raise InputError(f"cannot import the {kind} '{path}': {what}") from error
     finally:
         if added:
             sys.path.remove(here)

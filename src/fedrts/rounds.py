@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedrts.aggregate import Sums
+from fedrts.assessment import assess
 from fedrts.client import Order
 from fedrts.engines import Adding, Engine
 from fedrts.errors import InputError
@@ -26,7 +27,7 @@ from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
 from fedrts.tally import DROPPED, Question, tally
-from fedrts.traffic import Lengths
+from fedrts.traffic import addressed
 from fedrts.wire.quantise import ValueType
 
 ALWAYS_EVALUATED = 10
@@ -51,6 +52,10 @@ class Plan:
     value_type: ValueType = "float32"
     dropout: float = 0.0
     optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
+    metrics: tuple[str, ...] = ()
+    """What clients tell of a model that they judge."""
+    held_out: Mapping[int, int] = field(default_factory=dict)
+    """Samples by client on which the clients that hold some out judge the global model."""
 
     def sample(self, index: int, attempt: int = 0, quarantined: Collection[int] = ()) -> list[int]:
         """The clients asked in a round: a function of (seed, round, attempt) and of who is quarantined.
@@ -105,9 +110,11 @@ class Record:
     seconds: float = 0.0
     valid_accuracy: float | None = None
     """A key of its line only where there is a validation set."""
+    federated: dict[str, Any] | None = None
+    """What clients say of the model on data that they hold out; a key of its line only where they do."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key != "valid_accuracy" or value is not None}
+        return {key: value for key, value in asdict(self).items() if value is not None or key not in ("valid_accuracy", "federated")}
 
 
 @dataclass(frozen=True)
@@ -151,6 +158,9 @@ def play_round(plan: Plan, before: State, index: int, ledger: Ledger | None = No
     if plan.is_evaluated(index):
         with phase("evaluation"):
             metrics = plan.engine.evaluate(state)
+            if plan.held_out:
+                record.federated = assess(plan, state, index, ledger)
+                metrics = {**record.federated["mean"], **metrics}  # the coordinator's own test set, where it has one
         record.loss, record.accuracy, record.perplexity = (metrics.get(name) for name in ("loss", "accuracy", "perplexity"))
         record.valid_accuracy = metrics.get("valid_accuracy")
     record.seconds = time.perf_counter() - started
@@ -183,13 +193,8 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     """Send an order to `clients` and sum what may count of their replies; `record.clients` are those that did."""
     samples = {client: plan.samples[client] for client in clients}
     gone = [client for client in clients if plan.drops_out(order.round.index, attempt, client)]
-    lengths = Lengths(order.exchange.down, order.sent, order.frame, ledger.traffic.lengths)
-    held = {}
-    for client in clients:
-        held[client] = ledger.traffic.held_by(client)
-        record.download_bytes += lengths.download(held[client])
-        ledger.traffic.send(client, order.frame.mask)
-    order = replace(order, held=held)
+    order, size = addressed(order, clients, ledger.traffic)
+    record.download_bytes += size
     due = time.monotonic() + plan.guard.deadline if plan.guard.deadline else float("inf")
     asked = [client for client in clients if client not in gone]
     ledger.count(asked, order.exchange.up)

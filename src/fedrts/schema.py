@@ -34,6 +34,22 @@ class Rejected(Part):
     reason: str
 
 
+class JudgedSite(Part):
+    client: Count
+    samples: Count
+    accuracy: float | None = None
+    perplexity: float | None = None
+
+
+class Federated(Part):
+    mean: dict[str, float | None]
+    mean_of_clients: dict[str, float | None]
+    samples: Count
+    clients: list[JudgedSite]
+    missing: list[Rejected]
+    bytes: Count
+
+
 class HistoryLine(Part):
     round: Annotated[int, Field(ge=-1, lt=2**63)]
     outer: bool
@@ -46,6 +62,7 @@ class HistoryLine(Part):
     download_bytes: Count
     flops: float
     seconds: float
+    federated: Federated | None = None
 
 
 class TopologyLine(Part):
@@ -94,6 +111,7 @@ class Summary(Part):
     flops: float
     seconds: float
     samples_per_second: float
+    federated: Federated | None = None
 
 
 def check(kind: Any, content: object, file: str) -> None:

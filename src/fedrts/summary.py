@@ -60,7 +60,8 @@ def describe_privacy(run: Assembled, ledger: Ledger) -> dict[str, Any]:
 def summarise(run: Assembled, state: State, ledger: Ledger, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """summary.json: a function of the final state, the ledger and the history."""
     experiment, layout = run.experiment, run.layout
-    metrics = run.plan.engine.evaluate(state)
+    federated = history[-1].get("federated") if history else None
+    metrics = {**(federated or {}).get("mean", {}), **run.plan.engine.evaluate(state)}
     judge = "accuracy" if run.data.valid_x is None else "valid_accuracy"
     evaluated = [line for line in history if line.get(judge) is not None]
     last = [line["accuracy"] for line in history[-10:] if line["accuracy"] is not None]
@@ -76,10 +77,10 @@ def summarise(run: Assembled, state: State, ledger: Ledger, history: Sequence[Ma
         "rounds": experiment.rounds,
         "density_target": experiment.density,
         "density": rounds.density(layout, state.mask),
-        "accuracy": metrics["accuracy"],
-        "accuracy_last10": sum(last) / len(last),
-        "best_accuracy": max(evaluated, key=lambda line: line[judge])["accuracy"],
-        "loss": metrics["loss"],
+        "accuracy": metrics.get("accuracy"),
+        "accuracy_last10": sum(last) / len(last) if last else None,
+        "best_accuracy": max(evaluated, key=lambda line: line[judge])["accuracy"] if evaluated else None,
+        "loss": metrics.get("loss"),
         "perplexity": metrics.get("perplexity"),
         "perplexity_corpus": metrics.get("perplexity_corpus"),
         "upload_bytes": upload,
@@ -91,6 +92,7 @@ def summarise(run: Assembled, state: State, ledger: Ledger, history: Sequence[Ma
         "samples_per_second": samples / seconds,
         "rejected_replies": sum(entry["reason"] not in EXCUSED for line in history for entry in line["rejected"]),
         "version": fedrts.__version__,
+        **({"federated": federated} if federated else {}),
     }
 
 

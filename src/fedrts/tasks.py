@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,11 @@ class Task(Protocol):
     def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
         """Metrics over all samples: `loss`, `accuracy` and, for language, `perplexity` and `perplexity_corpus`."""
         ...
+
+
+def metric_names(task: Task) -> tuple[str, ...]:
+    """What a task's evaluation gives, in the order in which clients tell it."""
+    return getattr(task, "metrics", ("loss", "accuracy"))
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -111,6 +116,7 @@ class Language:
     """
 
     padding: int = -100
+    metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "perplexity", "perplexity_corpus")
 
     def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
         target = y.long().flatten()

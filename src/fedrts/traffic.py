@@ -6,8 +6,8 @@ nothing if the mask is still the same, else the cheaper of the whole mask and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from fedrts.client import Order
@@ -121,3 +121,14 @@ class Lengths:
             whole = self._of_mask(None) if held is not None and pair[0] != pair[1] else None
             self.of_masks[pair] = codec.mask_size(self.frame, held, whole)
         return self.of_masks[pair]
+
+
+def addressed(order: Order, clients: Sequence[int], traffic: Traffic) -> tuple[Order, int]:
+    """The order with the mask that each client holds before it, and the bytes of all downloads; from now on they hold the order's."""
+    lengths = Lengths(order.exchange.down, order.sent, order.frame, traffic.lengths)
+    held, size = {}, 0
+    for client in clients:
+        held[client] = traffic.held_by(client)
+        size += lengths.download(held[client])
+        traffic.send(client, order.frame.mask)
+    return replace(order, held=held), size

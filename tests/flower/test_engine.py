@@ -379,7 +379,7 @@ def test_a_client_that_is_here_already_is_refused_a_second_time():
 @pytest.mark.parametrize("key", ["model", "method", "data"])
 def test_a_site_runs_no_code_that_the_server_names(key: str):
     text = "\n".join(line for line in introduction(experiment())["experiment"].splitlines() if not line.startswith(f"{key} ="))
-    with pytest.raises(InputError, match=r"names code|names data"):
+    with pytest.raises(InputError, match=r"--allow os:system if you trust it|names data"):
         accepted(f'{key} = "os:system"\n{text}', trusting(clients=[0]))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrts.comparison.target import cost_to_target
-from fedrts.report import tables, text
+from fedrts.report import people, tables, text
 from fedrts.report.content import compose, headline
 from fedrts.report.format import cell
 from fedrts.report.format import text as written
@@ -155,6 +155,19 @@ def test_results_and_cost(tmp_path):
     cost = rows(tables.cost(problem))["fedrts"]
     assert (cost["up"].value, cost["down"].value, cost["paper, outer round"].value) == (1000, 500, 1.5e6)
     assert headline(problem, ACCURACY).startswith("Best sparse setting: fedrts with accuracy 30.0 ± 10.0 %, sending 20.0 % of dense")
+
+
+def test_sites_are_shown_by_what_they_said_of_the_final_model(tmp_path):
+    sites = [{"client": 0, "samples": 30, "accuracy": 0.9, "loss": 0.1}, {"client": 1, "samples": 10, "accuracy": 0.5, "loss": 0.9}]
+    means = {"mean": {"accuracy": 0.8, "loss": 0.3}, "mean_of_clients": {"accuracy": 0.7, "loss": 0.5}}
+    told = {**means, "samples": 40, "clients": sites, "missing": [], "bytes": 99}
+    write(tmp_path / "a", [0.2], fairness=None, summary={"federated": told})
+    row = rows(tables.fairness(problem_of(tmp_path), ACCURACY))["fedrts"]
+    assert row["clients' mean"].value == pytest.approx(0.7)
+    assert row["worst decile"].value == 0.5
+    figure = next(figure for figure in people.figures(problem_of(tmp_path), ACCURACY) if figure.title == "Accuracy by client")
+    assert [point.y for point in figure.series[0].points] == [0.5, 0.9]
+    assert "rows that each site holds out" in figure.caption
 
 
 def test_fairness(tmp_path):

@@ -38,6 +38,7 @@ LAYERS += [
     "phases",
     "tally",
     "engines",
+    "assessment",
     "rounds",
     "checkpoint",
     "config",

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedrts.errors import InputError
+
 app = typer.Typer(
     help="Federated learning of sparse models: FedRTS and what it is compared with.",
     no_args_is_help=True,
@@ -17,6 +19,18 @@ app = typer.Typer(
 )
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run folder.")]
+
+
+def _import_paths(given: list[str] | None) -> list[str] | None:
+    if wrong := [path for path in given or [] if ":" not in path]:
+        raise InputError(f"--allow {wrong[0]}: an import path is PKG.MODULE:NAME")
+    return given
+
+
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PKG.MODULE:NAME", callback=_import_paths, help="Code that the experiment may name; repeatable."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the data sets' files; default $FEDRTS_DATA, or ~/.cache/fedrts.", show_default=False)

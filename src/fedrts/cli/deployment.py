@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrts.cli.app import Assignments, DataDir, Quiet, app
+from fedrts.cli.app import Allow, Assignments, DataDir, Quiet, app
 from fedrts.cli.run import interruptible
 from fedrts.errors import InputError
 from fedrts.flower.host import Limits
@@ -51,7 +51,7 @@ def server(
     again = "the same command"
     door = Door(Address.of(address), Authority(tls).checked() if tls else None)
     if not (folder / "experiment.toml").exists():
-        interruptible(lambda observer: api.start(resolved, observer, data_dir, door), folder, quiet, again=again)
+        interruptible(lambda observer: api.start(resolved, observer, data_dir, door), quiet, again)
         return
     own = {key for settings in given for key in config.flat(settings)} - {"out", "engine", "engine.name"}
     changes = RunFolder(folder).revised(resolved, sorted(own))
@@ -60,9 +60,10 @@ def server(
         return
 
     def go_on(observer: Observer) -> api.Result:
-        return api.resume(folder, data_dir=data_dir, observer=observer, door=door, changes=changes)
+        trust = config.foreign(resolved.model_dump())
+        return api.resume(folder, data_dir=data_dir, observer=observer, door=door, changes=changes, trust=trust)
 
-    interruptible(go_on, folder, quiet, again=again)
+    interruptible(go_on, quiet, again)
 
 
 @app.command()
@@ -74,9 +75,7 @@ def client(
     ca: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate by which to know the server: its ca.pem.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Neither encryption nor keys; for trials on one machine.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    allow: Annotated[
-        list[str] | None, typer.Option(metavar="PKG.MODULE:NAME", help="Code that the experiment may name; repeatable.")
-    ] = None,
+    allow: Allow = None,
     options: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the data; repeatable.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Stop answering when this much privacy (ε) is spent.")] = None,
     delta: Annotated[float, typer.Option(help="The δ for which --epsilon is counted.")] = 1e-5,
@@ -93,6 +92,9 @@ def client(
     max_epochs: Annotated[int, typer.Option(help="Local epochs of a round, at most; 0: any number.")] = Limits.max_epochs,
     max_parameters: Annotated[int, typer.Option(help="Parameters of the model, at most; 0: any number.")] = Limits.max_parameters,
     max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of this process at most, such as 4GB.")] = None,
+    keep_statistics: Annotated[
+        bool, typer.Option("--keep-statistics", help="Do not tell mean and deviation of the images here, for a common normalisation.")
+    ] = False,
     patience: Annotated[float, typer.Option(help="Seconds to try again when the server cannot be reached; 0: for ever.")] = 0.0,
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -118,8 +120,6 @@ def client(
 
     if patience < 0:
         raise InputError(f"--patience {patience:g}: it must be 0 (for ever) or above")
-    if wrong := [path for path in allow or [] if ":" not in path]:
-        raise InputError(f"--allow {wrong[0]}: an import path is PKG.MODULE:NAME")
     config.validated(config.Experiment, {"device": device})  # what cannot be shows here, before any server
     if data is not None:
         sets.get(data)
@@ -143,6 +143,7 @@ def client(
         limits=limits,
         state=state or (key.with_suffix(".site") if key else Path("fedrts.site")),
         dry_run=dry_run,
+        keep_statistics=keep_statistics,
     )
     _serve(host, server, key, ca, insecure, patience or float("inf"), quiet)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedrts.cli.app import AsJson, DataDir, RunDir, app
+from fedrts.cli.app import Allow, AsJson, DataDir, RunDir, app
 from fedrts.cli.tables import print_table
 
 
@@ -33,13 +33,14 @@ def evaluate(
     run_dir: RunDir,
     data: Annotated[str | None, typer.Option(help="Test on another data set than the run's.")] = None,
     data_dir: DataDir = None,
+    allow: Allow = None,
     as_json: AsJson = False,
 ) -> None:
     """Test the model of a run folder."""
     from fedrts.folder import finite
     from fedrts.inspection import evaluate_run
 
-    metrics = evaluate_run(run_dir, data, data_dir)
+    metrics = evaluate_run(run_dir, data, data_dir, allow or ())
     print(json.dumps(finite(metrics)) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 
@@ -57,8 +58,9 @@ def export(
     ] = Format.safetensors,
     out: Annotated[Path | None, typer.Option(help="File to write; default export.safetensors, .pt or .onnx in the run folder.")] = None,
     data_dir: DataDir = None,
+    allow: Allow = None,
 ) -> None:
     """Write the model of a run folder for use elsewhere. Tensors load with `load_state_dict(strict=True)`; ONNX needs no PyTorch."""
     from fedrts.inspection import export_run
 
-    print(export_run(run_dir, format.value, out, data_dir))
+    print(export_run(run_dir, format.value, out, data_dir, allow or ()))

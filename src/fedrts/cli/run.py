@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedrts.cli.app import (
+    Allow,
     Assignments,
     BatchSize,
     DataDir,
@@ -68,6 +69,7 @@ def run(
 ) -> None:
     """Run an experiment. Without arguments: FedRTS at density 0.2 on handwritten digits, offline, in under a minute."""
     from fedrts import api, config
+    from fedrts.folder import resume_command
 
     names = (
         "method",
@@ -97,7 +99,7 @@ def run(
     def play(observer: Observer) -> Result:
         return api.start(resolved, watched(observer, folder, profile), data_dir)
 
-    interruptible(play, folder, quiet, tensorboard)
+    interruptible(play, quiet, resume_command(folder, resolved.model_dump()), tensorboard)
 
 
 def measured(experiment: Experiment, data_dir: Path | None, quiet: bool) -> Experiment:
@@ -128,25 +130,28 @@ def watched(observer: Observer, folder: Path, profile: bool) -> Observer:
 
 
 @app.command()
-def resume(run_dir: RunDir, data_dir: DataDir = None, quiet: Quiet = False) -> None:
+def resume(run_dir: RunDir, data_dir: DataDir = None, allow: Allow = None, quiet: Quiet = False) -> None:
     """Continue an interrupted run to exactly the result it would have had."""
-    from fedrts import api
-    from fedrts.folder import RunFolder
+    from fedrts import api, config
+    from fedrts.folder import RunFolder, resume_command
 
     if RunFolder(run_dir).summary() is not None:
         print(f"{run_dir} is finished; `fedrts inspect {run_dir}` shows it")
         return
     tensorboard = (run_dir / "tensorboard").is_dir()
-    interruptible(lambda observer: api.resume(run_dir, data_dir=data_dir, observer=observer), run_dir, quiet, tensorboard)
+    again = resume_command(run_dir, config.from_file(RunFolder(run_dir).experiment_file()))
+
+    def go_on(observer: Observer) -> Result:
+        return api.resume(run_dir, data_dir=data_dir, observer=observer, trust=allow or ())
+
+    interruptible(go_on, quiet, again, tensorboard)
 
 
-def interruptible(
-    play: Callable[[Observer], Result], folder: Path, quiet: bool, tensorboard: bool = False, again: str | None = None
-) -> None:
-    """Play a run for a person: progress, and a word on how to go on after Ctrl-C or SIGTERM."""
+def interruptible(play: Callable[[Observer], Result], quiet: bool, again: str, tensorboard: bool = False) -> None:
+    """Play a run for a person: progress, and a word on how to go on `again` after Ctrl-C or SIGTERM."""
     from fedrts.observe import Several, Silent
     from fedrts.observe.console import ConsoleObserver
     from fedrts.observe.tensorboard import TensorBoardObserver
 
-    with as_interruption(f"interrupted; continue with: {again or f'fedrts resume {folder}'}"):
+    with as_interruption(f"interrupted; continue with: {again}"):
         play(Several(Silent() if quiet else ConsoleObserver(), *([TensorBoardObserver()] if tensorboard else [])))

@@ -108,7 +108,7 @@ def _play(task: Task, reporter: Reporter) -> None:
         if not key.startswith(_MAY_DIFFER) and there.get(key) != wanted.get(key):
             what = f"{key} is {there.get(key)!r}, not {wanted.get(key)!r}"
             raise InputError(f"{task.folder} holds another run ({what}): remove it, or choose another --out")
-    api.resume(task.folder, data_dir=task.data_dir, observer=reporter)
+    api.resume(task.folder, data_dir=task.data_dir, observer=reporter, trust=config.foreign(wanted))
 
 
 @contextmanager

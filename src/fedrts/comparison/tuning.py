@@ -46,7 +46,8 @@ def used(cells: Sequence[Cell], folder: Path) -> dict[Group, float]:
         file = folder / cell.name / "experiment.toml"
         if not file.exists():
             continue
-        rate = config.resolve(config.from_file(file)).train.lr
+        with RunFolder(file.parent).trusted(config.foreign(cell.settings())):
+            rate = config.resolve(config.from_file(file)).train.lr
         first, earlier = found.setdefault(cell.group, (cell.name, rate))
         if rate != earlier:
             what = f"train.lr is {earlier:g} in {first} and {rate:g} in {cell.name}"

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fedrts import data, methods, models
+from fedrts.config.foreign import foreign
 from fedrts.config.tables import Clients, Experiment
 from fedrts.config.tree import Settings, flat, merged, nested
 from fedrts.config.validation import check_options, validated
 from fedrts.data.contract import Recipe
 from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
+from fedrts.registry import only_allowing
 from fedrts.server_optimizer import DEFAULT_RATE
 
 CUSTOM = "custom"
@@ -37,13 +39,17 @@ def resolve(*layers: Settings) -> Experiment:
 
 
 def with_newer_keys(old: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat settings that an earlier version wrote, with the defaults of those keys of `now` that it did not know yet."""
+    """Flat settings that an earlier version wrote, with the defaults of those keys of `now` that it did not know yet.
+
+    They come from a folder: they may name no code but what `now` names too.
+    """
     missing = now.keys() - old.keys()
     if not missing:
         return dict(old)
     try:
-        full = flat(complete(validated(Experiment, nested(old))).model_dump(mode="json"))
-    except InputError:  # they have keys that are known no more
+        with only_allowing(foreign(now)):
+            full = flat(complete(validated(Experiment, nested(old))).model_dump(mode="json"))
+    except InputError:  # they have keys that are known no more, or name other code
         return dict(old)
     return {key: full[key] for key in missing if full.get(key) is not None} | dict(old)
 

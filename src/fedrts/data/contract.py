@@ -99,7 +99,9 @@ class Data:
         return x.unflatten(0, rows.shape), y
 
     def evaluate(self, module: nn.Module, batch_size: int) -> Metrics:
-        """The task's metrics on the test set, and `valid_accuracy` where there is a validation set."""
+        """The task's metrics on the test set, none without one, and `valid_accuracy` where there is a validation set."""
+        if not len(self.test_y):
+            return {}
         metrics = self.judge(module, self.test_x, self.test_y, batch_size)
         if self.valid_x is None or self.valid_y is None:
             return metrics

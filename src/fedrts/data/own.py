@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from fedrts.data.contract import Data, parted
 from fedrts.data.holdings import Holdings
 from fedrts.data.images import statistics
-from fedrts.data.pixels import Augment, Pixels
+from fedrts.data.pixels import Augment, Measured
 from fedrts.errors import InputError, reason
 from fedrts.tasks import Task
 
@@ -51,11 +51,13 @@ def _arrays(dataset: Dataset[Any], where: str) -> tuple[Tensor, Tensor]:
 
 
 def with_test_share(held: Data, share: float) -> Data:
-    """`held` with a random `share` of its training rows, the same in every run, as its test set."""
+    """`held` with a random `share` of its training rows, the same in every run, as its test set; of 0 there is none."""
+    if share == 0 and not isinstance(share, bool):
+        return replace(held, test_x=held.x[:0], test_y=held.y[:0])
     rest, test = parted(len(held.y), share, "test")
     return replace(held, x=held.x[rest], y=held.y[rest], test_x=held.x[test], test_y=held.y[test])
 
 
 def normalised(held: Data, augment: Augment) -> Data:
     """Images `held` as a model reads them, by the mean and standard deviation of the training rows alone."""
-    return replace(held, view=Pixels.of(*statistics(held.x), augment))
+    return replace(held, view=Measured.of(*statistics(held.x), augment))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -31,12 +32,12 @@ class Pixels:
     cutout: int = 0
     """Side of the square around a random pixel that is set to the mean; what lies outside the image is not made up for."""
 
-    @staticmethod
-    def of(mean: Sequence[float], std: Sequence[float], augment: Augment = False, suits: str = "crop+flip") -> Pixels:
+    @classmethod
+    def of(cls, mean: Sequence[float], std: Sequence[float], augment: Augment = False, suits: str = "crop+flip") -> Self:
         """The view for the channels' `mean` and `std` in [0, 1]; `suits` is what `augment=True` stands for."""
         crop, flip, cutout = _strengths(augment, suits)
         centre, spread = (torch.tensor(list(values), dtype=torch.float64).view(-1, 1, 1) for values in (mean, std))
-        return Pixels((1 / (255 * spread)).float(), (-centre / spread).float(), crop, bool(flip), cutout)
+        return cls((1 / (255 * spread)).float(), (-centre / spread).float(), crop, bool(flip), cutout)
 
     @property
     def numbers(self) -> int:
@@ -53,7 +54,7 @@ class Pixels:
         x = self.inputs(self._moved(x, u[:, :3]) if self.crop or self.flip else x)
         return self._holed(x, u[:, 3:]) if self.cutout else x
 
-    def to(self, device: torch.device | str) -> Pixels:
+    def to(self, device: torch.device | str) -> Self:
         return replace(self, scale=self.scale.to(device), shift=self.shift.to(device))
 
     def _moved(self, x: Tensor, u: Tensor) -> Tensor:
@@ -73,6 +74,16 @@ class Pixels:
         )
         inside = [(place >= 0) & (place < self.cutout) for place in (rows, columns)]
         return x.masked_fill((inside[0].unsqueeze(2) & inside[1].unsqueeze(1)).unsqueeze(1), 0.0)
+
+
+@dataclass(frozen=True)
+class Measured(Pixels):
+    """Pixels that are normalised by statistics of the rows at hand, which sites with such data replace by common ones."""
+
+    def normalised_by(self, mean: Sequence[float], std: Sequence[float]) -> Measured:
+        """The same view by other statistics."""
+        other = Pixels.of(mean, std).to(self.scale.device)
+        return replace(self, scale=other.scale, shift=other.shift)
 
 
 def _whole(u: Tensor, below: int) -> Tensor:

@@ -35,6 +35,7 @@ from fedrts.engines.slots import schedule
 from fedrts.errors import InputError, note, optional, reason
 from fedrts.guard import Guard
 from fedrts.methods.contract import State
+from fedrts.registry import permit
 from fedrts.tally import Question, Tally, tally
 from fedrts.tasks import Metrics
 
@@ -81,10 +82,17 @@ def spread(settings: Settings, bench: Workbench, rows: Sequence[Tensor], eval_ba
                 ray.kill(each)
 
 
+def is_elsewhere(address: str) -> bool:
+    """Does engine.address name a cluster that need not be the user's own? What it sends back is unpickled here."""
+    return address not in ("", "local", "auto")
+
+
 @contextlib.contextmanager
 def connected(settings: Settings, store_bytes: int | None = None) -> Iterator[Any]:
     """The module `ray`, connected: to a Ray of our own on this machine's loopback, to a cluster, or to the one that there is."""
     local = settings.address == "local"
+    if is_elsewhere(settings.address):
+        permit(settings.address, "Ray cluster")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if local:

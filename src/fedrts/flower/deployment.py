@@ -14,7 +14,7 @@ import httpx
 import tomli_w
 
 from fedrts.assemble import Assembled, with_samples
-from fedrts.config import CUSTOM
+from fedrts.config import CUSTOM, Experiment, foreign
 from fedrts.data.partition import SITES
 from fedrts.errors import InputError
 from fedrts.flower import keys
@@ -22,6 +22,7 @@ from fedrts.flower.engine import FlowerEngine
 from fedrts.flower.fleet import Fleet, Roster
 from fedrts.flower.keys import Authority
 from fedrts.flower.link import Address, open_gate, opened
+from fedrts.flower.normalisation import Normalisation, settled
 from fedrts.flower.processes import child
 
 _HERE = "node"
@@ -63,16 +64,17 @@ def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, do
         open_gate()
         for number, key in enumerate(issued):
             mine = range(number, experiment.clients.total, len(issued))
-            command = _node_command(door, key, mine, data_dir, experiment.device)
+            command = _node_command(door, key, mine, data_dir, experiment)
             log = stack.enter_context(open(folder / f"{_HERE}-{number}.log" if folder else temporary / f"{number}.log", "ab"))
             stack.enter_context(child(command, stdin=-3, stdout=log, stderr=log))
         with _explained():
-            yield _with_fleet(run, fleet)
+            yield _with_fleet(run, fleet, folder)
 
 
-def _with_fleet(run: Assembled, fleet: Fleet) -> Assembled:
+def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
     """Wait for nodes, and for what sites have to say of themselves."""
     experiment, guard = run.experiment, run.plan.guard
+    facts: dict[str, Any] = {}
     there = fleet.gather(experiment.clients.total, experiment.engine.wait)
     if experiment.clients.partition == SITES:
         if len(fleet.roster.entries) < experiment.clients.total:
@@ -80,7 +82,16 @@ def _with_fleet(run: Assembled, fleet: Fleet) -> Assembled:
                 f"{len(fleet.roster.entries)} of {experiment.clients.total} sites came within {experiment.engine.wait:g} s: "
                 "start the others, or lower clients.total, then start the server again"
             )
-        run = with_samples(run, [fleet.roster.entries[client].samples for client in range(experiment.clients.total)])
+        sites = [fleet.roster.entries[client] for client in range(experiment.clients.total)]
+        held_out = {client: site.held_out for client, site in enumerate(sites) if site.held_out}
+        run = with_samples(run, [site.samples for site in sites], held_out)
+        if not held_out and not len(run.data.test_y):
+            fleet.say("nobody has data to test the model on: start a client with --set test=0.2, say, for its site to hold some out")
+        told = ((site.samples, Normalisation.told(list(site.statistics))) for site in sites)
+        normalisation = settled(folder, [(samples, part) for samples, part in told if part is not None])
+        if normalisation is not None:
+            run.bench.data = normalisation.applied(run.bench.data)
+            facts["normalisation"] = normalisation.numbers
     elif there < guard.needed(experiment.clients.per_round):
         came = f"{there} clients came within {experiment.engine.wait:g} s: too few for a round"
         raise InputError(f"{came}; start more nodes, then the same command again")
@@ -94,6 +105,7 @@ def _with_fleet(run: Assembled, fleet: Fleet) -> Assembled:
         guard.deadline or float("inf"),
         experiment.engine.wait,
         ordered=guard.over_select == 0,
+        facts=facts,
     )
     return replace(run, plan=replace(run.plan, engine=engine))
 
@@ -115,7 +127,7 @@ def _private_door(folder: Path, nodes: int) -> tuple[Door, list[Path]]:
     return Door(Address.free(), authority), [private for private, _ in issued]
 
 
-def _node_command(door: Door, key: Path, clients: range, data_dir: str | Path | None, device: str) -> list[str]:
+def _node_command(door: Door, key: Path, clients: range, data_dir: str | Path | None, experiment: Experiment) -> list[str]:
     assert door.authority is not None
     command = [
         sys.executable,
@@ -129,7 +141,9 @@ def _node_command(door: Door, key: Path, clients: range, data_dir: str | Path | 
         "--ca",
         str(door.authority.certificate),
     ]
-    command += ["--partition", ",".join(map(str, clients)), "--device", device]
+    command += ["--partition", ",".join(map(str, clients)), "--device", experiment.device]
+    command += ["--data", experiment.data] if ":" in experiment.data else []  # which is on this machine
+    command += [word for path in foreign(experiment.model_dump()) for word in ("--allow", path)]  # as the user's own command does
     command += ["--accept", "any", "--min-samples", "1", "--min-batch", "1", "--max-epochs", "0", "--max-parameters", "0"]  # it is our own
     return command + (["--data-dir", str(data_dir)] if data_dir else [])
 

@@ -88,6 +88,8 @@ class FlowerEngine:
     """Seconds to wait for enough nodes."""
     ordered: bool = True
     """Replies in the order of clients, so that sums have the same bits every time; else as they come."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What every order tells beside the round."""
 
     @property
     def label(self) -> str:
@@ -160,7 +162,7 @@ class _Exchange:
 
     def _send(self, node: int, blobs: dict[int, bytes], whole: bool = False) -> None:
         fleet = self.engine.fleet
-        facts = {"round": self.order.round.index, "exchange": self.order.round.exchange}
+        facts = {**self.engine.facts, "round": self.order.round.index, "exchange": self.order.round.exchange}
         message = Message(content(facts, blobs), node, WORK, ttl=self.engine.timeout + 60, group_id=str(self.order.round.index))
         name = fleet.link.push(message)
         if name is None:

@@ -18,6 +18,7 @@ from fedrts.flower import HELLO
 from fedrts.flower.keys import Authority, fingerprint
 from fedrts.flower.link import Link
 from fedrts.flower.messages import Incoming, content, opened
+from fedrts.flower.normalisation import Normalisation
 from fedrts.wire.errors import WireError
 
 _INTRODUCTION = 2**20
@@ -42,6 +43,10 @@ class Entry:
     """Fingerprint of its data."""
     key: str
     """Fingerprint of its node's public key: nobody else may stand for this client."""
+    held_out: int = 0
+    """Samples on which it judges the global model."""
+    statistics: tuple[float, ...] = ()
+    """What its inputs are like, see `normalisation`; empty: it does not tell."""
 
 
 _ENTRIES = TypeAdapter(dict[int, Entry])
@@ -228,7 +233,7 @@ class Fleet:
         if self.samples is None:
             if clients or len(samples) != 1 or not 1 <= samples[0] <= MOST_SAMPLES:
                 raise InputError(f"it is not one site with data of its own, and with 1 to {MOST_SAMPLES:,} samples")
-            return (self.roster.admit(None, Entry(samples[0], data, key)),)
+            return (self.roster.admit(None, Entry(samples[0], data, key, *_of_site(facts))),)
         if not clients or len(clients) != len(samples) or len(set(clients)) != len(clients):
             raise InputError("it does not say which clients it stands for")
         for client, count in zip(clients, samples, strict=True):
@@ -279,6 +284,14 @@ class Fleet:
             time.sleep(0.2)
             self.look()
         return len(self.hosts)
+
+
+def _of_site(facts: dict[str, Any]) -> tuple[int, tuple[float, ...]]:
+    """Samples that a site holds out, and what its inputs are like."""
+    held_out, told = facts.get("held_out", 0), Normalisation.told(facts.get("statistics"))
+    if type(held_out) is not int or not 0 <= held_out <= MOST_SAMPLES:
+        raise WireError(f"its introduction holds out {held_out!r} samples")
+    return held_out, () if told is None else tuple(told.numbers)
 
 
 def _counts(value: object) -> list[int]:

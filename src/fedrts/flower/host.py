@@ -53,6 +53,8 @@ class Host:
     """The folder of what the site remembers (see `state.Records`); None: it forgets."""
     dry_run: bool = False
     """Only look at what an experiment asks for, and take no part."""
+    keep_statistics: bool = False
+    """Tell nobody mean and deviation of the images' channels."""
 
     def consents(self, digest: str) -> bool:
         """Did the owner name this experiment?"""

@@ -171,6 +171,7 @@ class Worker:
             if self.site is None:
                 return Message(content({STRANGER: True}), reply_to=message)
             started = time.monotonic()
+            self.site.normalise(facts.get("normalisation"))
             answer, replies = self.site.answer(blobs)
             self.say(f"worked for client {', '.join(map(str, blobs))} in {time.monotonic() - started:.1f} s")
             return Message(content(answer, replies), reply_to=message)

@@ -7,8 +7,11 @@ package, or of what the site's owner allows.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,7 +20,9 @@ from torch import Tensor
 
 import fedrts
 from fedrts import config, guard
+from fedrts import data as sets
 from fedrts.assemble import Assembled, build_model, federation, put_together
+from fedrts.assessment import assessment
 from fedrts.client import Order, Reply
 from fedrts.config import Experiment
 from fedrts.data.partition import SITES
@@ -27,8 +32,10 @@ from fedrts.flower import consent, policy
 from fedrts.flower.consent import DeclinedError
 from fedrts.flower.host import Host
 from fedrts.flower.messages import Facts
+from fedrts.flower.normalisation import Normalisation
 from fedrts.flower.state import Records
 from fedrts.privacy import Account, countable
+from fedrts.registry import only_allowing
 from fedrts.sparse.mask import Mask
 from fedrts.traffic import REMEMBERED
 from fedrts.wire import codec
@@ -52,10 +59,17 @@ class Site:
     """To the owner."""
     masks: dict[bytes, Mask] = field(default_factory=dict)
     """The last masks by fingerprint, the newest last."""
+    normalisation: Normalisation | None = None
+    """The common one, once the server has told it."""
 
     @staticmethod
     def of(host: Host, text: str, facts: Facts, records: Records | None = None, say: Callable[[str], None] = lambda text: None) -> Site:
         """The site for an experiment as the server wrote it; `facts` say of which shape inputs are, and how many classes there are."""
+        with owners_rule(host):
+            return Site._of(host, text, facts, records or Records(), say)
+
+    @staticmethod
+    def _of(host: Host, text: str, facts: Facts, records: Records, say: Callable[[str], None]) -> Site:
         digest = consent.digest({**facts, "experiment": text})
         with _told(None if host.data is None else host.data.partition(":")[2]):
             experiment = accepted(text, host)
@@ -67,7 +81,10 @@ class Site:
                 else "the experiment divides one data set: say with --partition which parts are here"
             )
         local = {"partition": "iid", "total": 1, "per_round": 1, "min_size": 1}
-        here = experiment.model_copy(update={"clients": experiment.clients.model_copy(update=local)}) if sites else experiment
+        here = experiment
+        if sites:
+            options = {**_holding_nothing_out(experiment.data), **experiment.data_options}
+            here = experiment.model_copy(update={"clients": experiment.clients.model_copy(update=local), "data_options": options})
         shape, classes = tuple(facts["input_shape"]), int(facts["classes"])
         policy.check_training(experiment, host.limits)
         with _told():
@@ -87,15 +104,39 @@ class Site:
             raise DeclinedError(f"--partition {unknown[0]}: the experiment has {len(rows)} clients, numbered from 0")
         policy.check_rows([len(rows[client]) for client in host.clients or [0]], experiment.train.batch_size, host.limits)
         run = put_together(here, module, replace(held, classes=classes), rows)
-        return Site(host, run, digest, records or Records(), say)
+        return Site(host, run, digest, records, say)
 
     def introduction(self) -> dict[str, Any]:
         """Who we are: the clients that we stand for, with their numbers of samples."""
         clients = list(self.host.clients)
         samples = [len(self._rows(client)) for client in clients] if clients else [len(self.run.rows[0])]
         data = self.run.data.fingerprint  # which the server compares where it knows the data, and must not guess at where it does not
-        told = data if clients else self.records.keyed(data)
-        return {"fedrts": fedrts.__version__, "clients": clients, "samples": samples, "data": told}
+        told = {"fedrts": fedrts.__version__, "clients": clients, "samples": samples, "data": data if clients else self.records.keyed(data)}
+        return told if clients else {**told, "held_out": self.held_out, "statistics": self._statistics()}
+
+    @property
+    def held_out(self) -> int:
+        """Samples on which this site judges the global model. Fewer than its floor would tell of single rows, and metrics have no
+        protection where ε is limited: there it judges nothing.
+        """
+        protection, rows = self.run.bench.protection, len(self.run.data.test_y)
+        limited = self.host.epsilon is not None or protection.noise or protection.index_epsilon
+        return 0 if limited or rows < self.host.limits.min_samples else rows
+
+    def _statistics(self) -> list[float]:
+        """What the inputs are like, for a common normalisation; nothing where the owner objects, or limits ε."""
+        measured = None if self.host.keep_statistics or self.host.epsilon is not None else Normalisation.measured(self.run.data)
+        return [] if measured is None else measured.numbers
+
+    def normalise(self, numbers: object) -> None:
+        """Read inputs by the common statistics that came with an order, from the first one on."""
+        told = Normalisation.told(numbers)
+        if told is None or told == self.normalisation:
+            return
+        if self.normalisation is not None:
+            raise WireError("the server changes the normalisation of inputs in the middle of the study")
+        self.run.bench.data = told.applied(self.run.bench.data)
+        self.normalisation = told
 
     def answer(self, blobs: Mapping[int, bytes]) -> tuple[dict[str, Any], dict[int, bytes]]:
         """The encoded replies to encoded orders by client; the facts name those who lack the mask, and what failed."""
@@ -103,9 +144,10 @@ class Site:
         missing, failed, reasons = [], [], []
         for client, data in blobs.items():
             try:
-                with _told():
-                    order = self.order(client, data)
-                replies[client] = guard.encode_reply(self._carried_out(order, client), order)
+                with owners_rule(self.host):
+                    with _told():
+                        order = self.order(client, data)
+                    replies[client] = guard.encode_reply(self._carried_out(order, client), order)
             except MaskMissingError:
                 missing.append(client)
             except (WireError, InputError) as error:
@@ -123,7 +165,7 @@ class Site:
         if not -1 <= header.round < plan.rounds:
             raise WireError(f"round {header.round} is not one of this experiment")
         current = plan.round(header.round, mask, header.exchange)
-        exchanges = plan.exchanges(current)
+        exchanges = [*plan.exchanges(current), assessment(plan.metrics)]
         if header.exchange >= len(exchanges):
             raise WireError(f"round {header.round} has no exchange {header.exchange}")
         exchange = exchanges[header.exchange]
@@ -189,17 +231,18 @@ def _told(private: str | None = None) -> Iterator[None]:
         raise DeclinedError(str(error), str(error).replace(private, "…") if private else None) from error
 
 
+def _holding_nothing_out(name: str) -> dict[str, float]:
+    """The option by which a site trains on all that it is given, where its data set would hold out a share by itself."""
+    return {"test": 0.0} if "test" in inspect.signature(sets.get(name)).parameters else {}
+
+
 def accepted(text: str, host: Host) -> Experiment:
     """The experiment that a server names, on this site's data and device; it may name no code but that of the package."""
     settings: dict[str, Any] = consent.parsed(text)
     for key in ("versions", "out", "init"):
         settings.pop(key, None)
-    topology = settings.get("topology", {})
-    for name in (settings.get("model"), settings.get("method"), topology.get("prunable") if isinstance(topology, dict) else None):
-        if isinstance(name, str) and ":" in name and name not in host.allowed:
-            raise InputError(f"the experiment names code that is not part of fedrts: start the client with --allow {name} if you trust it")
     named = str(settings.get("data", ""))
-    if host.data is None and ":" in named:
+    if host.data is None and ":" in named and named not in host.allowed:
         raise InputError("the experiment names data on the server's machine: say with --data what is here")
     if host.data is not None:
         same = host.data == named or (":" in named and host.data.partition(":")[0] == named.partition(":")[0])
@@ -207,7 +250,14 @@ def accepted(text: str, host: Host) -> Experiment:
     if not host.clients:
         settings["data_options"] = {name: value for name, value in _options(settings).items() if name in OF_THE_INPUTS}
     settings["data_options"] = {**_options(settings), **host.options}
-    return config.resolve({**settings, "device": host.device, "engine": {"name": "serial"}})
+    with owners_rule(host):
+        return config.resolve({**settings, "device": host.device, "engine": {"name": "serial"}})
+
+
+def owners_rule(host: Host) -> AbstractContextManager[None]:
+    """Inside, a server's experiment leads to no code but that of the package, what the owner allows, and the owner's own data."""
+    own = [] if host.data is None else [(sets.data.kind, host.data)]
+    return only_allowing(host.allowed, lambda path: f"start the client with --allow {shlex.quote(path)} if you trust it", own)
 
 
 def _options(settings: Mapping[str, Any]) -> dict[str, Any]:

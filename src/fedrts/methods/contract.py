@@ -165,6 +165,18 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Judge:
+    """Metrics of the received model on the rows that the client holds out, into `into [metrics]`; trains nothing."""
+
+    metrics: tuple[str, ...]
+    """Their names, in the order in which they travel."""
+    into: str = "metrics"
+
+    def flops(self, sparse: float, dense: float) -> float:
+        return 0.0  # evaluation is not part of what training costs
+
+
+@dataclass(frozen=True)
 class Rewire:
     """A new mask of the client's own, with as many links per layer: `choose(tensors, mask)` → (kept, new); weights off `kept` become 0.
 
@@ -177,7 +189,7 @@ class Rewire:
         return 0.0
 
 
-Step = Train | ProbeGradient | ProbeCurvature | Calibrate | Evaluate | Rewire
+Step = Train | ProbeGradient | ProbeCurvature | Calibrate | Evaluate | Judge | Rewire
 
 
 @dataclass(frozen=True)

@@ -110,10 +110,17 @@ class ConsoleObserver:
             table.add_column(heading, justify=justify)  # type: ignore[arg-type]
         table.add_row("active parameters", f"{summary['density']:.1%}", "100.0%", f"{summary['density']:.3f}")
         table.add_row("sent in all", megabytes(sent), megabytes(dense), f"{summary['comm_ratio']:.3f}")
-        table.add_row("test accuracy", f"{summary['accuracy']:.4f}", "", "")
+        sites = summary.get("federated")
+        if summary["accuracy"] is not None:
+            table.add_row("test accuracy", f"{summary['accuracy']:.4f}", "", "")
+        if sites and (by_site := sites["mean_of_clients"].get("accuracy")) is not None:
+            weighted = f"at {len(sites['clients'])} sites, {sites['samples']:,} samples"
+            table.add_row(f"accuracy {weighted}", f"{sites['mean']['accuracy']:.4f}", "", "")
+            table.add_row("mean of the sites", f"{by_site:.4f}", "", "")
         if summary["perplexity"] is not None:
             table.add_row("perplexity", f"{summary['perplexity']:.2f}", "", "")
-        table.add_row("mean of the last ten", f"{summary['accuracy_last10']:.4f}", "", "")
+        if summary["accuracy_last10"] is not None:
+            table.add_row("mean of the last ten", f"{summary['accuracy_last10']:.4f}", "", "")
         table.add_row("time", f"{summary['seconds']:.1f} s", "", "")
         table.add_row("samples a second", f"{summary['samples_per_second']:,.0f}", "", "")
         self.console.print(table)

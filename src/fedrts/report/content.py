@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from fedrts.folder import resume_command
 from fedrts.report import people, progress, tables, topology
 from fedrts.report.format import cell, text
 from fedrts.report.model import Chapter, Figure, Report, Section, Table
@@ -29,7 +30,8 @@ def failures(runs: Iterable[Run]) -> list[str]:
     found = []
     for run in runs:
         if not run.finished:
-            found.append(f"{run.path}: unfinished after {run.played} of {run.settings['rounds']} rounds; fedrts resume {run.path}")
+            again = resume_command(run.path, run.settings)
+            found.append(f"{run.path}: unfinished after {run.played} of {run.settings['rounds']} rounds; {again}")
         reasons = Counter(str(entry["reason"]) for line in run.history for entry in line["rejected"])
         rejected = {reason: count for reason, count in reasons.items() if reason not in EXCUSED}
         if rejected:

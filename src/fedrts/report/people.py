@@ -25,8 +25,14 @@ def figures(problem: Problem, metric: Metric) -> list[Figure]:
 
 def client_values(run: Run, metric: Metric, key: str | None = None) -> list[float]:
     """A metric of every client that was judged."""
-    entries: Sequence[Line] = (run.fairness or {}).get("clients") or []
+    entries: Sequence[Line] = (run.fairness or {}).get("clients") or _told_by_sites(run)
     return [entry[key or metric.key] for entry in entries if entry.get(key or metric.key) is not None]
+
+
+def _told_by_sites(run: Run) -> Sequence[Line]:
+    """What sites said of the final model, each on the rows that it holds out."""
+    told: Sequence[Line] = ((run.summary or {}).get("federated") or {}).get("clients") or []
+    return told
 
 
 def class_values(run: Run) -> dict[int, float]:
@@ -60,11 +66,13 @@ def _by_client(problem: Problem, metric: Metric) -> list[Figure]:
     if not series:
         return []
     own = metric.axis([point.y for entry in series for point in entry.points])
+    sites = all(_told_by_sites(run) for setting in problem.finished for run in setting.runs)
+    rows = "rows that each site holds out" if sites else "data that each client holds"
     caption = (
-        f"The final model's {metric.name} on the data that each client holds, clients sorted from worst to best in every run; "
-        "mean over seeds. A flat line treats clients alike."
+        f"The final model's {metric.name} on the {rows}, {'sites' if sites else 'clients'} sorted from worst to best in every run; "
+        "mean over seeds. A flat line treats all alike."
     )
-    x, y = Axis("clients, from worst to best", "percent"), replace(own, title=f"{metric.name} on own data")
+    x, y = Axis("clients, from worst to best", "percent"), replace(own, title=f"{metric.name} on {'held-out' if sites else 'own'} data")
     return [Lines(f"{problem.id}-clients", f"{metric.name.capitalize()} by client", caption, x, y, series)]
 
 

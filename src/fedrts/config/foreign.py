@@ -1,0 +1,25 @@
+"""What settings name that is not part of the package: whoever follows it may run any code."""
+
+from __future__ import annotations
+
+import re
+
+from fedrts import data
+from fedrts.config.tree import Settings, flat
+from fedrts.engines.ray import is_elsewhere
+
+_IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
+
+
+def foreign(settings: Settings) -> list[str]:
+    """The import paths among settings, whatever their key, and the address of a Ray cluster.
+
+    A text may look like an import path and be none: this is for telling the user, and for trusting one's own settings.
+    """
+    texts = {key: value for key, value in flat(settings).items() if isinstance(value, str)}
+    schemes = tuple(name.removesuffix("PATH") for name in data.names() if name.endswith(":PATH"))
+    found = [value for key, value in texts.items() if _IMPORT_PATH.fullmatch(value) and not (key == "data" and value.startswith(schemes))]
+    address = texts.get("engine.address", "")
+    if texts.get("engine.name") == "ray" and is_elsewhere(address):
+        found.append(address)
+    return list(dict.fromkeys(found))
