@@ -26,7 +26,7 @@ from fedrts.methods.contract import State
 _NOT_COMPARED = {"out", "checkpoint.every", "eval.fairness"} | {
     f"guard.{key}" for key in ("quorum", "attempts", "over_select", "deadline", "strikes")
 }
-_NOT_COMPARED |= {f"engine.{key}" for key in ("nodes", "timeout", "wait")}
+_NOT_COMPARED |= {f"engine.{key}" for key in ("nodes", "timeout", "wait", "patience")}
 """Keys that may change before a run is resumed: they can mend what stopped it."""
 _LOGS = ("history.jsonl", "topology.jsonl")
 

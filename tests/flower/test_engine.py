@@ -26,7 +26,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedrts import config
 from fedrts.assemble import Assembled, assemble, with_samples
 from fedrts.errors import InputError
-from fedrts.flower import HELLO, engine, fleet, messages
+from fedrts.flower import HELLO, PROTOCOL, engine, fleet, messages
 from fedrts.flower.deployment import engaged, introduction
 from fedrts.flower.engine import FlowerEngine
 from fedrts.flower.fleet import Entry, Fleet, Roster
@@ -338,7 +338,7 @@ def test_a_client_belongs_to_the_key_that_first_stood_for_it(tmp_path):
 )
 def test_what_a_node_says_of_itself_is_checked(facts: dict[str, Any], words: str):
     run, link = experiment(), LinkHere()
-    facts = {**facts, **({"data": run.data.fingerprint} if facts.get("data") else {})}
+    facts = {"protocol": PROTOCOL, **facts, **({"data": run.data.fingerprint} if facts.get("data") else {})}
     link.start(7, [0], lambda message, worker: Message(messages.content(facts), reply_to=message))
     ready = connected(run, link)
     assert not ready.plan.engine.fleet.hosts
@@ -349,7 +349,7 @@ def test_what_a_node_says_of_itself_is_checked(facts: dict[str, Any], words: str
 @pytest.mark.parametrize("claimed", [0, -1, 2**31, 2**45, 2**62])
 def test_a_site_cannot_claim_more_samples_than_can_be_counted(claimed: int):
     run, link = experiment(clients={"partition": "sites"}), LinkHere()
-    facts = {"clients": [], "samples": [claimed], "data": "x"}
+    facts = {"protocol": PROTOCOL, "clients": [], "samples": [claimed], "data": "x"}
     link.start(7, [], lambda message, worker: Message(messages.content(facts), reply_to=message))
     people = Fleet(link, introduction(run), Roster(5), None, "", None, link.said.append)  # type: ignore[arg-type]
     people.look()

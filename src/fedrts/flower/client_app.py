@@ -12,9 +12,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fedrts.flower import HELLO, WORK
+from fedrts.flower import FAREWELL, HELLO, WELCOME, WORK
 from fedrts.flower.host import Host
-from fedrts.flower.messages import opened
+from fedrts.flower.messages import content, opened
 from fedrts.flower.node import Worker
 from fedrts.sparse.mask import Mask
 from fedrts.wire.errors import WireError
@@ -34,6 +34,14 @@ def hello(message: Message, context: Context) -> Message:
     except WireError:
         context.state.pop(_FACTS, None)
     return Worker(_host(context), print).reply(message)
+
+
+@app.query(WELCOME.partition(".")[2])
+@app.query(FAREWELL.partition(".")[2])
+def hear(message: Message, context: Context) -> Message:
+    """You take part; or: it is over. Flower's SuperNode stays all the same."""
+    print(dict(opened(message)[0]))
+    return Message(content({}), reply_to=message)
 
 
 @app.train(WORK.partition(".")[2])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import safetensors.torch
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
@@ -37,8 +38,10 @@ from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedrts.errors import InputError
-from fedrts.flower import HELLO, STRANGER
+import fedrts
+from fedrts.checkpoint import write_atomically
+from fedrts.errors import InputError, RefusedError, printable
+from fedrts.flower import FAREWELL, HELLO, PROTOCOL, STRANGER, WELCOME
 from fedrts.flower.host import Host
 from fedrts.flower.keys import read_private_key
 from fedrts.flower.messages import Incoming, content, opened
@@ -49,6 +52,10 @@ LONGEST_MESSAGE = 4 * 2**30
 _POLL = 0.5
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
 """Seconds between two tries to connect."""
+_UNANSWERED = 120.0
+"""Seconds after which a withdrawal that nobody acknowledges is given up."""
+_GOOD_ENDS = ("finished", "withdrawn")
+"""Farewells after which all is well."""
 _STALLED = 60.0
 """Seconds after which a message whose pieces do not come is given up."""
 
@@ -82,24 +89,33 @@ class Server:
             raise InputError(f"cannot read the certificate {self.ca}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def serve(host: Host, server: Server, say: Say = print, patience: float = float("inf")) -> None:
-    """Stand by for a server until told to stop. A lost connection is tried again for `patience` seconds; a refusal is final."""
+def serve(host: Host, server: Server, say: Say = print, patience: float = float("inf"), *, withdraw: bool = False) -> None:
+    """Stand by for a server until the study ends. A lost connection is tried again for `patience` seconds; a refusal is final.
+
+    `withdraw`: only tell the server that this site takes part no more.
+    """
     private = server.private_key()
     keys = (private, private.public_key()) if private is not None else generate_key_pairs()
-    worker, tries, last = Worker(host, say), 0, time.monotonic()
+    worker, tries, last = Worker(host, say, withdraws=withdraw), 0, time.monotonic()
+    due = time.monotonic() + _UNANSWERED if withdraw else float("inf")
     while True:
         try:
             with Connection(server, keys, registered=private is not None) as connection:
                 say(f"connected to {server.address}")
-                while True:
+                while worker.parting is None:
                     tries, last = 0, time.monotonic()
                     if not connection.handle(worker.reply):
                         time.sleep(_POLL)
+                    if last > due:
+                        raise InputError(f"{server.address} does not answer: if a node runs with this key, stop it first")
         except (httpx.HTTPError, ssl.SSLError, ObjectPullError, ObjectPushError, WireError, ConnectionError) as error:
             if "certificate verify failed" in str(error).lower():
                 raise InputError(f"{server.address} is not who --ca vouches for: {error}") from error
-            if tries == 0:
+            if tries == 0 and worker.parting is None:
                 say(f"no connection to {server.address} ({error or type(error).__name__}): trying again")
+        if worker.parting is not None:
+            worker.parting.obey(say)
+            return
         if time.monotonic() - last > patience:
             raise InputError(f"{server.address} could not be reached for {patience:.0f} seconds")
         time.sleep(_PAUSES[min(tries, len(_PAUSES) - 1)])
@@ -118,22 +134,45 @@ def refusal(error: httpx.HTTPStatusError) -> str:
     return f"{error.response.status_code} {text[:200]}"
 
 
+@dataclass(frozen=True)
+class Parting:
+    """Why a node goes."""
+
+    why: str
+    text: str
+
+    def obey(self, say: Say) -> None:
+        """Tell the owner; what is no good end is an error."""
+        if self.why not in _GOOD_ENDS:
+            raise RefusedError(self.text)
+        say(self.text)
+
+
 class Worker:
     """Answers messages, one after the other; the site is built when the first server introduces itself."""
 
-    def __init__(self, host: Host, say: Say) -> None:
-        self.host, self.say = host, say
+    def __init__(self, host: Host, say: Say, *, withdraws: bool = False) -> None:
+        self.host, self.say, self.withdraws = host, say, withdraws
         self.site: Site | None = None
         self.text = ""
+        self.parting: Parting | None = None
+        """Set once there is nothing more to do here."""
 
     def reply(self, message: Message) -> Message:
         """The answer to any message; nothing that a server sends makes us fall over."""
         try:
             facts, blobs = opened(message)
             if message.metadata.message_type == HELLO:
-                return Message(content(self.meet(facts)), reply_to=message)
+                ours = {"protocol": PROTOCOL, "fedrts": fedrts.__version__}
+                return Message(content({**ours, **self.meet(facts)}), reply_to=message)
+            if message.metadata.message_type == FAREWELL:
+                self.part(facts, blobs)
+                return Message(content({}), reply_to=message)
             if self.site is None:
                 return Message(content({STRANGER: True}), reply_to=message)
+            if message.metadata.message_type == WELCOME:
+                self.say(f"taking part in {self.site.run.experiment.method} on {self.site.run.experiment.data}")
+                return Message(content({}), reply_to=message)
             started = time.monotonic()
             answer, replies = self.site.answer(blobs)
             self.say(f"worked for client {', '.join(map(str, blobs))} in {time.monotonic() - started:.1f} s")
@@ -148,15 +187,45 @@ class Worker:
         """Learn the experiment, and introduce ourselves."""
         from fedrts.flower.site import Site  # which takes seconds to import: the server need not wait for the connection
 
+        if self.withdraws:
+            return {"withdraws": True}
         try:
+            _check_version(facts)
             if self.site is None or self.text != facts["experiment"]:
                 before = None if self.site is None else self.site.given_away
                 self.site, self.text = Site.of(self.host, facts["experiment"], facts, before), facts["experiment"]
-                self.say(f"taking part in {self.site.run.experiment.method} on {self.site.run.experiment.data}")
             return self.site.introduction()
         except (InputError, KeyError, TypeError) as error:
-            self.say(f"cannot take part: {error}")
+            self.parting = Parting("refused", f"cannot take part: {error}")
             return {"refused": str(error)}
+
+    def part(self, facts: dict[str, Any], blobs: dict[int, bytes]) -> None:
+        """The server says that it is over, with the final model where we may have it."""
+        self.parting = Parting(str(facts.get("why")), f"the server says: {printable(facts.get('text', ''))}")
+        folder: Path | None = getattr(self.host, "state", None)
+        if not blobs or self.site is None or not self.site.run.experiment.clients.share_model:
+            return
+        from fedrts.flower import final
+
+        if folder is None:
+            self.say("the final model came, but there is no folder to keep it in: start the client with --state DIR")
+            return
+        try:
+            tensors = final.decoded(next(iter(blobs.values())), self.site.run)
+            write_atomically(folder / "model.safetensors", safetensors.torch.save(tensors))
+        except (WireError, InputError) as error:
+            self.say(f"the final model was not kept: {error}")
+        else:
+            self.say(f"the final model is in {folder / 'model.safetensors'}")
+
+
+def _check_version(facts: dict[str, Any]) -> None:
+    """Do the server and we understand each other? One of before there were such numbers names none."""
+    theirs = facts.get("protocol")
+    if theirs != PROTOCOL:
+        version, number = printable(facts.get("fedrts", "of unknown version"), 32), printable(theirs or "none", 32)
+        ours = f"this node fedrts {fedrts.__version__} (protocol {PROTOCOL})"
+        raise InputError(f"the server runs fedrts {version} (protocol {number}), {ours}: install the same fedrts on both")
 
 
 class Connection:
@@ -179,7 +248,8 @@ class Connection:
             self.client.close()
             if error.response.status_code >= 500:
                 raise
-            raise InputError(f"{self.address} refuses this node: {refusal(error)}") from error
+            words = f"{self.address} refuses this node: {refusal(error)}"
+            raise (InputError if "clock" in words else RefusedError)(words) from error  # a clock may be set right
         except BaseException:
             self.client.close()
             raise
