@@ -381,7 +381,7 @@ def two_sites(**keywords: Any) -> tuple[Assembled, LinkHere, FlowerEngine]:
     link.start(8, [])
     people = meeting(run, link, Roster(2), sites=True)
     run = with_samples(run, [people.roster.entries[client].samples for client in range(2)])
-    engine = FlowerEngine(people, run.bench, run.plan.samples, run.plan.engine, run.plan.needed(), 5.0, 60.0, 0.05)
+    engine = FlowerEngine(people, run.bench, run.plan.samples, run.plan.engine, run.plan.needed, 5.0, 60.0, 0.05)
     return replace(run, plan=replace(run.plan, engine=engine)), link, engine
 
 
@@ -553,6 +553,29 @@ def test_a_site_that_withdraws_is_asked_no_more_and_history_says_since_when(tmp_
     for _ in range(3):
         engine.fleet.look()
     assert any("withdrew or was removed" in line for line in link.said)
+
+
+def test_those_who_stay_need_not_wait_for_those_who_withdrew():
+    run, link, engine = two_sites(guard={"quorum": 0.5, "attempts": 1})
+    engine.needed, engine.wait = replace(run.plan, per_round=10, samples=[1] * 10).needed, 0.05
+    engine.fleet.roster.total = 10
+    for client in range(2, 10):
+        engine.fleet.roster.admit(client, Entry(1, "x", f"key {client}"))
+        engine.fleet.roster.leave(client, "withdrawn")
+    plan = replace(run.plan, per_round=10, samples=[*run.plan.samples, *[1] * 8])
+    del link.workers[8]
+    assert next(play(plan, run.method.begin(run.setup), 0, Ledger.of(run.plan.guard))).record.clients == [0], "one of two is half"
+
+
+def test_a_node_that_never_introduces_itself_holds_nobody_up(monkeypatch: pytest.MonkeyPatch):
+    run, link = experiment(clients={"per_round": 5}), LinkHere()
+    link.start(7, [0, 2, 4])
+    link.start(9, [1, 3], lambda message, worker: None)
+    ready = connected(run, link, wait=60.0)
+    monkeypatch.setattr(fleet, "_ANSWER", 0.1)
+    record = next(play(ready.plan, ready.method.begin(ready.setup), 0, Ledger.of(run.plan.guard))).record
+    assert record.clients == [0, 2, 4]
+    assert record.seconds < 20
 
 
 def test_a_withdrawal_by_somebody_unknown_changes_nothing():

@@ -133,7 +133,12 @@ def connected(run: Assembled, link: LinkHere, **changes: Any) -> Assembled:
     people.look()
     people.look()
     flower = FlowerEngine(
-        people, run.bench, run.plan.samples, run.plan.engine, 1, **{"timeout": 5.0, "deadline": 60.0, "wait": 0.2, **changes}
+        people,
+        run.bench,
+        run.plan.samples,
+        run.plan.engine,
+        lambda departed: 1,
+        **{"timeout": 5.0, "deadline": 60.0, "wait": 0.2, **changes},
     )
     return replace(run, plan=replace(run.plan, engine=flower))
 

@@ -109,7 +109,7 @@ def _with_fleet(run: Assembled, fleet: Fleet) -> Assembled:
         run.bench,
         run.plan.samples,
         run.plan.engine,
-        run.plan.needed(),
+        run.plan.needed,
         experiment.engine.timeout,
         guard.deadline or float("inf"),
         experiment.engine.wait,

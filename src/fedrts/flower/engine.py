@@ -6,7 +6,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import IO, Any
@@ -108,8 +108,8 @@ class FlowerEngine:
     samples: Sequence[int]
     server: Engine
     """Evaluates the server's model."""
-    needed: int
-    """Replies without which a round is repeated."""
+    needed: Callable[[Collection[int]], int]
+    """Replies without which a round is repeated, of a federation that these clients have left."""
     timeout: float
     """Seconds that nodes have for an order."""
     deadline: float
@@ -193,7 +193,7 @@ class _Exchange:
             fleet.look()
             wanted = [client for client in self.clients if client not in fleet.departed]
             absent = [client for client in wanted if client not in fleet.hosts]
-            enough = len(wanted) - len(absent) >= min(self.engine.needed, len(wanted))
+            enough = len(wanted) - len(absent) >= min(self.engine.needed(fleet.departed), len(wanted))
             if not absent or (enough and not fleet.expects) or time.monotonic() >= due:
                 return enough
             if not enough and not told:

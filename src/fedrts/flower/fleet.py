@@ -55,7 +55,7 @@ class _Node:
     incoming: Incoming | None = None
     clients: tuple[int, ...] = ()
     tries: int = 0
-    """How often it was refused for a reason that may mend itself."""
+    """How often it did not answer, or was refused for a reason that may mend itself."""
     done: bool = False
     """There is nothing more to say to it."""
 
@@ -151,7 +151,7 @@ class Fleet:
         for number, node in self.nodes.items():
             waiting = node.hello is not None and time.monotonic() - node.asked < (_ANSWER if node.hello else _AGAIN)
             if not node.clients and not node.done and not waiting:
-                node.incoming = None
+                node.incoming, node.tries = None, node.tries + bool(node.hello)
                 message = Message(content(self.introduction), number, HELLO, ttl=_ANSWER)
                 node.hello, node.asked = self.link.push(message), time.monotonic()
 
@@ -299,8 +299,8 @@ class Fleet:
 
     @property
     def expects(self) -> bool:
-        """Is a node here that has not introduced itself yet?"""
-        return any(not node.clients and not node.done and node.hello != "" for node in self.nodes.values())
+        """Is a node here that has not introduced itself yet, and may do so soon?"""
+        return any(not node.clients and not node.done and node.hello != "" and node.tries == 0 for node in self.nodes.values())
 
     def meet_again(self, number: int) -> None:
         """A node says that it does not know the experiment: it is asked to introduce itself."""
