@@ -157,10 +157,19 @@ class Folder:
         address = f"127.0.0.1:{port or self.port}"
         return ["server", self.experiment, "--address", address, "--tls", self.authority.folder, "--out", self.path / str(out)]
 
-    def client(self, number: int, clients: str, port: int | None = None) -> list[object]:
+    def bind(self, number: int, clients: list[int]) -> None:
+        """Let this node, and no other, stand for these clients."""
+        self.authority.register(self.keys[number].with_suffix(".pub"), clients=clients)
+
+    def site(self, number: int, port: int | None = None) -> list[object]:
+        """The command of a node; without --partition one with data of its own."""
         ca = self.authority.certificate
-        known = ["--key", self.keys[number], "--ca", ca]
-        return ["client", "--server", f"127.0.0.1:{port or self.port}", *known, *NO_LIMITS, "--partition", clients]
+        return ["client", "--server", f"127.0.0.1:{port or self.port}", "--key", self.keys[number], "--ca", ca, *NO_LIMITS]
+
+    def client(self, number: int, clients: str, port: int | None = None) -> list[object]:
+        """The command of a node that stands for these clients, which are bound to its key."""
+        self.bind(number, [int(client) for client in clients.split(",")])
+        return [*self.site(number, port), "--partition", clients]
 
 
 class CountingProxy:

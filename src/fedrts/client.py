@@ -144,6 +144,8 @@ class Failure:
 
     client: int
     reason: str
+    excused: bool = False
+    """The server itself found that nothing came, or nothing in time. Whatever a client says, it is no excuse."""
     resent: int = 0
     at: float | None = None
     more: bool = False

@@ -28,7 +28,7 @@ from fedrts.registry import only_allowing
 _NOT_COMPARED = {"out", "checkpoint.every", "eval.fairness"} | {
     f"guard.{key}" for key in ("quorum", "attempts", "over_select", "deadline", "strikes")
 }
-_NOT_COMPARED |= {f"engine.{key}" for key in ("nodes", "timeout", "wait")}
+_NOT_COMPARED |= {f"engine.{key}" for key in ("nodes", "timeout", "wait", "patience")}
 """Keys that may change before a run is resumed: they can mend what stopped it."""
 Trust = bool | Collection[str]
 """May code run that a run folder names? Or only some import paths."""

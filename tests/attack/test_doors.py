@@ -27,11 +27,10 @@ import uvicorn
 from flwr.app import Message
 from flwr.supercore.primitives.asymmetric import sign_message
 
-from federating import free_port, listening
+from federating import free_port, listening, trusting
 from fedrts.errors import InputError, Note
 from fedrts.flower import HELLO, keys, limits, link, node, punctual, superlink
 from fedrts.flower.fleet import Fleet, Roster
-from fedrts.flower.host import Host
 from fedrts.flower.keys import Authority
 from fedrts.flower.link import Address, Link, open_gate, opened
 from fedrts.flower.messages import content
@@ -453,7 +452,7 @@ def handshakes(certificate: Path, key: Path, newest: ssl.TLSVersion = ssl.TLSVer
 def told(server: Server, patience: float = 0.0, lines: list[str] | None = None) -> str:
     """Why a node gives up."""
     with pytest.raises(InputError) as caught:
-        serve(Host(clients=[0]), server, (lines if lines is not None else []).append, patience)
+        serve(trusting(clients=[0]), server, (lines if lines is not None else []).append, patience)
     return str(caught.value)
 
 

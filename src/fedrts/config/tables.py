@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedrts import data, methods
-from fedrts.data.partition import Partition
+from fedrts.data.partition import SITES, Partition
 from fedrts.engines.choice import KernelName
 from fedrts.engines.choice import Name as EngineName
 from fedrts.engines.kernels import Precision
-from fedrts.guard import Reducer
+from fedrts.guard import Guard, Reducer
 from fedrts.server_optimizer import Kind
 from fedrts.wire.quantise import ValueType
 
@@ -36,6 +36,7 @@ class Clients(Table):
     classes_per_client: int = Field(2, ge=1, description="labels that a client holds, of shards")
     dropout: Number = Field(0.0, ge=0, lt=1, description="simulated: chance that a client vanishes after its download")
     min_size: int | None = Field(None, ge=1, description="least number of samples of a client; default 10, of quantity 16 or a batch")
+    share_model: bool = Field(False, description="over nodes: every node is sent the final model when the study ends")
 
     @model_validator(mode="after")
     def _enough(self) -> Clients:
@@ -112,6 +113,9 @@ class Engine(Table):
     nodes: int = Field(2, ge=1, description="flower: nodes on this machine, among which `fedrts run` divides the clients")
     timeout: Number = Field(3600.0, gt=0, description="flower: seconds that nodes have for an order")
     wait: Number = Field(600.0, ge=0, description="flower: seconds to wait for nodes before going on without them")
+    patience: Number = Field(
+        5.0, ge=0, description="flower: nodes have so many times as long as clients took of late, 10 s to timeout; 0: always timeout"
+    )
 
 
 class Wire(Table):
@@ -123,7 +127,9 @@ class Wire(Table):
 class GuardTable(Table):
     """Under which rules clients' replies count."""
 
-    quorum: Number = Field(0.3, gt=0, le=1, description="share of a round's clients whose replies must be usable")
+    quorum: Number | None = Field(
+        None, gt=0, le=1, description="share of a round's clients whose replies must be usable; default 0.3, for sites 1"
+    )
     over_select: Number = Field(0.0, ge=0, le=10, description="how many more clients than needed are asked, as a share")
     deadline: Number = Field(0.0, ge=0, description="seconds after which replies of a round are late; 0: never")
     attempts: int = Field(5, ge=1, description="times that a round is tried with other clients before the run stops")
@@ -209,6 +215,13 @@ class Experiment(Table):
         if self.clients.min_size is not None:
             return self.clients.min_size
         return min(16, self.train.batch_size) if self.clients.partition == "quantity" else 10
+
+    @property
+    def quorum(self) -> float:
+        """Share of a round's clients whose replies must be usable: of a study among sites all, by default."""
+        if self.guard.quorum is not None:
+            return self.guard.quorum
+        return 1.0 if self.clients.partition == SITES else Guard.quorum
 
     @property
     def end(self) -> int:

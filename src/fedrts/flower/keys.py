@@ -9,6 +9,7 @@ import datetime
 import functools
 import hashlib
 import ipaddress
+import json
 import os
 import re
 import ssl
@@ -21,6 +22,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from pydantic import TypeAdapter, ValidationError
 
 from fedrts.checkpoint import write_atomically
 from fedrts.errors import InputError, note
@@ -31,6 +33,19 @@ _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 825
 _ALWAYS = ("localhost", "127.0.0.1", "::1")
 _SOON = datetime.timedelta(days=30)
 """How long before its end a certificate is worth a word."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a registered node may stand for."""
+
+    order: int
+    """Nodes were registered in this order."""
+    clients: tuple[int, ...] = ()
+    """Numbers that are its own; none: of sites it gets one."""
+
+
+_SEAT = TypeAdapter(Seat)
 
 
 @dataclass(frozen=True)
@@ -115,20 +130,41 @@ class Authority:
         _write_secret(self.server_key, own)
         write_atomically(self.server_certificate, signed.public_bytes(serialization.Encoding.PEM))
 
-    def register(self, public_key: Path, name: str | None = None) -> str:
-        """Let the node with this public key take part; its name."""
+    def seats(self) -> dict[str, Seat]:
+        """The place of every registered node, by name."""
+        found = {}
+        for file in sorted(self.nodes.glob("*.json")):
+            try:
+                found[file.stem] = _SEAT.validate_json(file.read_bytes(), strict=True)
+            except (OSError, ValidationError) as error:
+                raise InputError(f"{file} is damaged: register the key again with --clients") from error
+        return found
+
+    def register(self, public_key: Path, name: str | None = None, clients: Sequence[int] | None = None) -> str:
+        """Let the node with this public key take part, and stand for these `clients`; its name. Again: with other clients."""
         if not self.certificate.exists():
             raise InputError(f"{self.folder} holds no authority: name its folder with --dir, or make one with `fedrts keys init`")
         pem = read_public_key(public_key)
         name = checked_name(name or public_key.stem)
         for other, known in self.registered().items():
-            if known.strip() == pem.strip():
+            if known.strip() == pem.strip() and (other != name or clients is None):
                 raise InputError(f"this key is registered already, as '{other}'")
-            if other == name:
+            if other == name and known.strip() != pem.strip():
                 raise InputError(f"'{name}' has another key: `fedrts keys revoke {name}` first, or choose another --name")
         self.nodes.mkdir(exist_ok=True)
+        self._seat(name, clients)
         write_atomically(self.nodes / f"{name}.pub", pem)
         return name
+
+    def _seat(self, name: str, clients: Sequence[int] | None) -> None:
+        """Remember in which order nodes were registered, and for which clients."""
+        seats = self.seats()
+        for other, seat in seats.items():
+            if other != name and (taken := sorted(set(seat.clients) & set(clients or ()))):
+                raise InputError(f"client {taken[0]} is bound to '{other}': `fedrts keys revoke {other}` first, or choose another number")
+        order = seats[name].order if name in seats else max((seat.order for seat in seats.values()), default=-1) + 1
+        text = json.dumps({"order": order, "clients": list(clients or ())})
+        write_atomically(self.nodes / f"{name}.json", text.encode())
 
     def revoke(self, name: str) -> None:
         """Take a node's permission away; a running server notices within seconds."""
@@ -138,6 +174,7 @@ class Authority:
         revoked = self.folder / "revoked"
         revoked.mkdir(exist_ok=True)
         os.replace(file, revoked / file.name)
+        file.with_suffix(".json").unlink(missing_ok=True)
 
 
 def issue(name: str, folder: Path) -> tuple[Path, Path]:

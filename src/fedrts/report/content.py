@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from fedrts.folder import resume_command
@@ -12,7 +12,10 @@ from fedrts.report.model import Chapter, Figure, Report, Section, Table
 from fedrts.report.quantities import Metric, last_ten, metric_of, over
 from fedrts.report.read import Found, Run
 from fedrts.report.settings import Problem, grouped
-from fedrts.tally import EXCUSED
+from fedrts.tally import DROPPED, EXCUSED, UNASKED
+
+_NAMED, _SPANS = 10, 8
+"""Missing clients, and spans of rounds of each, that are named one by one."""
 
 
 def compose(found: Found) -> Report:
@@ -37,7 +40,32 @@ def failures(runs: Iterable[Run]) -> list[str]:
         if rejected:
             what = "; ".join(f"{count} × {reason}" for reason, count in sorted(rejected.items(), key=lambda entry: -entry[1])[:3])
             found.append(f"{run.path}: {_count(sum(rejected.values()), 'rejected reply', 'rejected replies')}: {what}")
+        found += [f"{run.path}: {words}" for words in absences(run)]
     return found
+
+
+def absences(run: Run) -> list[str]:
+    """A line for every client that rounds of a federation went without, and why: those that missed most first."""
+    rounds: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+    for line in run.history:
+        for client, reason in {(entry["client"], entry["reason"]) for entry in line["rejected"]}:
+            if reason in EXCUSED and reason not in (DROPPED, UNASKED) and client not in line["clients"]:
+                rounds[client, reason].append(line["round"])
+    ranked = sorted(rounds.items(), key=lambda item: (-len(item[1]), item[0]))
+    words = [f"client {client} {reason} in {_spans(which)}" for (client, reason), which in ranked[:_NAMED]]
+    return words + [f"{_count(len(ranked) - _NAMED, 'more client')} missing in some rounds"] * (len(ranked) > _NAMED)
+
+
+def _spans(rounds: list[int]) -> str:
+    """`rounds 3-5, 9` of [3, 4, 5, 9]."""
+    spans: list[list[int]] = []
+    for number in rounds:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in spans[:_SPANS]]
+    return f"round{'s' * (len(rounds) > 1)} {', '.join(words)}{' …' * (len(spans) > _SPANS)}"
 
 
 def _chapter(problem: Problem) -> Chapter:
