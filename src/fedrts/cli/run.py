@@ -134,6 +134,7 @@ def resume(run_dir: RunDir, data_dir: DataDir = None, quiet: Quiet = False) -> N
     from fedrts.folder import RunFolder
 
     if RunFolder(run_dir).summary() is not None:
+        RunFolder(run_dir).verify()
         print(f"{run_dir} is finished; `fedrts inspect {run_dir}` shows it")
         return
     tensorboard = (run_dir / "tensorboard").is_dir()
