@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from fedrts.comparison.play import News
 from fedrts.comparison.table import METRICS, Results, markdown
 from fedrts.comparison.tuning import Chosen
 from fedrts.errors import InputError
+from fedrts.spreadsheet import csv_text
 
 DEFAULT_METRIC = "accuracy_last10"
 
@@ -97,11 +96,8 @@ class Compared:
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as CSV, with the keys of all of them."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    return csv_text([keys, *([row.get(key) for key in keys] for row in rows)])
 
 
 def write_failures(out: Path, failures: Mapping[str, News]) -> None:

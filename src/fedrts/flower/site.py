@@ -159,6 +159,8 @@ class Site:
 
 def accepted(text: str, host: Host) -> Experiment:
     """The experiment that a server names, on this site's data and device; it may name no code but that of the package."""
+    if not isinstance(text, str):
+        raise InputError("the server's experiment is no text: it is no fedrts server, or one of another version")
     try:
         settings = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
