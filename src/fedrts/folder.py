@@ -344,5 +344,7 @@ def lock(file: IO[bytes], path: Path) -> None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         raise InputError(f"another process is writing to {path}: wait for it, or stop it") from error
+    except OSError as error:
+        raise InputError(f"cannot keep other processes out of {path}: {error.strerror}; choose a folder on another disk") from error

@@ -80,6 +80,17 @@ def test_resuming_in_a_folder_that_cannot_be_written_is_one_line(stopped, comman
     assert f"cannot write {stopped / 'history.jsonl'}: {os.strerror(code)}" in ended.err
 
 
+def test_a_disk_that_cannot_lock_is_not_another_process(stopped, command, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    ended = command("resume", stopped, "--quiet")
+    assert (ended.code, "No locks available" in ended.err, "another process" in ended.err) == (2, True, False)
+
+
 def test_a_damaged_checkpoint_that_cannot_be_put_away_is_one_line(stopped, command, monkeypatch):
     newest = sorted((stopped / "checkpoint").iterdir())[-1]
     os.truncate(newest, 100)

@@ -223,7 +223,7 @@ def test_an_image_of_too_many_pixels_is_refused_undecoded(tmp_path, side):
     png(tmp_path / "large.png", side, side)
 
     def look():
-        with pytest.raises(InputError, match=r"large\.png"):
+        with pytest.raises(InputError, match=r"large\.png (has .* pixels, more than|is no readable image: Image size .* exceeds)"):
             images.size_of(str(tmp_path / "large.png"))
 
     assert peak(look) < 4 * MEGABYTE
@@ -428,4 +428,4 @@ def test_a_whole_field_of_votes_takes_a_few_times_the_model():
     field = Indices("gradient", [LINKS // 10])
     selection = field.take({"gradient": torch.rand(LINKS)}, frame)
     message = b"".join(field.write(selection, frame))
-    assert peak(lambda: field.read(Reader(message), frame)) < 2 * FEW * (LINKS + len(message))
+    assert peak(lambda: field.read(Reader(message), frame)) < FEW * (LINKS + len(message))

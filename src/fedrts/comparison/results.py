@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrts.checkpoint import write_atomically
+from fedrts.checkpoint import explained, write_atomically
 from fedrts.comparison import table
 from fedrts.comparison.grid import Cell, Grid
 from fedrts.comparison.play import News
@@ -104,7 +104,8 @@ def write_failures(out: Path, failures: Mapping[str, News]) -> None:
     """failures.json: why each unfinished cell is; no file where all are finished."""
     file = out / "failures.json"
     if not failures:
-        file.unlink(missing_ok=True)
+        with explained(file):
+            file.unlink(missing_ok=True)
         return
     content = {name: {"reason": news.text, **({"traceback": news.traceback} if news.traceback else {})} for name, news in failures.items()}
     write_atomically(file, json.dumps(content, indent=2).encode() + b"\n")

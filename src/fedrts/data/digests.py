@@ -70,13 +70,13 @@ def digest_of(tensor: Tensor) -> str:
 
 
 def _computed(tensor: Tensor) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.sha256()  # for which processors have instructions: twice as fast as others
     rows = max(1, _BLOCK * len(tensor) // max(1, tensor.numel() * tensor.element_size())) if tensor.dim() else 1
     for block in tensor.split(rows) if tensor.dim() and tensor.numel() else [tensor]:
         if block.numel():
             array: Any = block.cpu().contiguous().view(-1).view(torch.uint8).numpy()
             digest.update(array)
-    return digest.hexdigest()
+    return digest.hexdigest()[:32]
 
 
 def _part(tensor: Tensor) -> _Part | None:
