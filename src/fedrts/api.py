@@ -24,7 +24,7 @@ from fedrts.data.partition import SITES
 from fedrts.engines import choice, ray
 from fedrts.errors import InputError
 from fedrts.fairness import judged
-from fedrts.folder import RunFolder, Trust, check_versions, resume_command
+from fedrts.folder import RunFolder, Trust, check_finite, check_saved, check_versions, resume_command
 from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
@@ -106,6 +106,7 @@ def resume(
 
 def _resume(folder: RunFolder, data_dir: str | Path | None, observer: Observer, door: Door | None, changes: Mapping[str, Any]) -> Result:
     file = folder.experiment_file()
+    folder.verify()
     resolved = config.resolve(config.from_file(file), changes, {"out": str(folder.path)})
     check_versions(tomllib.loads(file.read_text("utf-8-sig")).get("versions", {}))
     if resolved.model == config.CUSTOM:
@@ -198,7 +199,7 @@ def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None =
     """The named tensors of a run: model.safetensors, or the newest checkpoint's."""
     if (folder.path / "model.safetensors").exists():
         return folder.read_tensors("model.safetensors")
-    saved = checkpoint.load(folder.path / "checkpoint")
+    saved = checkpoint.load(folder.path / "checkpoint", check=check_saved)
     if saved is None:
         first = resume_command(folder.path, config.from_file(folder.experiment_file()))
         raise InputError(f"{folder.path} has neither a model nor a checkpoint yet: run `{first}` first")
@@ -206,7 +207,11 @@ def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None =
     layout = layout_of(resolved, module, prunable)
     if layout.fingerprint != saved.facts["identity"]["model"]:
         raise InputError(f"the run in {folder.path} has another model, or another rule of what may be pruned: give the same ones")
-    return layout.state_dict(saved.state.weights)
+    if (saved.state.mask.sizes, len(saved.state.weights)) != (layout.sizes, layout.length):
+        raise InputError(f"the newest checkpoint in {folder.path} is damaged: its tensors are not the model's; delete it")
+    tensors = layout.state_dict(saved.state.weights)
+    check_finite(tensors, f"the newest checkpoint in {folder.path}")
+    return tensors
 
 
 def check_uploads(run: Assembled, state: State) -> None:
@@ -226,9 +231,15 @@ def _play(
         with _engaged(run, None, data_dir, door) as run:
             return _play_rounds(run, None, None, observer)
     with folder.writing(), _engaged(run, folder.path, data_dir, door) as run:
-        saved = folder.load(run.experiment, run.identity, run.experiment.device)
+        saved = folder.load(run.experiment, run.identity, run.experiment.device, lambda: _begun(run))
         folder.rewind(saved)
         return _play_rounds(run, folder, saved, observer)
+
+
+def _begun(run: Assembled) -> State:
+    """A run's state before its first round, with what its method remembers ever after; a set-up may forget what it began with."""
+    state = run.method.begin(run.setup)
+    return replace(state, memory={}) if run.method.exchanges(run.plan.round(-1, state.mask)) else state
 
 
 def _check_engine(run: Assembled) -> None:
@@ -296,8 +307,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         masks = run.layout.by_name(state.mask.bits)
         run.layout.bind(run.module, state.weights.clone())
         if folder is not None:
-            folder.write_tensors("model.safetensors", run.layout.state_dict(state.weights))
-            folder.write_tensors("masks.safetensors", masks)
+            summary["digests"] = folder.write_model(run.layout.state_dict(state.weights), masks)
             if run.bench.protection.on:
                 folder.write_json("privacy.json", describe_privacy(run, ledger))
             if experiment.eval.fairness and experiment.clients.partition != SITES:

@@ -54,10 +54,11 @@ class Assembled:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint belongs to beside the experiment: the model's layout, its layers, and who holds how many samples."""
-        held = repr((list(self.plan.samples), self.data.fingerprint))
+        """What a checkpoint belongs to beside the experiment: the model's layout, its layers, who holds how many samples, and the data."""
+        held = repr((list(self.plan.samples), self.data.sampled_fingerprint))  # all that earlier versions noted of the data
         samples = hashlib.blake2b(held.encode(), digest_size=8).hexdigest()
-        return {"model": self.layout.fingerprint, "clients": samples, "layers": [entry.name for entry in self.layout.layers]}
+        layers = [entry.name for entry in self.layout.layers]
+        return {"model": self.layout.fingerprint, "clients": samples, "layers": layers, "data": self.data.fingerprint}
 
 
 def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tuple[Data, Holdings]:

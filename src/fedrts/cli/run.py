@@ -136,6 +136,7 @@ def resume(run_dir: RunDir, data_dir: DataDir = None, allow: Allow = None, quiet
     from fedrts.folder import RunFolder, resume_command
 
     if RunFolder(run_dir).summary() is not None:
+        RunFolder(run_dir).verify()
         print(f"{run_dir} is finished; `fedrts inspect {run_dir}` shows it")
         return
     tensorboard = (run_dir / "tensorboard").is_dir()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Iterable, Sequence
 
 from fedrts.report.format import cell
 from fedrts.report.model import Bars, Cell, Figure, Heat, Mean, Report, Table
+from fedrts.spreadsheet import csv_text
 
 FILES = "report"
 """The folder beside report.html with pictures and CSV files."""
@@ -23,7 +21,7 @@ def table_csv(table: Table) -> str:
         for name in ([column.title, f"{column.title} ±"] if more else [column.title])
     ]
     rows = [[part for value, more in zip(row, with_error, strict=True) for part in _plain(value, more)] for row in table.rows]
-    return _csv([head, *rows])
+    return csv_text([head, *rows])
 
 
 def figure_csv(figure: Figure) -> str:
@@ -35,14 +33,14 @@ def figure_csv(figure: Figure) -> str:
             for name, row in zip(figure.rows, figure.values, strict=True)
             for column, value in zip(figure.columns, row, strict=True)
         ]
-        return _csv([[figure.y.title, figure.x.title, figure.what], *lines])
+        return csv_text([[figure.y.title, figure.x.title, figure.what], *lines])
     if isinstance(figure, Bars):
         head, rows = ["row", "part", figure.x.title], zip(figure.rows, *(values for _, values in figure.parts), strict=True)
         names = [name for name, _ in figure.parts]
-        return _csv([head, *([row, name, value] for row, *values in rows for name, value in zip(names, values, strict=True))])
+        return csv_text([head, *([row, name, value] for row, *values in rows for name, value in zip(names, values, strict=True))])
     lines = [[series.name, point.x, point.y, point.error, point.runs] for series in figure.series for point in series.points]
     lines += [[name, None, value, None, None] for name, value in figure.references]
-    return _csv([["series", figure.x.title, figure.y.title, "standard error", "runs"], *lines])
+    return csv_text([["series", figure.x.title, figure.y.title, "standard error", "runs"], *lines])
 
 
 def markdown(report: Report, pictures: bool) -> str:
@@ -80,12 +78,6 @@ def _plain(value: Cell | Mean, with_error: bool) -> list[Cell]:
     if isinstance(value, Mean):
         return [value.value, value.error]
     return [value, None] if with_error else [value]
-
-
-def _csv(rows: Iterable[Sequence[Cell]]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(rows)
-    return buffer.getvalue()
 
 
 def _escaped(words: str) -> str:

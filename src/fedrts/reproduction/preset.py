@@ -15,6 +15,7 @@ from fedrts.comparison.grid import Grid, check_method
 from fedrts.comparison.table import check_metric, key_of
 from fedrts.config import Table
 from fedrts.errors import InputError, nearest
+from fedrts.files import require_plain
 
 ScaleName = Literal["paper", "small"]
 PUBLISHED = ("megabytes", "flops", "memory", "gigabytes")
@@ -80,6 +81,7 @@ def names() -> list[str]:
 def text(name: str) -> str:
     """A preset of the package as it is written, or a file of one's own."""
     if name.endswith(".toml"):
+        require_plain(name)
         try:
             return Path(name).read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
