@@ -57,10 +57,17 @@ def free_port() -> int:
 class Running:
     """A process with what it has said so far."""
 
-    def __init__(self, *arguments: object, **environment: str) -> None:
+    def __init__(self, *arguments: object, cwd: Path | None = None, **environment: str) -> None:
         command = [sys.executable, "-m", "fedrts", *map(str, arguments)]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**ENVIRONMENT, **environment}, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=cwd,
+            env={**ENVIRONMENT, **environment},
+            start_new_session=True,
         )
         self.lines: list[str] = []
         self.peak: list[str] = []
@@ -120,8 +127,8 @@ def processes() -> Iterator[Callable[..., Running]]:
     """`start("server", …)` starts a command of ours."""
     started: list[Running] = []
 
-    def start(*arguments: object, **environment: str) -> Running:
-        started.append(Running(*arguments, **environment))
+    def start(*arguments: object, cwd: Path | None = None, **environment: str) -> Running:
+        started.append(Running(*arguments, cwd=cwd, **environment))
         return started[-1]
 
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -348,6 +349,7 @@ def test_the_roster_is_shown_with_what_became_of_everybody(tmp_path: Path, capsy
     roster.leave(2, "withdrawn")
     line = {"outer": True, "accuracy": None, "links_changed": 0.0, "upload_bytes": 0, "download_bytes": 0, "flops": 0.0, "seconds": 1.0}
     with folder.writing():
+        folder.rewind(None)
         folder.append("history.jsonl", {"round": 0, "clients": [0, 1, 2], "rejected": [], **line})
         missing = [{"client": 0, "reason": "late"}, {"client": 2, "reason": "withdrawn"}]
         folder.append("history.jsonl", {"round": 1, "clients": [1], "rejected": missing, **line})
@@ -401,6 +403,31 @@ def test_a_study_of_two_sites_does_not_go_on_alone():
     assert "guard.quorum" in words
     assert not worked, "who is here does not work, and gives nothing away, for nothing"
     assert any(line.startswith("LOST") and "cannot go on without client 1" in line for line in link.said), link.said
+
+
+def test_a_site_that_hangs_is_waited_for_where_there_is_no_quorum_without_it(monkeypatch: pytest.MonkeyPatch):
+    """A deadline that follows past rounds would end the study in a minute: every site is needed."""
+    run, link, engine = two_sites()
+    engine.wait, engine.paces = 5.0, Paces(5.0)
+    monkeypatch.setattr("fedrts.flower.engine._LEAST_ALLOWANCE", 0.2)
+    steps = play(run.plan, run.method.begin(run.setup), 0, Ledger.of(run.plan.guard))
+    for _ in range(2):
+        assert next(steps).record.clients == [0, 1]
+    held: list[Message] = []
+
+    def hangs(message: Message, worker: Worker) -> Message | None:
+        if message.metadata.message_type == WORK and not held:
+            held.append(message)
+            threading.Timer(1.0, lambda: link.answer(held[0], worker.reply(held[0]))).start()
+            return None
+        return worker.reply(message)
+
+    link.manners[8] = hangs
+    record = next(steps).record
+    assert held
+    assert record.clients == [0, 1]
+    assert record.rejected == []
+    assert any("waits for client 1" in line and "no quorum" in line for line in link.said), link.said
 
 
 def test_a_site_that_is_lost_is_said_loudly_and_stands_in_history_and_report():

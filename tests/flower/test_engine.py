@@ -94,11 +94,15 @@ class LinkHere:
             self.down += sum(map(len, messages.opened(message)[1].values()))
         answer = self.manners.get(node, lambda message, worker: worker.reply(message))(message, self.workers[node])
         if answer is not None:
-            answer.metadata.__dict__["_message_id"] = answer.object_id
-            self.pieces |= {key: part.deflate() for key, part in get_all_nested_objects(answer).items()}
-            head = remove_content_from_message(answer) if answer.has_content() else answer
-            self.waiting[name] = (message_to_proto(head), get_object_tree(answer))
+            self.answer(message, answer)
         return name
+
+    def answer(self, message: Message, answer: Message) -> None:
+        """A node's answer has come."""
+        answer.metadata.__dict__["_message_id"] = answer.object_id
+        self.pieces |= {key: part.deflate() for key, part in get_all_nested_objects(answer).items()}
+        head = remove_content_from_message(answer) if answer.has_content() else answer
+        self.waiting[message.metadata.message_id] = (message_to_proto(head), get_object_tree(answer))
 
     def replies(self, names: list[str]) -> list[tuple[Any, Any]]:
         assert not self.answered & set(names), "a message that was answered is known no more"

@@ -159,8 +159,9 @@ class _Exchange:
         started = time.monotonic()
         self._send_all()
         sent = time.monotonic()
-        due = min(started + self.engine.deadline, sent + min(self.engine.timeout, self.engine.paces.allowance(self.order.round)))
-        waiting = list(self.clients)
+        usual = self.engine.paces.allowance(self.order.round)
+        last = min(started + self.engine.deadline, sent + self.engine.timeout, sent + max(usual, self.engine.wait))
+        waiting, came, told = list(self.clients), 0, False
         while waiting:
             arrived = self.outcomes.__contains__
             for client in list(takewhile(arrived, waiting) if self.engine.ordered else filter(arrived, waiting)):
@@ -168,13 +169,22 @@ class _Exchange:
                 outcome = self.outcomes.pop(client)
                 self._tell(client, outcome)
                 if isinstance(outcome, Arrived):
+                    came += 1
                     self.engine.paces.add(self.order.round, client, outcome.at - sent)
                 yield self._made_of(client, outcome)
             if not waiting:
                 return
-            if time.monotonic() > due:
-                self.outcomes |= {client: self._excused(client, LATE) for client in waiting if client not in self.outcomes}
-            elif not self._receive():
+            absent = [client for client in waiting if client not in self.outcomes]
+            if absent and time.monotonic() > min(last, sent + usual):
+                here = came + sum(isinstance(outcome, Arrived) for outcome in self.outcomes.values())
+                if here >= min(self.engine.needed(self.engine.fleet.departed), len(self.clients)) or time.monotonic() > last:
+                    self.outcomes |= {client: self._excused(client, LATE) for client in absent}
+                    continue
+                if not told:
+                    told = True
+                    names = ", ".join(map(self.engine.fleet.roster.called, absent))
+                    self.engine.fleet.say(f"{LOST}: round {self.order.round.index} waits for {names}, without whom there is no quorum")
+            if not self._receive():
                 time.sleep(_POLL)
 
     def _tell(self, client: int, outcome: Arrived | Failure) -> None:
