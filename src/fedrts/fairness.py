@@ -59,7 +59,9 @@ def judged(run: Assembled, tell: Tell = lambda done, total: None) -> dict[str, A
                 {"class": label, "samples": of_class[label], "accuracy": metrics.get("accuracy")} for label, metrics in enumerate(found)
             ]
         served = look.apart(data.x, data.y, torch.cat([rows.cpu() for rows in seen]), list(map(len, seen)))
-    clients = [{"client": client, "samples": len(rows), **metrics} for client, (rows, metrics) in enumerate(zip(held, served, strict=True))]
+    clients: list[dict[str, Any]] = [
+        {"client": client, "samples": len(rows), **metrics} for client, (rows, metrics) in enumerate(zip(held, served, strict=True))
+    ]
     if classes is not None:
         y = data.y.cpu()
         for entry, rows in zip(clients, held, strict=True):
