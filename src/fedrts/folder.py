@@ -23,7 +23,7 @@ from fedrts.errors import InputError, note
 from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
 
-_NOT_COMPARED = {"out", "checkpoint.every", "eval.fairness"} | {
+_NOT_COMPARED = {"out", "tags", "checkpoint.every", "eval.fairness"} | {
     f"guard.{key}" for key in ("quorum", "attempts", "over_select", "deadline", "strikes")
 }
 _NOT_COMPARED |= {f"engine.{key}" for key in ("nodes", "timeout", "wait")}

@@ -27,6 +27,7 @@ class Experiment(Part):
     density: float
     rounds: Count
     seed: int
+    tags: list[str] = []
 
 
 class Rejected(Part):
@@ -94,6 +95,7 @@ class Summary(Part):
     flops: float
     seconds: float
     samples_per_second: float
+    given: dict[str, str] = {}
 
 
 def check(kind: Any, content: object, file: str) -> None:

@@ -1,6 +1,7 @@
 """Figures as pictures."""
 
 import warnings
+from itertools import pairwise
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_curves_are_named_at_their_ends_in_their_colours():
     named = {text.get_text(): text for text in axes.texts}
     assert {name: text.get_color() for name, text in named.items()} == dict(zip("abc", png._HUES, strict=False)) | {"dense": png._GREY}
     heights = sorted(text.xyann[1] for text in axes.texts)
-    assert min(high - low for low, high in zip(heights, heights[1:], strict=False)) >= 0.0449
+    assert min(high - low for low, high in pairwise(heights)) >= 0.0449
     assert all(text.xyann[0] > 1 for text in axes.texts)
 
 
