@@ -7,6 +7,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,15 @@ from fedrts.config import Experiment
 from fedrts.data.own import federate
 from fedrts.data.partition import SITES
 from fedrts.engines import choice, ray
-from fedrts.errors import InputError
+from fedrts.errors import InputError, optional
 from fedrts.fairness import judged
 from fedrts.folder import RunFolder, Trust, check_finite, check_saved, check_versions, resume_command
 from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
-from fedrts.observe import Observer, Silent
+from fedrts.observe import Observer, judging
+from fedrts.observe.notebook import default_observer
+from fedrts.observe.progress import megabytes
 from fedrts.phases import phase
 from fedrts.privacy import Repeatable
 from fedrts.rounds import Played
@@ -56,6 +59,17 @@ class Result:
     state: State
     """The server's state: flat weights, mask, and the method's own memory."""
 
+    def __repr__(self) -> str:
+        """A line for a notebook; the fields hold the rest."""
+        s = self.summary
+        sent = f"{megabytes(s['upload_bytes'] + s['download_bytes'])} sent ({s['comm_ratio']:.3f} of dense averaging)"
+        what = f"{s['method']} on {s['data']}, {s['model']}, seed {s['seed']}"
+        return f"<fedrts.Result: {what}: accuracy {s['accuracy']:.4f} after {s['rounds']} rounds, density {s['density']:.3f}, {sent}>"
+
+    def frame(self) -> Any:
+        """The history as a pandas DataFrame, a row a round: `result.frame().plot(x="round", y="accuracy")`."""
+        return optional("pandas", "pandas").DataFrame(self.history)
+
 
 def run(
     experiment: str | Path | None = None, *, data_dir: str | Path | None = None, observer: Observer | None = None, **keywords: Any
@@ -66,7 +80,7 @@ def run(
     `data_dir` is the folder of data sets (default: `FEDRTS_DATA`, or ~/.cache/fedrts); it is no part of the experiment.
     """
     layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
-    return start(config.resolve(*layers), observer or Silent(), data_dir)
+    return start(config.resolve(*layers), observer or default_observer(), data_dir)
 
 
 def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None = None, door: Door | None = None) -> Result:
@@ -101,7 +115,7 @@ def resume(
     """
     folder = RunFolder(path)
     with folder.trusted(trust, changes or {}):
-        return _resume(folder, data_dir, observer or Silent(), door, changes or {})
+        return _resume(folder, data_dir, observer or default_observer(), door, changes or {})
 
 
 def _resume(folder: RunFolder, data_dir: str | Path | None, observer: Observer, door: Door | None, changes: Mapping[str, Any]) -> Result:
@@ -158,7 +172,7 @@ def train(
     folder = RunFolder(out) if out else None
     if folder is not None and not (resume and (folder.path / "experiment.toml").exists()):
         folder.create(assembled.experiment)
-    return _play(assembled, folder, observer or Silent())
+    return _play(assembled, folder, observer or default_observer())
 
 
 def load(
@@ -303,6 +317,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
                 with phase("writing"):
                     _write_round(folder, played, run, ledger, pace)
             observer.played(played.record)
+        judging(observer, 0, 1)
         summary = summarise(run, state, ledger, history)
         masks = run.layout.by_name(state.mask.bits)
         run.layout.bind(run.module, state.weights.clone())
@@ -311,7 +326,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
             if run.bench.protection.on:
                 folder.write_json("privacy.json", describe_privacy(run, ledger))
             if experiment.eval.fairness and experiment.clients.partition != SITES:
-                folder.write_json("fairness.json", judged(run))
+                folder.write_json("fairness.json", judged(run, partial(judging, observer)))
             folder.write_json("summary.json", summary)
         observer.finished(summary)
     finally:

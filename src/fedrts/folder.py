@@ -28,7 +28,7 @@ from fedrts.ledger import Ledger
 from fedrts.methods.contract import State
 from fedrts.registry import only_allowing
 
-_NOT_COMPARED = {"out", "checkpoint.every", "eval.fairness"} | {
+_NOT_COMPARED = {"out", "tags", "checkpoint.every", "eval.fairness"} | {
     f"guard.{key}" for key in ("quorum", "attempts", "over_select", "deadline", "strikes")
 }
 _NOT_COMPARED |= {f"engine.{key}" for key in ("nodes", "timeout", "wait", "patience")}

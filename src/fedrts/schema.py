@@ -27,6 +27,7 @@ class Experiment(Part):
     density: float
     rounds: Count
     seed: int
+    tags: list[str] = []
 
 
 class Rejected(Part):
@@ -113,6 +114,7 @@ class Summary(Part):
     seconds: float
     samples_per_second: float
     federated: Federated | None = None
+    given: dict[str, str] = {}
 
 
 class CheckpointHeader(Part):

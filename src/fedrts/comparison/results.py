@@ -14,7 +14,7 @@ from fedrts.comparison.grid import Cell, Grid
 from fedrts.comparison.play import News
 from fedrts.comparison.table import METRICS, Results, markdown
 from fedrts.comparison.tuning import Chosen
-from fedrts.errors import InputError
+from fedrts.errors import InputError, optional
 from fedrts.spreadsheet import csv_text
 
 DEFAULT_METRIC = "accuracy_last10"
@@ -33,6 +33,16 @@ class Compared:
     """Cells that did not finish."""
     chosen: Sequence[Chosen] = ()
     """Learning rates, where they were tuned."""
+
+    def __repr__(self) -> str:
+        """A line for a notebook; `markdown()` is the table."""
+        of = f"{len(self.grid.methods)} methods, seeds {', '.join(map(str, self.grid.seeds))}"
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        return f"<fedrts.Compared: {len(self.rows)} of {len(self.cells)} cells finished{failed} in {self.out}: {of}>"
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame, a row a finished cell."""
+        return optional("pandas", "pandas").DataFrame(self.rows)
 
     def has(self, metric: str) -> bool:
         """Is there a run with a value of it?"""

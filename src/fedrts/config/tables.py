@@ -181,6 +181,7 @@ class Experiment(Table):
     rounds: int = Field(500, ge=1, description="rounds of training (T_max)")
     seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
     init: str | None = Field(None, description="safetensors file of weights to start from; default: random ones")
+    tags: list[str] = Field(default_factory=list, description="words of your own, a list or separated by commas: the report shows them")
     out: str | None = Field(None, description="run folder; default runs/<time>-<data>-<method>-<seed>")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     method_options: dict[str, Any] = Field(default_factory=dict, description="the method's own, see `fedrts methods`")
@@ -195,6 +196,11 @@ class Experiment(Table):
     guard: GuardTable = GuardTable()
     privacy: Privacy = Privacy()
     checkpoint: Checkpoint = Checkpoint()
+
+    @field_validator("tags", mode="before")
+    @classmethod
+    def _listed(cls, tags: object) -> object:
+        return [tag.strip() for tag in tags.split(",") if tag.strip()] if isinstance(tags, str) else tags
 
     @field_validator("device")
     @classmethod

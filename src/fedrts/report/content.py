@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from fedrts.folder import resume_command
-from fedrts.report import people, progress, tables, topology
+from fedrts.report import differences, people, progress, tables, topology
 from fedrts.report.format import cell, text
 from fedrts.report.model import Chapter, Figure, Report, Section, Table
-from fedrts.report.quantities import Metric, last_ten, metric_of, over
+from fedrts.report.quantities import Metric, metric_of, over
 from fedrts.report.read import Found, Run
 from fedrts.report.settings import Problem, grouped
 from fedrts.tally import DROPPED, EXCUSED, UNASKED
@@ -74,17 +74,17 @@ def _chapter(problem: Problem) -> Chapter:
 
 
 def headline(problem: Problem, metric: Metric) -> str:
-    """The best sparse setting and the best dense one, in a sentence."""
-    ranked = [(found, setting) for setting in problem.finished if (found := over(setting, lambda run: last_ten(run, metric.key)))]
-    ranked.sort(key=lambda pair: pair[0].value, reverse=not metric.lower_is_better)
+    """The best sparse setting and the best dense one, and how sure that is."""
     words = []
     for dense, kind in ((False, "Best sparse setting"), (True, "best dense one")):
-        best = next(((found, setting) for found, setting in ranked if setting.dense == dense), None)
-        if best is not None:
-            ratio = over(best[1], lambda run: run.summary["comm_ratio"] if run.summary else None)
+        for setting, value in differences.ranked(problem, metric, dense)[:1]:
+            ratio = over(setting, lambda run: run.summary["comm_ratio"] if run.summary else None)
             sent = f", sending {text(ratio.value, 'percent')} of dense averaging's bytes" if ratio and not dense else ""
-            words.append(f"{kind}: {best[1].label} with {metric.name} {cell(best[0], metric.format)}{sent}")
-    return "; ".join(words) and "; ".join(words)[0].upper() + "; ".join(words)[1:] + " (mean of the last ten rounds)."
+            words.append(f"{kind}: {setting.label} with {metric.name} {cell(value, metric.format)}{sent}")
+    if not words:
+        return ""
+    said = "; ".join(words)
+    return f"{said[0].upper()}{said[1:]} (mean of the last ten rounds). {differences.caveat(problem, metric)}".rstrip()
 
 
 def _sections(problem: Problem, metric: Metric) -> list[Section]:
@@ -93,7 +93,11 @@ def _sections(problem: Problem, metric: Metric) -> list[Section]:
             "results",
             "Results",
             "",
-            [tables.results(problem, metric) if problem.finished else None, *progress.figures(problem, metric)],
+            [
+                tables.results(problem, metric) if problem.finished else None,
+                *differences.tables(problem, metric),
+                *progress.figures(problem, metric),
+            ],
         ),
         (
             "cost",
@@ -116,7 +120,7 @@ def _sections(problem: Problem, metric: Metric) -> list[Section]:
         ("configuration", "Configuration", "", [*tables.configuration(problem), tables.runs(problem)]),
     ]
     return [
-        Section(f"{problem.id}-{name}", title, text, [item for item in items if item is not None])
+        Section(f"{problem.id}-section-{name}", title, text, [item for item in items if item is not None])
         for name, title, text, items in parts
         if any(item is not None for item in items)
     ]

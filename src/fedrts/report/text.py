@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from fedrts.report.format import cell
-from fedrts.report.model import Bars, Cell, Figure, Heat, Mean, Report, Table
+from fedrts.report.model import Bars, Cell, Figure, Folder, Heat, Mean, Report, Table
 from fedrts.spreadsheet import csv_text
 
 FILES = "report"
@@ -43,8 +44,8 @@ def figure_csv(figure: Figure) -> str:
     return csv_text([["series", figure.x.title, figure.y.title, "standard error", "runs"], *lines])
 
 
-def markdown(report: Report, pictures: bool) -> str:
-    """The whole report; `pictures`: with links to the PNG files."""
+def markdown(report: Report, pictures: bool, folder: Path = Path()) -> str:
+    """The whole report, of a file in `folder`; `pictures`: with links to the PNG files."""
     lines = [f"# {_escaped(report.title)}", "", report.text, "", "## Failures", ""]
     lines += [f"- {_escaped(line)}" for line in report.problems] or [
         "None: every run is finished, no reply was rejected, nothing was left out."
@@ -55,18 +56,24 @@ def markdown(report: Report, pictures: bool) -> str:
             lines += ["", f"### {section.title}", *(["", section.text] if section.text else [])]
             for item in section.items:
                 lines += ["", f"#### {_escaped(item.title)}", "", _escaped(item.caption), ""]
-                lines += table_lines(item) if isinstance(item, Table) else _figure_lines(item, pictures)
+                lines += table_lines(item, folder) if isinstance(item, Table) else _figure_lines(item, pictures)
     return "\n".join(lines) + "\n"
 
 
-def table_lines(table: Table) -> list[str]:
+def table_lines(table: Table, folder: Path = Path()) -> list[str]:
     """A Markdown table, and what its columns mean."""
     sides = ["---" if column.format == "text" else "---:" for column in table.columns]
     rows = [[column.title for column in table.columns], sides]
-    rows += [[cell(value, column.format) for value, column in zip(row, table.columns, strict=True)] for row in table.rows]
     notes = [f"*{column.title}*: {column.note}" for column in table.columns if column.note]
     drawn = ["| " + " | ".join(entry if entry in sides else _escaped(entry) for entry in row) + " |" for row in rows]
+    for row in table.rows:
+        cells = [_linked(value, cell(value, column.format), folder) for value, column in zip(row, table.columns, strict=True)]
+        drawn.append("| " + " | ".join(cells) + " |")
     return [*drawn, *(["", "; ".join(notes) + "."] if notes else [])]
+
+
+def _linked(value: Cell | Mean, words: str, folder: Path) -> str:
+    return f"[{_escaped(words)}]({value.beside(folder)})" if isinstance(value, Folder) else _escaped(words)
 
 
 def _figure_lines(figure: Figure, pictures: bool) -> list[str]:
