@@ -486,6 +486,11 @@ def test_an_update_is_judged_by_its_size_and_not_by_the_models(run):
     assert played.record.rejected == []
 
 
+@pytest.mark.parametrize(("norm", "bound"), [(0.0, 3.0), (0.7, 3.0), (1.0, 3.0), (1.5, 4.5), (8.0, 24.0)])
+def test_the_bound_of_an_update_is_a_multiple_of_the_models_norm_and_at_least_of_one(norm, bound):
+    assert Guard(norm_bound=3.0).bound(norm) == pytest.approx(bound)
+
+
 def test_another_attempt_is_another_throw(run):
     plan = replace(run.plan, dropout=0.5)
     throws = [[plan.drops_out(1, attempt, client) for client in range(5)] for attempt in range(6)]
