@@ -241,8 +241,6 @@ def test_a_blend_without_the_old_is_fedtiny_without_its_pool(toy):
 
 # -- fedrts_early ---------------------------------------------------------------------------------------------------------
 
-LAMBDA = 4.0
-
 
 def drawn_by_hand(alpha, beta, seed, purpose):
     """The draw of named keys: the package's Beta variates (tested on their own), ties apart."""
@@ -256,15 +254,21 @@ def histories(draw):
     sizes = draw(st.lists(st.integers(4, 9), min_size=1, max_size=3))
     counts = [draw(st.integers(2, size - 1)) for size in sizes]
     mask = Mask.top(random.uniform(draw(st.integers(0, 10**6)), sum(sizes)), counts, sizes)
-    return mask, draw(st.sampled_from([0.0, 0.5, 1.0])), draw(st.integers(1, 3)), draw(st.integers(0, 10**6))
+    return (
+        mask,
+        draw(st.sampled_from([0.0, 0.5, 1.0])),
+        draw(st.sampled_from([0.1, 4.0])),
+        draw(st.integers(1, 3)),
+        draw(st.integers(0, 10**6)),
+    )
 
 
 @settings(max_examples=40)
 @given(histories())
 def test_the_earlier_fedrts_link_by_link(history):
     """Outer, inner, outer, inner, outer: votes against active links add up over an interval; Q go, Q come, all is forgotten."""
-    mask, gamma, clients, seed = history
-    method, samples = FedRTSEarly(density=0.5, gamma=gamma, scale=LAMBDA), [3, 7, 2][:clients]
+    mask, gamma, scale, clients, seed = history
+    method, samples = FedRTSEarly(density=0.5, gamma=gamma, scale=scale), [3, 7, 2][:clients]
     state = State(torch.zeros(mask.number), mask).remember(alpha=torch.zeros(len(mask.bits)), beta=torch.zeros(len(mask.bits)))
     alpha, beta, sizes, links = {}, {}, mask.sizes, len(mask.bits)
     generator = torch.Generator().manual_seed(seed)
@@ -291,8 +295,8 @@ def test_the_earlier_fedrts_link_by_link(history):
             weak = [set(byhand.largest({i: -abs(model[i]) for i in mine}, q)) for model in [*full, weights]]
             for i in mine:
                 against = gamma * (i in weak[-1]) + (1 - gamma) * sum(share for share, low in zip(p, weak, strict=False) if i in low)
-                alpha[i] = alpha.get(i, q / len(mine)) + LAMBDA * against
-                beta[i] = beta.get(i, q / len(mine)) + LAMBDA * (1 - against)
+                alpha[i] = alpha.get(i, q / len(mine)) + scale * against
+                beta[i] = beta.get(i, q / len(mine)) + scale * (1 - against)
         new = active
         if current.outer:
             order = sorted(active)
@@ -307,7 +311,7 @@ def test_the_earlier_fedrts_link_by_link(history):
                 few = q / sum(i not in kept for i in layer)
                 for i in layer:
                     u = gamma * (i in agreed) + (1 - gamma) * sum(share for share, own in zip(p, named, strict=True) if i in own)
-                    shapes[i] = (LAMBDA * u + few, few if u > 0 else few + LAMBDA * (1 - few))
+                    shapes[i] = (scale * u + few, few if u > 0 else few + scale * (1 - few))
             draws = drawn_by_hand(*zip(*shapes, strict=True), seed + index, "grow")
             new = set(kept)
             for layer, q in zip(byhand.spans(sizes), quotas, strict=True):
