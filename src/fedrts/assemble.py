@@ -126,7 +126,7 @@ def put_together(
         init_scale=e.topology.init_scale,
     )
     training = LocalTraining(
-        t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal, t.schedule, t.lr_end, e.rounds
+        t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal, t.schedule, t.lr_end, e.rounds, t.amsgrad
     )
     if t.batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
         raise InputError("train.batch_size = 1 gives BatchNorm no statistics: use at least 2")
@@ -149,7 +149,7 @@ def put_together(
     settings = choice.decided(asked, bench, e.clients.per_round)
     experiment = experiment.model_copy(update={"engine": e.engine.model_copy(update=asdict(settings))})
     engine = choice.make(settings, bench, rows, e.eval.batch_size)
-    schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer)
+    schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer, e.topology.outer_at_end)
     plan = Plan(
         method,
         engine,

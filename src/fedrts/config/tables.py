@@ -55,6 +55,7 @@ class Train(Table):
     lr_end: Number = Field(0.01, gt=0, le=1, description="share of lr that is left in the last round, under a schedule that falls")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, new for every client and round")
     momentum: Number = Field(0.0, ge=0, lt=1, description="of sgd")
+    amsgrad: bool = Field(False, description="of adam: divide by the largest second moment so far")
     weight_decay: Number = Field(0.0, ge=0, description="L2 penalty of the optimiser")
     proximal: Number = Field(0.0, ge=0, description="μ: pull towards the received model, μ/2·‖W − W_received‖² (FedProx)")
     server_optimizer: Kind = Field("sgd", description="of the server: sgd (averaging), momentum (FedAvgM) or adam (FedAdam)")
@@ -62,6 +63,12 @@ class Train(Table):
     server_momentum: Number = Field(0.9, ge=0, lt=1, description="β of momentum, β_1 of adam")
     server_beta2: Number = Field(0.99, ge=0, lt=1, description="β_2 of adam")
     server_tau: Number = Field(1e-3, gt=0, description="τ of adam: how far its steps adapt")
+
+    @model_validator(mode="after")
+    def _suits_the_optimizer(self) -> Train:
+        if self.amsgrad and self.optimizer != "adam":
+            raise ValueError(f"train.amsgrad belongs to train.optimizer = 'adam' (got '{self.optimizer}')")
+        return self
 
 
 class Topology(Table):
@@ -71,6 +78,7 @@ class Topology(Table):
     end: int | None = Field(None, ge=1, description="T_end: from this round on the topology is fixed; default 0.6 · rounds")
     adjust: Number = Field(0.4, ge=0, le=1, description="α_adj: share of a layer's active links up for exchange at round 0")
     first_outer: int = Field(0, ge=0, description="first outer round: 0 or the interval")
+    outer_at_end: bool = Field(False, description="is T_end itself an outer round, where it is a multiple of the interval?")
     budget: Literal["all", "prunable"] = Field("all", description="does the density count over all parameters or the prunable ones?")
     layer_density: Literal["erk", "er", "uniform"] = Field("erk", description="how the density is spread over layers")
     init_mask: Literal["random", "magnitude"] = Field("random", description="the first topology")
