@@ -252,6 +252,15 @@ def test_a_dry_run_shows_what_would_leave_and_takes_no_part(data: str):
     assert f"samples: {site.introduction()['samples']}" in text
 
 
+def test_a_dry_run_shows_that_the_site_would_judge_the_model(data: str):
+    said = asked()
+    for options, words in (({"test": 0.2}, "evaluated (4): loss, accuracy on 100 rows that are held out"), ({}, None)):
+        shown: list[str] = []
+        host = Host(data=data, options=options, dry_run=True)
+        Worker(host, silent, lambda text, shown=shown: bool(shown.append(text))).meet(said)  # type: ignore[misc]
+        assert (words in shown[0]) if words else ("evaluated" not in shown[0]), shown[0]
+
+
 # -- the options --------------------------------------------------------------------------------------------------------
 
 
