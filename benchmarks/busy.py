@@ -101,7 +101,7 @@ def seconds(arguments: list[str]) -> float:
 
 
 def _after_the_first(history: Path) -> float:
-    return sum(json.loads(line)["seconds"] for line in history.read_text("utf-8").splitlines()[1:])
+    return sum(float(json.loads(line)["seconds"]) for line in history.read_text("utf-8").splitlines()[1:])
 
 
 def document(repeat: int, cores: int, lines: list[str]) -> str:
