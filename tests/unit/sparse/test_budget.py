@@ -104,3 +104,9 @@ def test_an_infeasible_density_names_the_smallest_feasible_one_and_it_is():
 def test_a_model_without_prunable_weights_is_refused():
     with pytest.raises(InputError, match="no prunable weights"):
         budget.links_to_keep(Layout.of(nn.Linear(3, 3)), 0.5)
+
+
+@given(st.integers(1, 10**7), st.data())
+def test_the_density_that_an_error_names_suffices(total, data):
+    needed = data.draw(st.integers(0, total))
+    assert math.floor(budget._smallest_density(needed, total) * total) >= needed
