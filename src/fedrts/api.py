@@ -22,7 +22,7 @@ from fedrts.config import Experiment
 from fedrts.data.own import federate
 from fedrts.data.partition import SITES
 from fedrts.engines import choice, ray
-from fedrts.errors import InputError
+from fedrts.errors import InputError, note
 from fedrts.fairness import judged
 from fedrts.folder import RunFolder, Trust, check_versions, resume_command
 from fedrts.ledger import Ledger
@@ -231,6 +231,14 @@ def _play(
         return _play_rounds(run, folder, saved, observer)
 
 
+def _note_idle_clients(run: Assembled) -> None:
+    """Say so where clients cannot train: BatchNorm has no statistics of one sample."""
+    alone = sum(size == 1 for size in run.rows.sizes) if run.bench.has_batchnorm else 0
+    if alone:
+        whose = f"{alone} of {len(run.rows.sizes)} clients"
+        note(f"{whose} have one sample, of which BatchNorm has no statistics: they train nothing; leave them out, or use another norm")
+
+
 def _check_engine(run: Assembled) -> None:
     """What the engine lacks shows before there is anything to lose."""
     if run.experiment.engine.name == "ray":
@@ -259,6 +267,7 @@ def _engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, d
 
 def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer) -> Result:
     plan, experiment = run.plan, run.experiment
+    _note_idle_clients(run)
     state = saved.state if saved else plan.method.begin(run.setup)
     first = saved.next_round if saved else -1
     history = [] if folder is None else folder.history()
