@@ -136,7 +136,8 @@ def train(
 
     `clients` and `test` are map-style datasets of (input, target); `loss(output, target)` is a batch's mean loss (default
     cross-entropy) and `correct(output, target)` the number of right answers in it; `task` replaces both. `prunable(name,
-    parameter)` replaces the rule of what may be pruned. Other keywords are those of `run` (`lr`, `epochs`, `topology={…}`).
+    parameter)` replaces the rule of what may be pruned. Other keywords are those of `run` (`lr`, `epochs`, `dropout`,
+    `topology={…}`).
     With `out` a run folder is written; `resume=True` continues it after an interruption. The model is trained in place: to compare,
     give every call one of its own.
     """
@@ -145,6 +146,10 @@ def train(
         raise InputError("clients is empty: give one dataset per client")
     if not isinstance(model, nn.Module):
         raise InputError(f"model is {model!r}: give a torch.nn.Module (models by name are for fedrts.run)")
+    if keywords.get("data", config.CUSTOM) != config.CUSTOM:
+        raise InputError(f"data = {keywords['data']!r} is for fedrts.run: fedrts.train trains on the datasets in `clients`; leave it out")
+    if task is not None and (loss or correct) is not None:
+        raise InputError("task brings its own loss and metrics: give either a task, or loss and correct")
     chosen, options = config.from_method(method, keywords)
     given = config.from_keywords({**keywords, "rounds": rounds, **chosen})
     federation = {"total": len(clients), "per_round": min(10, len(clients)), "min_size": 1}

@@ -23,6 +23,7 @@ from fedrts.engines import choice, ray
 from fedrts.errors import InputError, note, reason
 from fedrts.guard import Guard
 from fedrts.initial import load_weights
+from fedrts.likeness import likeness
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Setup
 from fedrts.privacy import Noise, Protection, Repeatable, Unpredictable
@@ -35,6 +36,9 @@ from fedrts.sparse.layout import Layout, Prunable
 from fedrts.sparse.mode import training
 from fedrts.sparse.schedule import Schedule
 from fedrts.tasks import Classification, check, cross_entropy, metric_names
+
+_TRIED = 64
+"""Test samples on which one's own count of right answers is tried."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,11 @@ class Assembled:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint belongs to beside the experiment: the model's layout, its layers, and who holds how many samples."""
+        """What a checkpoint belongs to beside the experiment: the model's layout and layers, who holds how many samples, one's own task."""
         held = repr((list(self.plan.samples), self.data.fingerprint))
         samples = hashlib.blake2b(held.encode(), digest_size=8).hexdigest()
-        return {"model": self.layout.fingerprint, "clients": samples, "layers": [entry.name for entry in self.layout.layers]}
+        known = {"model": self.layout.fingerprint, "clients": samples, "layers": [entry.name for entry in self.layout.layers]}
+        return known | {"task": likeness(self.data.task)} if self.experiment.data == config.CUSTOM else known
 
 
 def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tuple[Data, Holdings]:
@@ -213,3 +218,5 @@ def _check_task(module: nn.Module, held: Data) -> None:
         least, most = (int(of(torch.cat([held.y, held.test_y]))) for of in (torch.min, torch.max))
         if least < 0 or most >= outputs:
             raise InputError(f"labels must be 0 to {outputs - 1}, one for each output of the model: these are {least} to {most}")
+    if isinstance(held.task, Classification):
+        held.task.check_count(module, held.inputs(held.test_x[:_TRIED]), held.test_y[:_TRIED])

@@ -22,6 +22,7 @@ from fedrts.checkpoint import Saved, write_atomically
 from fedrts.config import Experiment, Settings, flat, foreign, from_file, nested, with_newer_keys
 from fedrts.errors import InputError, note
 from fedrts.ledger import Ledger
+from fedrts.likeness import alike
 from fedrts.methods.contract import State
 from fedrts.registry import only_allowing
 
@@ -171,6 +172,8 @@ class RunFolder:
         for what, name in (("model", "model (or its rule of what may be pruned)"), ("clients", "clients' data")):
             if saved.facts["identity"][what] != identity[what]:
                 raise InputError(f"the {name} is not that of the checkpoint in {self.path}: give the same, or start a new run")
+        if not alike(*(known.get("task", "") for known in (saved.facts["identity"], identity))):
+            raise InputError(f"the loss, `correct` or task is not that of the checkpoint in {self.path}: give the same, or start a new run")
         return saved
 
     # -- results --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = [
     "errors",
+    "likeness",
     "registry",
     "schema",
     "sparse",
