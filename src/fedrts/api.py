@@ -71,6 +71,8 @@ def run(
 
 def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None = None, door: Door | None = None) -> Result:
     """Run a resolved experiment in a new folder; over Flower with nodes that come to `door` (None: on this machine)."""
+    if resolved.topology.init_mask == "given" and resolved.init is None:
+        raise InputError("topology.init_mask = 'given' needs weights to start from: name their file with --init")
     resolved = with_folder(resolved)
     folder = RunFolder(str(resolved.out))
     folder.create(resolved)
@@ -153,14 +155,17 @@ def train(
     chosen, options = config.from_method(method, keywords)
     given = config.from_keywords({**keywords, "rounds": rounds, **chosen})
     federation = {"total": len(clients), "per_round": min(10, len(clients)), "min_size": 1}
-    base = {"data": config.CUSTOM, "model": config.CUSTOM, "clients": federation, "out": str(out) if out else None}
+    base: dict[str, Any] = {"data": config.CUSTOM, "model": config.CUSTOM, "clients": federation, "out": str(out) if out else None}
+    folder = RunFolder(out) if out else None
+    begun = folder is not None and resume and (folder.path / "experiment.toml").exists()
+    if folder is not None and begun:  # the model may have been trained since it showed a mask, or showed none
+        base["topology"] = {"init_mask": config.from_file(folder.experiment_file()).get("topology", {}).get("init_mask", "random")}
     resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
     held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
     assembled = put_together(resolved, model, held, rows, prunable, try_task=True, noise=Repeatable)
     check_uploads(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
     _check_engine(assembled)
-    folder = RunFolder(out) if out else None
-    if folder is not None and not (resume and (folder.path / "experiment.toml").exists()):
+    if folder is not None and not begun:
         folder.create(assembled.experiment)
     return _play(assembled, folder, observer or Silent())
 

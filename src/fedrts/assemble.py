@@ -24,8 +24,8 @@ from fedrts.errors import InputError, note, reason
 from fedrts.guard import Guard
 from fedrts.initial import load_weights
 from fedrts.likeness import likeness
-from fedrts.methods.base import Method
-from fedrts.methods.contract import Setup
+from fedrts.methods.base import Method, Sparse
+from fedrts.methods.contract import Round, Setup
 from fedrts.privacy import Noise, Protection, Repeatable, Unpredictable
 from fedrts.registry import import_path
 from fedrts.rounds import Plan
@@ -33,6 +33,7 @@ from fedrts.server_optimizer import ServerOptimizer
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout, Prunable
+from fedrts.sparse.mask import Mask
 from fedrts.sparse.mode import training
 from fedrts.sparse.schedule import Schedule
 from fedrts.tasks import Classification, check, cross_entropy, metric_names
@@ -129,6 +130,7 @@ def put_together(
         init_mask=e.topology.init_mask,
         init_scale=e.topology.init_scale,
     )
+    experiment, setup = _with_given_mask(experiment, setup, method)
     training = LocalTraining(
         t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal, t.schedule, t.lr_end, e.rounds
     )
@@ -178,6 +180,24 @@ def with_samples(run: Assembled, samples: Sequence[int], held_out: Mapping[int, 
     rows = Holdings.cut(torch.zeros((), dtype=torch.int64).expand(sum(samples)), samples)  # no memory: the rows are elsewhere
     plan = replace(run.plan, samples=list(samples), held_out=dict(held_out or {}))
     return replace(run, rows=rows, setup=replace(run.setup, samples=sum(samples)), plan=plan)
+
+
+def _with_given_mask(experiment: Experiment, setup: Setup, method: Method) -> tuple[Experiment, Setup]:
+    """Where nothing is said of the first mask and the weights to start from show one, it is theirs."""
+    layout, links = setup.layout, setup.weights[: setup.layout.links]
+    said = "init_mask" in experiment.topology.model_fields_set
+    started = experiment.init is not None or experiment.model == config.CUSTOM
+    if said or method.dense or not started or not setup.shows_mask:
+        return experiment, setup
+    own = type(method).initial_mask is not Sparse.initial_mask
+    if own or method.exchanges(Round.of(-1, Schedule(), Mask.full(layout.sizes), layout)):  # the method, or a set-up, chooses the mask
+        return experiment, setup
+    note(
+        f"the first mask is that of the given weights: {links.count_nonzero():,} of {layout.links:,} prunable ones are not 0, "
+        f"{sum(setup.shown_counts(method.density)):,} are to be active (topology.init_mask = 'given'; 'random' draws another)"
+    )
+    topology = experiment.topology.model_copy(update={"init_mask": "given"})
+    return experiment.model_copy(update={"topology": topology}), replace(setup, init_mask="given")
 
 
 def _started(experiment: Experiment, method: Method, module: nn.Module) -> nn.Module:

@@ -72,7 +72,9 @@ class Topology(Table):
     first_outer: int = Field(0, ge=0, description="first outer round: 0 or the interval")
     budget: Literal["all", "prunable"] = Field("all", description="does the density count over all parameters or the prunable ones?")
     layer_density: Literal["erk", "er", "uniform"] = Field("erk", description="how the density is spread over layers")
-    init_mask: Literal["random", "magnitude"] = Field("random", description="the first topology")
+    init_mask: Literal["random", "magnitude", "given"] = Field(
+        "random", description="the first topology; given: that of the weights to start from, and the default where their zeros show one"
+    )
     init_scale: Literal["dense", "sparse"] = Field(
         "dense",
         description="of the first weights: the dense model's, or times √(links / active links) of a layer, so that signals keep strength",
