@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fedrts import checkpoint, config
+from fedrts import checkpoint, config, rates
 from fedrts import rounds as loop
 from fedrts.aggregate import check_reducer
 from fedrts.assemble import Assembled, assemble, layout_of, put_together
@@ -90,23 +90,46 @@ def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None 
 def resume(
     path: str | Path,
     *,
+    rounds: int | None = None,
     data_dir: str | Path | None = None,
     observer: Observer | None = None,
     door: Door | None = None,
     changes: Mapping[str, Any] | None = None,
     trust: Trust = False,
 ) -> Result:
-    """Continue an interrupted run to exactly the result it would have had. A finished one is only loaded.
+    """Continue an interrupted run to exactly the result it would have had. A finished one is only loaded, or goes on for more `rounds`.
 
+    In rounds that were not planned the topology stays as it is from `topology.end` on, and a falling learning rate at its last value.
     `changes` are settings that may be others than those of the run's file, such as `{"engine": {"wait": 60}}`. Code that the folder
     names by import path runs only if you `trust` it: True, or a list of paths; what `changes` name is your own.
     """
     folder = RunFolder(path)
     with folder.trusted(trust, changes or {}):
-        return _resume(folder, data_dir, observer or Silent(), door, changes or {})
+        more = {} if rounds is None else _prolonged(folder, _planned(folder), rounds)
+        return _resume(folder, data_dir, observer or Silent(), door, config.merged(changes or {}, more), bool(more))
 
 
-def _resume(folder: RunFolder, data_dir: str | Path | None, observer: Observer, door: Door | None, changes: Mapping[str, Any]) -> Result:
+def _planned(folder: RunFolder) -> Experiment:
+    return config.validated(Experiment, config.from_file(folder.experiment_file()))
+
+
+def _prolonged(folder: RunFolder, planned: Experiment, rounds: int) -> dict[str, Any]:
+    """The settings with which a run goes on for more rounds than were planned; none if they are as many."""
+    config.validated(Experiment, {"rounds": rounds})
+    if rounds < planned.rounds:
+        raise InputError(f"rounds = {rounds}: the run in {folder.path} has {planned.rounds}; more can be played, not fewer")
+    if rounds == planned.rounds:
+        return {}
+    train, horizon = planned.train, planned.train.schedule_rounds or planned.rounds
+    last = train.lr * rates.share(train.schedule, horizon, horizon, train.lr_end)
+    rate = f"the learning rate {'is' if train.schedule == 'constant' else 'stays at'} {last:g}"
+    note(f"{rounds} rounds instead of {planned.rounds}: the topology is fixed from round {planned.end} on, as planned; {rate}")
+    return {"rounds": rounds, "train": {"schedule_rounds": horizon}, "topology": {"end": planned.end}}
+
+
+def _resume(
+    folder: RunFolder, data_dir: str | Path | None, observer: Observer, door: Door | None, changes: Mapping[str, Any], prolonged: bool
+) -> Result:
     file = folder.experiment_file()
     resolved = config.resolve(config.from_file(file), changes, {"out": str(folder.path)})
     check_versions(tomllib.loads(file.read_text("utf-8-sig")).get("versions", {}))
@@ -115,7 +138,7 @@ def _resume(folder: RunFolder, data_dir: str | Path | None, observer: Observer, 
     assembled = assemble(resolved, data_dir)
     if not folder.begun:  # its file may be another than that of the start
         check_uploads(assembled, assembled.method.begin(assembled.setup))
-    return _play(assembled, folder, observer, data_dir, door)
+    return _play(assembled, folder, observer, data_dir, door, prolonged)
 
 
 def train(
@@ -140,8 +163,8 @@ def train(
     cross-entropy) and `correct(output, target)` the number of right answers in it; `task` replaces both. `prunable(name,
     parameter)` replaces the rule of what may be pruned. Other keywords are those of `run` (`lr`, `epochs`, `dropout`,
     `topology={…}`).
-    With `out` a run folder is written; `resume=True` continues it after an interruption. The model is trained in place: to compare,
-    give every call one of its own.
+    With `out` a run folder is written; `resume=True` continues it after an interruption, or for more `rounds`. The model is trained in
+    place: to compare, give every call one of its own.
     """
     clients = list(clients)
     if not clients:
@@ -158,8 +181,13 @@ def train(
     base: dict[str, Any] = {"data": config.CUSTOM, "model": config.CUSTOM, "clients": federation, "out": str(out) if out else None}
     folder = RunFolder(out) if out else None
     begun = folder is not None and resume and (folder.path / "experiment.toml").exists()
-    if folder is not None and begun:  # the model may have been trained since it showed a mask, or showed none
-        base["topology"] = {"init_mask": config.from_file(folder.experiment_file()).get("topology", {}).get("init_mask", "random")}
+    more: dict[str, Any] = {}
+    if folder is not None and begun:  # what was decided stays: the model may show another mask by now, and more rounds may be asked for
+        planned = _planned(folder)
+        base["topology"] = {"init_mask": planned.topology.init_mask, "end": planned.end}
+        base["train"] = {"schedule_rounds": planned.train.schedule_rounds}
+        more = _prolonged(folder, planned, rounds)
+        base = config.merged(base, more)
     resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
     held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
     assembled = put_together(resolved, model, held, rows, prunable, try_task=True, noise=Repeatable)
@@ -167,7 +195,7 @@ def train(
     _check_engine(assembled)
     if folder is not None and not begun:
         folder.create(assembled.experiment)
-    return _play(assembled, folder, observer or Silent())
+    return _play(assembled, folder, observer or Silent(), prolonged=bool(more))
 
 
 def load(
@@ -230,13 +258,22 @@ def check_uploads(run: Assembled, state: State) -> None:
 
 
 def _play(
-    run: Assembled, folder: RunFolder | None, observer: Observer, data_dir: str | Path | None = None, door: Door | None = None
+    run: Assembled,
+    folder: RunFolder | None,
+    observer: Observer,
+    data_dir: str | Path | None = None,
+    door: Door | None = None,
+    prolonged: bool = False,
 ) -> Result:
     if folder is None:
         with _engaged(run, None, data_dir, door) as run:
             return _play_rounds(run, None, None, observer)
     with folder.writing(), _engaged(run, folder.path, data_dir, door) as run:
         saved = folder.load(run.experiment, run.identity, run.experiment.device)
+        if prolonged:
+            if saved is None and folder.begun:
+                raise InputError(f"{folder.path} has no checkpoint to go on from: start a new run from its model.safetensors, with --init")
+            folder.prolong(run.experiment)
         folder.rewind(saved)
         return _play_rounds(run, folder, saved, observer)
 

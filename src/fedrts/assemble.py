@@ -131,9 +131,8 @@ def put_together(
         init_scale=e.topology.init_scale,
     )
     experiment, setup = _with_given_mask(experiment, setup, method)
-    training = LocalTraining(
-        t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal, t.schedule, t.lr_end, e.rounds
-    )
+    falling = (t.schedule, t.lr_end, t.schedule_rounds or e.rounds)
+    training = LocalTraining(t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal, *falling)
     if t.batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
         raise InputError("train.batch_size = 1 gives BatchNorm no statistics: use at least 2")
     try:

@@ -33,6 +33,7 @@ _NOT_COMPARED |= {f"engine.{key}" for key in ("nodes", "timeout", "wait")}
 """Keys that may change before a run is resumed: they can mend what stopped it."""
 Trust = bool | Collection[str]
 """May code run that a run folder names? Or only some import paths."""
+_RESULTS = ("summary.json", "model.safetensors", "masks.safetensors", "fairness.json", "privacy.json")
 _LOGS = ("history.jsonl", "topology.jsonl")
 
 
@@ -63,6 +64,12 @@ class RunFolder:
         if occupied:
             raise InputError(f"{self.path} is not empty (it holds '{occupied[0]}'): choose another --out")
         self.write_experiment(experiment)
+
+    def prolong(self, experiment: Experiment) -> None:
+        """A run is to go on for more rounds than it was planned for: what it came to no longer holds, its newest checkpoint does."""
+        self.write_experiment(experiment)
+        for name in _RESULTS:
+            (self.path / name).unlink(missing_ok=True)
 
     def write_experiment(self, experiment: Experiment) -> None:
         """experiment.toml, with the versions of what runs it."""
@@ -164,7 +171,8 @@ class RunFolder:
         if saved is None:
             return None
         now = _comparable(experiment)
-        then = with_newer_keys(saved.facts["experiment"], now)
+        then = _with_horizon(with_newer_keys(saved.facts["experiment"], now))
+        now = _with_horizon(now)
         changed = sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key))
         if changed:
             what = ", ".join(f"{key} (was {then.get(key)!r}, is {now.get(key)!r})" for key in changed)
@@ -259,6 +267,12 @@ def _allowing(paths: Iterable[str]) -> list[str]:
 def _comparable(experiment: Experiment) -> dict[str, Any]:
     settings = _without_none(experiment.model_dump(mode="json"))
     return {key: value for key, value in flat(settings).items() if key not in _NOT_COMPARED}
+
+
+def _with_horizon(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat settings with the rounds of the schedules in the place of those that are played: more may be."""
+    rest = {key: value for key, value in settings.items() if key != "rounds"}
+    return {**rest, "train.schedule_rounds": settings.get("train.schedule_rounds", settings["rounds"])}
 
 
 def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class Train(Table):
     lr: Number = Field(0.01, gt=0, description="learning rate, of the first round")
     schedule: Literal["constant", "cosine", "step", "exponential"] = Field("constant", description="how the rate falls over the rounds")
     lr_end: Number = Field(0.01, gt=0, le=1, description="share of lr that is left in the last round, under a schedule that falls")
+    schedule_rounds: int | None = Field(None, ge=1, description="rounds over which the rate falls, and then stays; default: all")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, new for every client and round")
     momentum: Number = Field(0.0, ge=0, lt=1, description="of sgd")
     weight_decay: Number = Field(0.0, ge=0, description="L2 penalty of the optimiser")
