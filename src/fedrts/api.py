@@ -135,6 +135,9 @@ def _resume(
     check_versions(tomllib.loads(file.read_text("utf-8-sig")).get("versions", {}))
     if resolved.model == config.CUSTOM:
         raise InputError(f"the run in {folder.path} trains a model given in Python: call fedrts.train(…, out=…, resume=True) again")
+    if resolved.clients.partition == SITES and door is None:
+        again = resume_command(folder.path, resolved.model_dump())
+        raise InputError(f"the run in {folder.path} trains at sites: continue it with `{again}` (or --insecure, as it began)")
     assembled = assemble(resolved, data_dir)
     if not folder.begun:  # its file may be another than that of the start
         check_uploads(assembled, assembled.method.begin(assembled.setup))

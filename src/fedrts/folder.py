@@ -19,7 +19,8 @@ from torch import Tensor
 import fedrts
 from fedrts import checkpoint, schema
 from fedrts.checkpoint import Saved, write_atomically
-from fedrts.config import Experiment, Settings, flat, foreign, from_file, nested, with_newer_keys
+from fedrts.config import CUSTOM, Experiment, Settings, flat, foreign, from_file, nested, with_newer_keys
+from fedrts.data.partition import SITES
 from fedrts.errors import InputError, note
 from fedrts.ledger import Ledger
 from fedrts.likeness import alike
@@ -110,6 +111,18 @@ class RunFolder:
     def begun(self) -> bool:
         """Is there a round that is not forgotten?"""
         return any((self.path / "checkpoint").glob("*")) or (self.path / "summary.json").exists()
+
+    @property
+    def is_running(self) -> bool:
+        """Is a process writing to it now?"""
+        try:
+            with open(self.path / _LOGS[0], "rb") as log:
+                lock(log, self.path, shared=True)
+        except OSError:
+            return False
+        except InputError:
+            return True
+        return False
 
     def revised(self, experiment: Experiment, given: Collection[str]) -> dict[str, Any]:
         """What `experiment` changes here, of the keys that were `given`: what may change after the first round, as settings.
@@ -256,7 +269,12 @@ def check_versions(file: Mapping[str, Any]) -> None:
 
 
 def resume_command(path: str | Path, settings: Settings) -> str:
-    """The command that continues a run with these settings, whatever code of one's own it names."""
+    """The command that continues a run with these settings, whatever code of one's own it names; in Python where objects were given."""
+    clients = settings.get("clients")
+    if settings.get("model") == CUSTOM:
+        return f"fedrts.train(…, out={str(path)!r}, resume=True)"
+    if isinstance(clients, Mapping) and clients.get("partition") == SITES:
+        return shlex.join(["fedrts", "server", str(Path(path) / "experiment.toml"), "--out", str(path), "--tls", "DIR"])
     return shlex.join(["fedrts", "resume", str(path), *_allowing(foreign(settings))])
 
 
@@ -280,13 +298,13 @@ def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _without_none(v) if isinstance(v, Mapping) else v for k, v in settings.items() if v is not None}
 
 
-def lock(file: IO[bytes], path: Path) -> None:
-    """Keep other processes out of `path` while `file`, which lies in it, is open."""
+def lock(file: IO[bytes], path: Path, shared: bool = False) -> None:
+    """Keep other processes out of `path` while `file`, which lies in it, is open; `shared`: only those that write."""
     try:
         import fcntl
     except ImportError:  # not on Windows: two processes in one folder are then the user's care
         return
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         raise InputError(f"another process is writing to {path}: wait for it, or stop it") from error
