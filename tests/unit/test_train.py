@@ -338,7 +338,7 @@ def test_a_part_under_two_names_trains_one_by_one():
 @pytest.mark.parametrize("workers", [1, 2])
 def test_side_by_side_resumes_to_the_same_bits_whatever_was_recorded_before(tmp_path, workers):
     digits = {"rounds": 4, "model": "mlp", "epochs": 1, "checkpoint": {"every": 1}, "engine": {"name": "batched", "workers": workers}}
-    whole = fedrts.run(**digits)
+    whole = fedrts.run(**digits, out=tmp_path / "whole")
     with pytest.raises(Stop):
         fedrts.run(**digits, out=tmp_path / "run", observer=Stopper(after=2))
     assert torch.equal(fedrts.resume(tmp_path / "run").state.weights, whole.state.weights)
