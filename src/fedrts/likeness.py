@@ -55,7 +55,9 @@ def _described(thing: Any, depth: int) -> Any:
     elif isinstance(thing, Tensor):
         parts = [str(thing.dtype), thing.tolist()]
     elif isinstance(thing, nn.Module):
-        settings = {name: value for name, value in vars(thing).items() if isinstance(value, bool | int | float | str)}
+        settings = {
+            name: value for name, value in vars(thing).items() if name != "training" and isinstance(value, bool | int | float | str)
+        }
         parts = [type(thing), repr(thing), settings, thing.state_dict()]
     elif isinstance(thing, Mapping):
         parts = [[key, value] for key, value in thing.items()]
