@@ -100,6 +100,8 @@ def _name(annotation: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_name(part) for part in arguments if part is not type(None))
+    if origin is list:
+        return f"list of {_name(arguments[0])}"
     return {int: "int", float: "float", str: "text", bool: "bool"}.get(annotation, "table")
 
 

@@ -57,10 +57,17 @@ def free_port() -> int:
 class Running:
     """A process with what it has said so far."""
 
-    def __init__(self, *arguments: object, **environment: str) -> None:
+    def __init__(self, *arguments: object, cwd: Path | None = None, **environment: str) -> None:
         command = [sys.executable, "-m", "fedrts", *map(str, arguments)]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**ENVIRONMENT, **environment}, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=cwd,
+            env={**ENVIRONMENT, **environment},
+            start_new_session=True,
         )
         self.lines: list[str] = []
         self.peak: list[str] = []
@@ -120,8 +127,8 @@ def processes() -> Iterator[Callable[..., Running]]:
     """`start("server", …)` starts a command of ours."""
     started: list[Running] = []
 
-    def start(*arguments: object, **environment: str) -> Running:
-        started.append(Running(*arguments, **environment))
+    def start(*arguments: object, cwd: Path | None = None, **environment: str) -> Running:
+        started.append(Running(*arguments, cwd=cwd, **environment))
         return started[-1]
 
     try:
@@ -157,10 +164,19 @@ class Folder:
         address = f"127.0.0.1:{port or self.port}"
         return ["server", self.experiment, "--address", address, "--tls", self.authority.folder, "--out", self.path / str(out)]
 
-    def client(self, number: int, clients: str, port: int | None = None) -> list[object]:
+    def bind(self, number: int, clients: list[int]) -> None:
+        """Let this node, and no other, stand for these clients."""
+        self.authority.register(self.keys[number].with_suffix(".pub"), clients=clients)
+
+    def site(self, number: int, port: int | None = None) -> list[object]:
+        """The command of a node; without --partition one with data of its own."""
         ca = self.authority.certificate
-        known = ["--key", self.keys[number], "--ca", ca]
-        return ["client", "--server", f"127.0.0.1:{port or self.port}", *known, *NO_LIMITS, "--partition", clients]
+        return ["client", "--server", f"127.0.0.1:{port or self.port}", "--key", self.keys[number], "--ca", ca, *NO_LIMITS]
+
+    def client(self, number: int, clients: str, port: int | None = None) -> list[object]:
+        """The command of a node that stands for these clients, which are bound to its key."""
+        self.bind(number, [int(client) for client in clients.split(",")])
+        return [*self.site(number, port), "--partition", clients]
 
 
 class CountingProxy:
@@ -239,6 +255,18 @@ def listening(port: int, seconds: float = 20.0) -> None:
             if time.monotonic() > due:
                 raise
             time.sleep(0.05)
+
+
+def speaks(folder: Folder, port: int, version: ssl.TLSVersion) -> bool:
+    """Does somebody who knows no newer TLS than this get a connection?"""
+    context = ssl.create_default_context(cafile=str(folder.authority.certificate))
+    context.maximum_version = version
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+        try:
+            context.wrap_socket(plain, server_hostname="localhost").close()
+        except ssl.SSLError:
+            return False
+    return True
 
 
 def status(folder: Folder, port: int, path: str) -> int:

@@ -368,7 +368,7 @@ def flops_on_paper(exchange: Exchange, training: LocalTraining, samples: int, sp
 
 def _rounds(schedule: Schedule) -> list[tuple[str, int]]:
     """Name and index of the set-up, the first inner and the first outer round (where there is one), in the order of time."""
-    inner = next(t for t in range(schedule.end + 1) if not schedule.is_outer(t))
+    inner = next(t for t in range(schedule.end + 2) if not schedule.is_outer(t))
     outer = [("outer", schedule.first_outer)] if schedule.is_outer(schedule.first_outer) else []
     return [("set-up", -1), *sorted([("inner", inner), *outer], key=lambda named: named[1])]
 

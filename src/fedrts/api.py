@@ -7,6 +7,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,15 @@ from fedrts.config import Experiment
 from fedrts.data.own import federate
 from fedrts.data.partition import SITES
 from fedrts.engines import choice, ray
-from fedrts.errors import InputError, note
+from fedrts.errors import InputError, note, optional
 from fedrts.fairness import judged
-from fedrts.folder import RunFolder, Trust, check_versions, resume_command
+from fedrts.folder import RunFolder, Trust, check_finite, check_saved, check_versions, resume_command
 from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
-from fedrts.observe import Observer, Silent
+from fedrts.observe import Observer, judging
+from fedrts.observe.notebook import default_observer
+from fedrts.observe.progress import megabytes
 from fedrts.phases import phase
 from fedrts.privacy import Repeatable
 from fedrts.rounds import Played
@@ -56,6 +59,17 @@ class Result:
     state: State
     """The server's state: flat weights, mask, and the method's own memory."""
 
+    def __repr__(self) -> str:
+        """A line for a notebook; the fields hold the rest."""
+        s = self.summary
+        sent = f"{megabytes(s['upload_bytes'] + s['download_bytes'])} sent ({s['comm_ratio']:.3f} of dense averaging)"
+        what = f"{s['method']} on {s['data']}, {s['model']}, seed {s['seed']}"
+        return f"<fedrts.Result: {what}: accuracy {s['accuracy']:.4f} after {s['rounds']} rounds, density {s['density']:.3f}, {sent}>"
+
+    def frame(self) -> Any:
+        """The history as a pandas DataFrame, a row a round: `result.frame().plot(x="round", y="accuracy")`."""
+        return optional("pandas", "pandas").DataFrame(self.history)
+
 
 def run(
     experiment: str | Path | None = None, *, data_dir: str | Path | None = None, observer: Observer | None = None, **keywords: Any
@@ -66,7 +80,7 @@ def run(
     `data_dir` is the folder of data sets (default: `FEDRTS_DATA`, or ~/.cache/fedrts); it is no part of the experiment.
     """
     layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
-    return start(config.resolve(*layers), observer or Silent(), data_dir)
+    return start(config.resolve(*layers), observer or default_observer(), data_dir)
 
 
 def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None = None, door: Door | None = None) -> Result:
@@ -106,7 +120,7 @@ def resume(
     folder = RunFolder(path)
     with folder.trusted(trust, changes or {}):
         more = {} if rounds is None else _prolonged(folder, _planned(folder), rounds)
-        return _resume(folder, data_dir, observer or Silent(), door, config.merged(changes or {}, more), bool(more))
+        return _resume(folder, data_dir, observer or default_observer(), door, config.merged(changes or {}, more), bool(more))
 
 
 def _planned(folder: RunFolder) -> Experiment:
@@ -131,6 +145,7 @@ def _resume(
     folder: RunFolder, data_dir: str | Path | None, observer: Observer, door: Door | None, changes: Mapping[str, Any], prolonged: bool
 ) -> Result:
     file = folder.experiment_file()
+    folder.verify()
     resolved = config.resolve(config.from_file(file), changes, {"out": str(folder.path)})
     check_versions(tomllib.loads(file.read_text("utf-8-sig")).get("versions", {}))
     if resolved.model == config.CUSTOM:
@@ -198,7 +213,7 @@ def train(
     _check_engine(assembled)
     if folder is not None and not begun:
         folder.create(assembled.experiment)
-    return _play(assembled, folder, observer or Silent(), prolonged=bool(more))
+    return _play(assembled, folder, observer or default_observer(), prolonged=bool(more))
 
 
 def load(
@@ -239,7 +254,7 @@ def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None =
     """The named tensors of a run: model.safetensors, or the newest checkpoint's."""
     if (folder.path / "model.safetensors").exists():
         return folder.read_tensors("model.safetensors")
-    saved = checkpoint.load(folder.path / "checkpoint")
+    saved = checkpoint.load(folder.path / "checkpoint", check=check_saved)
     if saved is None:
         first = resume_command(folder.path, config.from_file(folder.experiment_file()))
         raise InputError(f"{folder.path} has neither a model nor a checkpoint yet: run `{first}` first")
@@ -247,7 +262,11 @@ def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None =
     layout = layout_of(resolved, module, prunable)
     if layout.fingerprint != saved.facts["identity"]["model"]:
         raise InputError(f"the run in {folder.path} has another model, or another rule of what may be pruned: give the same ones")
-    return layout.state_dict(saved.state.weights)
+    if (saved.state.mask.sizes, len(saved.state.weights)) != (layout.sizes, layout.length):
+        raise InputError(f"the newest checkpoint in {folder.path} is damaged: its tensors are not the model's; delete it")
+    tensors = layout.state_dict(saved.state.weights)
+    check_finite(tensors, f"the newest checkpoint in {folder.path}")
+    return tensors
 
 
 def check_uploads(run: Assembled, state: State) -> None:
@@ -272,7 +291,7 @@ def _play(
         with _engaged(run, None, data_dir, door) as run:
             return _play_rounds(run, None, None, observer)
     with folder.writing(), _engaged(run, folder.path, data_dir, door) as run:
-        saved = folder.load(run.experiment, run.identity, run.experiment.device)
+        saved = folder.load(run.experiment, run.identity, run.experiment.device, lambda: _begun(run))
         if prolonged:
             if saved is None and folder.begun:
                 raise InputError(f"{folder.path} has no checkpoint to go on from: start a new run from its model.safetensors, with --init")
@@ -287,6 +306,12 @@ def _note_idle_clients(run: Assembled) -> None:
     if alone:
         whose = f"{alone} of {len(run.rows.sizes)} clients"
         note(f"{whose} have one sample, of which BatchNorm has no statistics: they train nothing; leave them out, or use another norm")
+
+
+def _begun(run: Assembled) -> State:
+    """A run's state before its first round, with what its method remembers ever after; a set-up may forget what it began with."""
+    state = run.method.begin(run.setup)
+    return replace(state, memory={}) if run.method.exchanges(run.plan.round(-1, state.mask)) else state
 
 
 def _check_engine(run: Assembled) -> None:
@@ -351,16 +376,16 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
                 with phase("writing"):
                     _write_round(folder, played, run, ledger, pace)
             observer.played(played.record)
+        judging(observer, 0, 1)
         summary = summarise(run, state, ledger, history)
         masks = run.layout.by_name(state.mask.bits)
         run.layout.bind(run.module, state.weights.clone())
         if folder is not None:
-            folder.write_tensors("model.safetensors", run.layout.state_dict(state.weights))
-            folder.write_tensors("masks.safetensors", masks)
+            summary["digests"] = folder.write_model(run.layout.state_dict(state.weights), masks)
             if run.bench.protection.on:
                 folder.write_json("privacy.json", describe_privacy(run, ledger))
             if experiment.eval.fairness and experiment.clients.partition != SITES:
-                folder.write_json("fairness.json", judged(run))
+                folder.write_json("fairness.json", judged(run, partial(judging, observer)))
             folder.write_json("summary.json", summary)
         observer.finished(summary)
     finally:

@@ -59,10 +59,11 @@ class Assembled:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint belongs to beside the experiment: the model's layout and layers, who holds how many samples, one's own task."""
-        held = repr((list(self.plan.samples), self.data.fingerprint))
+        """What a checkpoint belongs to beside the experiment: the model's layout and layers, who holds how many samples, data, own task."""
+        held = repr((list(self.plan.samples), self.data.sampled_fingerprint))  # all that earlier versions noted of the data
         samples = hashlib.blake2b(held.encode(), digest_size=8).hexdigest()
-        known = {"model": self.layout.fingerprint, "clients": samples, "layers": [entry.name for entry in self.layout.layers]}
+        layers = [entry.name for entry in self.layout.layers]
+        known = {"model": self.layout.fingerprint, "clients": samples, "layers": layers, "data": self.data.fingerprint}
         return known | {"task": likeness(self.data.task)} if self.experiment.data == config.CUSTOM else known
 
 
@@ -131,7 +132,7 @@ def put_together(
         init_scale=e.topology.init_scale,
     )
     experiment, setup = _with_given_mask(experiment, setup, method)
-    falling = (t.schedule, t.lr_end, t.schedule_rounds or e.rounds)
+    falling = (t.schedule, t.lr_end, t.schedule_rounds or e.rounds, t.amsgrad)
     training = LocalTraining(t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal, *falling)
     if t.batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
         raise InputError("train.batch_size = 1 gives BatchNorm no statistics: use at least 2")
@@ -154,7 +155,7 @@ def put_together(
     settings = choice.decided(asked, bench, e.clients.per_round)
     experiment = experiment.model_copy(update={"engine": e.engine.model_copy(update=asdict(settings))})
     engine = choice.make(settings, bench, rows, e.eval.batch_size)
-    schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer)
+    schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer, e.topology.outer_at_end)
     plan = Plan(
         method,
         engine,

@@ -32,7 +32,8 @@ def assess(plan: Plan, state: State, index: int, ledger: Ledger) -> dict[str, An
     """
     number = len(plan.exchanges(plan.round(index, state.mask)))
     order = Order.of(assessment(plan.metrics), plan.round(index, state.mask, number), plan.layout, state, plan.key(index, "assessment"))
-    clients = [client for client in sorted(plan.held_out) if client not in ledger.strikes.quarantined]
+    absent = ledger.strikes.quarantined | ledger.lateness.resting(index) | ledger.departed.keys()
+    clients = sorted(plan.held_out.keys() - absent)
     order, size = addressed(order, clients, ledger.traffic)
     samples = {client: plan.samples[client] for client in clients}
     told: dict[int, dict[str, float]] = {}

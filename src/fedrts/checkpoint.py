@@ -21,7 +21,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedrts.errors import InputError, note
+from fedrts import schema
+from fedrts.errors import InputError, note, reason
+from fedrts.files import require_plain
 from fedrts.methods.contract import State
 from fedrts.sparse.mask import Mask
 
@@ -49,7 +51,7 @@ def write_atomically(path: Path, data: bytes, temporary: str = ".{}.tmp") -> Non
     """`data` under `path`, whole or not at all: temporary file, fsync, rename, fsync of the folder."""
     temporary_path = path.with_name(temporary.format(path.name))
     try:
-        with _explained(path):
+        with explained(path):
             with open(temporary_path, "wb") as file:
                 file.write(data)
                 file.flush()
@@ -63,7 +65,7 @@ def write_atomically(path: Path, data: bytes, temporary: str = ".{}.tmp") -> Non
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
     """A failure to write as one line that names the file."""
     try:
         yield
@@ -84,21 +86,27 @@ def save(folder: Path, saved: Saved) -> None:
     if len({tensor.untyped_storage().data_ptr() for tensor in host.values() if tensor.numel()}) < len(host):
         host = {name: tensor.clone() for name, tensor in host.items()}  # the format wants tensors that share no memory
     data = safetensors.torch.save(host, metadata={"fedrts": json.dumps(facts)})
-    with _explained(folder):
+    with explained(folder):
         folder.mkdir(exist_ok=True)
     write_atomically(folder / f"{saved.next_round:08d}-{_digest(data)}.safetensors", data, _TEMPORARY)
     for old in _files(folder)[KEPT:]:
-        old.unlink(missing_ok=True)
+        try:
+            old.unlink(missing_ok=True)
+        except OSError as error:  # the new one is safe
+            note(f"cannot remove old checkpoints from {folder}: {error.strerror}; they stay, and take space")
 
 
-def load(folder: Path, device: torch.device | str = "cpu", repair: bool = False) -> Saved | None:
+def load(
+    folder: Path, device: torch.device | str = "cpu", repair: bool = False, check: Callable[[Saved], None] = lambda saved: None
+) -> Saved | None:
     """The newest undamaged checkpoint; None if there never was one. A damaged pair is an error, one damaged file a note.
 
     `repair` puts damaged files out of the way, so that they do not count as one of the last two; only who writes to the
-    folder may ask for it.
+    folder may ask for it. What `check` raises is damage too: a right checksum does not make a checkpoint a good one.
     """
     damaged = list(folder.glob(f"*{_DAMAGED}"))
     for file in _files(folder):
+        require_plain(file)
         try:
             data = file.read_bytes()
         except OSError as error:
@@ -107,12 +115,15 @@ def load(folder: Path, device: torch.device | str = "cpu", repair: bool = False)
         try:
             if match is None or _digest(data) != match[2]:
                 raise ValueError("wrong checksum")
-            return _parsed(data, device)
-        except (ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError) as error:
-            note(f"checkpoint {file.name} is damaged ({error}): it does not count")
+            saved = _parsed(data, device)
+            check(saved)
+            return saved
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError) as error:
+            note(f"checkpoint {file.name} is damaged ({reason(error)}): it does not count")
             damaged.append(file)
             if repair:
-                file.rename(file.with_name(file.name + _DAMAGED))
+                with explained(file):
+                    file.rename(file.with_name(file.name + _DAMAGED))
     if damaged:
         raise InputError(f"all checkpoints in {folder} are damaged: restore one from a backup, or delete the folder to start at round 0")
     return None
@@ -122,11 +133,17 @@ def _parsed(data: bytes, device: torch.device | str) -> Saved:
     tensors = safetensors.torch.load(data)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     facts = json.loads(header["__metadata__"]["fedrts"])
+    schema.check(schema.CheckpointHeader, facts, "its header")
     memory, ledger = (
         {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         for prefix in ("memory.", "ledger.")
     )
-    state = State(tensors["values"], Mask(tensors["mask"], facts.pop("sizes")), memory).to(device)
+    values, bits, sizes = tensors["values"], tensors["mask"], facts.pop("sizes")
+    if bits.dtype != torch.bool or bits.shape != (sum(sizes),):
+        raise ValueError(f"its mask is {bits.dtype} {list(bits.shape)}, and layers have {sum(sizes)} links")
+    if not values.is_floating_point() or values.dim() != 1 or len(values) < int(bits.sum()):
+        raise ValueError(f"its values are {values.dtype} {list(values.shape)} for {int(bits.sum())} active links")
+    state = State(values, Mask(bits, sizes), memory).to(device)
     return Saved(state, facts.pop("next_round"), facts, ledger)
 
 

@@ -41,6 +41,8 @@ class LocalTraining:
     schedule: str = "constant"
     lr_end: float = 1.0
     rounds: int = 1
+    amsgrad: bool = False
+    """Of adam: divide by the largest second moment so far."""
 
     def rate(self, round_index: int) -> float:
         """The learning rate of a round."""
@@ -58,7 +60,7 @@ class LocalTraining:
     def make_optimizer(self, parameter: Tensor, round_index: int) -> torch.optim.Optimizer:
         lr = self.rate(round_index)
         if self.optimizer == "adam":
-            return torch.optim.Adam([parameter], lr=lr, weight_decay=self.weight_decay)
+            return torch.optim.Adam([parameter], lr=lr, weight_decay=self.weight_decay, amsgrad=self.amsgrad)
         return torch.optim.SGD([parameter], lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
@@ -144,6 +146,8 @@ class Failure:
 
     client: int
     reason: str
+    excused: bool = False
+    """The server itself found that nothing came, or nothing in time. Whatever a client says, it is no excuse."""
     resent: int = 0
     at: float | None = None
     more: bool = False

@@ -10,7 +10,15 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Bad input (a flag, a file, a key): the command line prints it and exits with code 2."""
+    """Bad input (a flag, a file, a key): the command line prints it and exits with its code."""
+
+    code = 2
+
+
+class RefusedError(InputError):
+    """A server and a node do not go together, and trying again would not help: service managers know the code (EX_NOPERM)."""
+
+    code = 77
 
 
 class Note(UserWarning):

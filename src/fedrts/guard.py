@@ -22,6 +22,8 @@ Reducer = Literal["mean", "clip", "trimmed_mean", "median"]
 
 _ROUNDING = 1e-9
 """0.55 of 100 clients are 55, whatever floating point says."""
+_LONGEST_REST = 6
+"""At most 2^6 rounds go by before a client that was late is asked again."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,39 @@ class Strikes:
     @property
     def quarantined(self) -> set[int]:
         return {client for client, count in self.counts.items() if count >= self.limit}
+
+
+@dataclass
+class Lateness:
+    """Clients that are late again and again: each time they are left in peace for twice as many rounds."""
+
+    limit: int
+    """Late rounds in a row after which a client is asked less often."""
+    counts: dict[int, int] = field(default_factory=dict)
+    """Late rounds in a row, by client."""
+    again: dict[int, int] = field(default_factory=dict)
+    """The round from which on a client is asked again."""
+    _last: dict[int, int] = field(default_factory=dict)
+
+    def add(self, client: int, round_index: int) -> bool:
+        """It was late, in a round once at most; true when it is asked less often from now on."""
+        if self._last.get(client) != round_index:
+            self._last[client] = round_index
+            self.counts[client] = count = self.counts.get(client, 0) + 1
+            if count >= self.limit:
+                rounds = 2 ** min(count - self.limit, _LONGEST_REST)
+                self.again[client] = round_index + 1 + rounds
+                note(f"client {client} was late in {count} rounds in a row: where the quorum allows, {rounds} go without it")
+        return client in self.again
+
+    def clear(self, client: int) -> None:
+        """It answered in time."""
+        self.counts.pop(client, None)
+        self.again.pop(client, None)
+
+    def resting(self, round_index: int) -> set[int]:
+        """Who is not asked in a round."""
+        return {client for client, again in self.again.items() if round_index < again}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedrts.errors import InputError
+from fedrts.files import require_plain
 
 _PREFIX = "transformer."
 """transformers leaves it out where a model was saved without its head."""
@@ -42,6 +43,7 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
 def _read(path: str | Path) -> dict[str, Tensor]:
     if Path(path).is_dir():
         raise InputError(f"init: '{path}' is a folder: name a safetensors file, such as the model.safetensors of a run")
+    require_plain(path)
     try:
         return safetensors.torch.load_file(path)
     except OSError as error:

@@ -13,7 +13,7 @@ from fedrts import api, checkpoint, config, data
 from fedrts.assemble import assemble
 from fedrts.checkpoint import write_atomically
 from fedrts.errors import InputError
-from fedrts.folder import RunFolder, Trust, resume_command
+from fedrts.folder import RunFolder, Trust, check_saved, resume_command
 from fedrts.onnx_export import onnx_bytes
 from fedrts.tasks import Metrics
 
@@ -26,6 +26,7 @@ def inspect_run(path: Path) -> dict[str, Any]:
     folder = RunFolder(path)
     settings = config.from_file(folder.experiment_file())
     experiment = config.validated(config.Experiment, settings)
+    folder.verify()
     history, summary = folder.history(), folder.summary()
     names = ("method", "data", "model", "seed", "rounds")
     content: dict[str, Any] = {name: getattr(experiment, name) for name in names}
@@ -46,7 +47,7 @@ def inspect_run(path: Path) -> dict[str, Any]:
 
 def _layers(folder: RunFolder) -> list[tuple[str, int, int]]:
     """(name, links, active) of every prunable layer, from the newest checkpoint."""
-    saved = checkpoint.load(folder.path / "checkpoint")
+    saved = checkpoint.load(folder.path / "checkpoint", check=check_saved)
     if saved is None:
         return []
     return list(zip(saved.facts["identity"]["layers"], saved.state.mask.sizes, saved.state.mask.counts, strict=True))

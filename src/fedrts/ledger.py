@@ -1,4 +1,4 @@
-"""What the server knows of its clients and must not forget: who holds which mask, who was asked for what, whose replies were rejected."""
+"""What the server knows of its clients and must not forget: who holds which mask, was asked for what, rejected, late or has left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrts.guard import Guard, Strikes
+from fedrts.guard import Guard, Lateness, Strikes
 from fedrts.privacy import countable
 from fedrts.sparse.mask import Mask
 from fedrts.traffic import Traffic
@@ -22,10 +22,14 @@ class Ledger:
 
     traffic: Traffic
     strikes: Strikes
+    lateness: Lateness
     messages: int = 0
     """Downloads and uploads so far that dense averaging would have needed too."""
     uploads: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Messages of values and of index sets that each client was asked for so far, whatever became of them."""
+
+    departed: dict[int, int] = field(default_factory=dict)
+    """The round from which on a client takes part no more."""
 
     def count(self, clients: Iterable[int], fields: Mapping[str, Field]) -> None:
         """`clients` were asked for an upload of these fields."""
@@ -36,7 +40,7 @@ class Ledger:
 
     @staticmethod
     def of(guard: Guard) -> Ledger:
-        return Ledger(Traffic(), Strikes(guard.strikes))
+        return Ledger(Traffic(), Strikes(guard.strikes), Lateness(guard.strikes))
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything as tensors: masks as packed bits, clients as numbers."""
@@ -48,6 +52,10 @@ class Ledger:
             "holds": torch.tensor(holds, dtype=torch.int64).reshape(-1, 2),
             "strikes": torch.tensor(list(self.strikes.counts.items()), dtype=torch.int64).reshape(-1, 2),
             "uploads": torch.tensor([(client, *counts) for client, counts in self.uploads.items()], dtype=torch.int64).reshape(-1, 3),
+            "late": torch.tensor(
+                [(client, count, self.lateness.again.get(client, 0)) for client, count in self.lateness.counts.items()], dtype=torch.int64
+            ).reshape(-1, 3),
+            "departed": torch.tensor(list(self.departed.items()), dtype=torch.int64).reshape(-1, 2),
             "masks": torch.from_numpy(np.stack(packed) if packed else np.zeros((0, 0), np.uint8)),
         }
 
@@ -67,4 +75,9 @@ class Ledger:
         ledger.strikes.counts.update(dict(tensors["strikes"].tolist()))
         counts = tensors.get("uploads", torch.zeros(0, 3, dtype=torch.int64))
         ledger.uploads = {client: (values, indices) for client, values, indices in counts.tolist()}
+        for client, late, again in tensors.get("late", torch.zeros(0, 3, dtype=torch.int64)).tolist():
+            ledger.lateness.counts[client] = late
+            if again:
+                ledger.lateness.again[client] = again
+        ledger.departed.update(dict(tensors.get("departed", torch.zeros(0, 2, dtype=torch.int64)).tolist()))
         return ledger

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
@@ -15,10 +14,13 @@ import fedrts
 from fedrts.bandit.study import Study
 from fedrts.checkpoint import write_atomically
 from fedrts.errors import InputError, note, optional
+from fedrts.files import require_plain
+from fedrts.spreadsheet import csv_text
 
 
 def read_means(path: Path) -> tuple[float, ...]:
     """Means from a text file: numbers in [0, 1], one a line."""
+    require_plain(path)
     try:
         means = tuple(float(line) for line in path.read_text("utf-8").split())
     except (OSError, ValueError) as error:
@@ -99,12 +101,12 @@ def check_out(folder: Path) -> None:
 
 
 def _csv(found: Study) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["policy", "step", "regret", "standard_error"])
-    for name, curve in found.curves.items():
-        writer.writerows([name, int(step), f"{m:.6g}", f"{e:.6g}"] for step, m, e in zip(found.at, curve.mean, curve.error, strict=True))
-    return out.getvalue()
+    lines = (
+        [name, int(step), f"{m:.6g}", f"{e:.6g}"]
+        for name, curve in found.curves.items()
+        for step, m, e in zip(found.at, curve.mean, curve.error, strict=True)
+    )
+    return csv_text([["policy", "step", "regret", "standard_error"], *lines])
 
 
 def _markdown(found: Study) -> str:

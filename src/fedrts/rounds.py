@@ -13,7 +13,7 @@ from torch import Tensor
 from fedrts.aggregate import Sums
 from fedrts.assessment import assess
 from fedrts.client import Order
-from fedrts.engines import Adding, Engine
+from fedrts.engines import Adding, Engine, Remote
 from fedrts.errors import InputError
 from fedrts.guard import Guard
 from fedrts.ledger import Ledger
@@ -26,7 +26,7 @@ from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
-from fedrts.tally import DROPPED, Question, tally
+from fedrts.tally import DROPPED, EXCUSED, LATE, LATE_AGAIN, Question, tally
 from fedrts.traffic import addressed
 from fedrts.wire.quantise import ValueType
 
@@ -58,7 +58,7 @@ class Plan:
     """Samples by client on which the clients that hold some out judge the global model."""
 
     def sample(self, index: int, attempt: int = 0, quarantined: Collection[int] = ()) -> list[int]:
-        """The clients asked in a round: a function of (seed, round, attempt) and of who is quarantined.
+        """The clients asked in a round: a function of (seed, round, attempt) and of who is not asked.
 
         The set-up is held with round 0's clients.
         """
@@ -66,6 +66,10 @@ class Plan:
         order = sampled(self.seed, index, attempt, len(self.samples), asked + len(quarantined))
         chosen = [client for client in order if client not in quarantined][:asked]
         return chosen if asked > self.per_round else sorted(chosen)
+
+    def needed(self, departed: Collection[int] = ()) -> int:
+        """Usable replies without which a round is repeated; of a federation that some have left."""
+        return self.guard.needed(min(self.per_round, len(self.samples) - len(departed)))
 
     def drops_out(self, index: int, attempt: int, client: int) -> bool:
         """Does the simulation let this client vanish after its download?"""
@@ -127,6 +131,15 @@ class Played:
     """One line of topology.jsonl, in outer rounds."""
 
 
+class TooFewError(InputError):
+    """A round that cannot be played: too few replies were usable, however often it was tried."""
+
+    def __init__(self, message: str, missing: dict[int, str]) -> None:
+        super().__init__(message)
+        self.missing = missing
+        """Who was absent, with the reason."""
+
+
 def play(plan: Plan, state: State, first: int, ledger: Ledger | None = None) -> Iterator[Played]:
     """Rounds from `first` (-1: the set-up) to the last, each with the state after it."""
     ledger = ledger or Ledger.of(plan.guard)
@@ -149,9 +162,10 @@ def play_round(plan: Plan, before: State, index: int, ledger: Ledger | None = No
             break
     else:
         reasons = "; ".join(sorted({str(entry["reason"]) for entry in record.rejected})) or "nobody was left to ask"
-        raise InputError(
-            f"round {index}: fewer than {plan.guard.needed(plan.per_round)} usable replies in {plan.guard.attempts} attempts ({reasons}): "
-            "nothing of it was applied; mend the cause or lower guard.quorum, then resume (a train.lr that diverges needs a new run)"
+        raise TooFewError(
+            f"round {index}: fewer than {plan.needed(ledger.departed)} usable replies in {plan.guard.attempts} attempts ({reasons}): "
+            "nothing of it was applied; mend the cause or lower guard.quorum, then resume (a train.lr that diverges needs a new run)",
+            {entry["client"]: entry["reason"] for entry in record.rejected if entry["reason"] in EXCUSED},
         )
     record.density = density(plan.layout, state.mask)
     record.links_changed = state.mask.gained(before.mask) / max(state.mask.number, 1)
@@ -170,18 +184,29 @@ def play_round(plan: Plan, before: State, index: int, ledger: Ledger | None = No
 def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: Ledger, record: Record) -> State | None:
     """All exchanges of a round with one sample of clients; None if too few replies were usable."""
     state = before
-    clients = plan.sample(index, attempt, ledger.strikes.quarantined)
+    clients = plan.sample(index, attempt, _not_asked(plan, index, ledger, record))
+    needed = plan.needed(ledger.departed)
     for number in range(len(plan.method.exchanges(plan.round(index, state.mask)))):
         current = plan.round(index, state.mask, number)
         exchange = plan.exchanges(current)[number]  # of the mask as the exchange before left it
         order = Order.of(exchange, current, plan.layout, state, plan.key(index, f"rounding {number}"))
         sums = _collect(plan, order, state, attempt, clients, ledger, record)
-        if len(record.clients) < plan.guard.needed(plan.per_round):
+        if len(record.clients) < needed:
             return None
         clients = list(record.clients)
         with phase("update"):
             state = updated(plan, state, order, sums)
     return plan.optimizer.step(before, state, plan.layout.parameters) if index >= 0 else state
+
+
+def _not_asked(plan: Plan, index: int, ledger: Ledger, record: Record) -> set[int]:
+    """Who is left out of a round: the quarantined, those who have left (recorded once), and where enough others are those late again."""
+    departed = plan.engine.departed if isinstance(plan.engine, Remote) else {}
+    record.rejected += [{"client": client, "reason": reason} for client, reason in departed.items() if client not in ledger.departed]
+    ledger.departed = {client: ledger.departed.get(client, index) for client in departed}
+    excluded = ledger.strikes.quarantined | departed.keys()
+    resting = ledger.lateness.resting(index) - excluded
+    return excluded | resting if len(plan.samples) - len(excluded | resting) >= plan.needed(departed) else excluded
 
 
 def updated(plan: Plan, state: State, order: Order, sums: Sums) -> State:
@@ -205,6 +230,12 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     ledger.messages += (len(clients) + len(found.counted)) * comparable
     for client in found.blamed:
         ledger.strikes.add(client, order.round.index)
+    if isinstance(plan.engine, Remote):  # elsewhere being late means that our own machine is slow
+        for client in found.counted:
+            ledger.lateness.clear(client)
+        for client in [client for client, reason in found.missing.items() if reason == LATE]:
+            if ledger.lateness.add(client, order.round.index):
+                found.missing[client] = LATE_AGAIN
     record.download_bytes += found.resent_bytes
     record.upload_bytes += found.upload_bytes
     record.flops += found.flops

@@ -27,6 +27,7 @@ class Experiment(Part):
     density: float
     rounds: Count
     seed: int
+    tags: list[str] = []
 
 
 class Rejected(Part):
@@ -100,6 +101,7 @@ class Failure(Part):
 
 
 class Summary(Part):
+    digests: dict[str, str] = {}
     density: float
     accuracy_last10: float | None
     best_accuracy: float | None
@@ -112,6 +114,26 @@ class Summary(Part):
     seconds: float
     samples_per_second: float
     federated: Federated | None = None
+    given: dict[str, str] = {}
+
+
+class CheckpointHeader(Part):
+    next_round: Annotated[int, Field(ge=-1, lt=2**63)]
+    sizes: list[Count]
+
+
+class Identity(Part):
+    model: str
+    clients: str
+    data: str | None = None
+    layers: list[str]
+
+
+class CheckpointFacts(Part):
+    experiment: dict[str, Any]
+    logs: dict[str, Count]
+    log_digests: dict[str, str] = {}
+    identity: Identity
 
 
 def check(kind: Any, content: object, file: str) -> None:

@@ -20,9 +20,11 @@ from fedrts.phases import each, phase
 from fedrts.wire import codec
 from fedrts.wire.codec import Kind
 
-DROPPED, LATE, UNREACHABLE = "dropped out", "late", "not reachable"
-EXCUSED = (DROPPED, LATE, UNREACHABLE)
-"""Reasons why a reply is missing that are no rejection."""
+DROPPED, LATE, LATE_AGAIN, UNREACHABLE, UNASKED = "dropped out", "late", "late again", "not reachable", "not asked: too few are here"
+WITHDRAWN, REMOVED = "withdrawn", "removed"
+"""A client that takes part no more from this round on, by its own word or the coordinator's."""
+EXCUSED = (DROPPED, LATE, LATE_AGAIN, UNREACHABLE, UNASKED, WITHDRAWN, REMOVED)
+"""Reasons in a history why a reply is missing that are no rejection. Only the server gives them: see `Failure.excused`."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def tally(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
     answered: set[int] = set()
     for reply, came, fault in _examined(question, replies):
         result.resent_bytes += reply.resent
-        if isinstance(reply, Failure) and reply.reason in EXCUSED:
+        if isinstance(reply, Failure) and reply.excused:
             result.missing[reply.client] = reply.reason
             continue
         if came > question.due:

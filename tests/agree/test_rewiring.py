@@ -188,6 +188,19 @@ def test_upper_confidence_bounds_by_hand():
             assert sorted(state.mask.active.tolist()) == sorted(largest(bound, 2))
 
 
+@pytest.mark.parametrize(("confidence", "narrow", "wide"), [(1.0, 0.905, 0.92), (0.5, 0.4525, 0.46)])
+def test_how_wide_the_confidence_bound_is(confidence, narrow, wide):
+    """c·√(3 ln 100 / (2·5)) − c·√(3 ln 100 / (2·100)) = 0.9125·c: means that differ by less let the link tried 5 times win, by more not."""
+    mask = Mask(torch.tensor([True, False]), [2])
+    for gap, winner in ((narrow, 1), (wide, 0)):
+        means = torch.tensor([0.95, 0.95 - gap])
+        state = State(torch.zeros(1), mask).remember(mean=means, tried=torch.tensor([99.0, 4.0]), updates=torch.tensor([99.0]))
+        method = FedCUCB(density=0.5, confidence=confidence)
+        after = method.learn(state, state, Outcome(means, None, clients=1), round_of(0, Schedule(2, 10), mask), lambda purpose: 7)
+        assert after["tried"].tolist() == [100, 5]
+        assert after.mask.active.tolist() == [winner]
+
+
 def test_untried_links_come_first_in_the_literal_formula(toy):
     run = toy("fedcucb", "mlp", method_options={"observe_inactive": False})
     state = run.method.begin(run.setup)

@@ -20,10 +20,11 @@ import torch
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
+import fedrts
 from federating import NO_LIMITS, Folder, processes, trusting
 from fedrts import config, models
 from fedrts.errors import InputError
-from fedrts.flower import HELLO, STRANGER, WORK, consent, messages, policy
+from fedrts.flower import HELLO, PROTOCOL, STRANGER, WORK, consent, messages, policy
 from fedrts.flower.host import Host, Limits, digest_prefix, memory_size
 from fedrts.flower.node import Worker
 from fedrts.flower.site import Site, accepted
@@ -43,7 +44,8 @@ ONE_SITE = {"total": 1, "per_round": 1, "partition": "sites"}
 
 def asked(**changes: Any) -> dict[str, Any]:
     """The introduction of a server whose experiment is changed so."""
-    return {"experiment": tomli_w.dumps(config.merged(EXPERIMENT, changes)), "input_shape": [6], "classes": 3}
+    met = {"protocol": PROTOCOL, "fedrts": fedrts.__version__}
+    return {**met, "experiment": tomli_w.dumps(config.merged(EXPERIMENT, changes)), "input_shape": [6], "classes": 3}
 
 
 @pytest.fixture
@@ -131,7 +133,8 @@ def test_without_consent_a_node_takes_no_part_and_names_the_option(data: str, mo
     answer = worker.meet(asked())
     assert set(answer) == {"refused"}
     assert f"--accept {digest[:16]}" in answer["refused"]
-    assert any(f"--accept {digest[:16]}" in line for line in said)
+    assert worker.parting is not None
+    assert f"--accept {digest[:16]}" in worker.parting.text
     assert worker.site is None
 
 
@@ -232,11 +235,14 @@ def test_work_for_an_experiment_that_was_not_accepted_is_not_done(data: str):
 
 def test_a_dry_run_shows_what_would_leave_and_takes_no_part(data: str):
     shown: list[str] = []
+    said_here: list[str] = []
     table = {"clip": 1.0, "noise": 5.0, "index_epsilon": 1.0}
     worker = Worker(Host(data=data, dry_run=True, accept=["any"]), silent, lambda text: bool(shown.append(text)))
     said = asked(privacy=table)
     assert worker.meet(said) == {"refused": "it only looks (dry run)"}
-    assert worker.looked
+    assert worker.parting is not None
+    worker.parting.obey(said_here.append)  # no error: it was a good end
+    assert "dry run" in said_here[0]
     assert worker.site is None
     (text,) = shown
     site = Site.of(Host(data=data), said["experiment"], said)
@@ -244,6 +250,15 @@ def test_a_dry_run_shows_what_would_leave_and_takes_no_part(data: str):
     for words in ("weights on the mask", "names of the Q inactive links", " bytes a client", "ε = ", "never sent"):
         assert words in text
     assert f"samples: {site.introduction()['samples']}" in text
+
+
+def test_a_dry_run_shows_that_the_site_would_judge_the_model(data: str):
+    said = asked()
+    for options, words in (({"test": 0.2}, "evaluated (4): loss, accuracy on 100 rows that are held out"), ({}, None)):
+        shown: list[str] = []
+        host = Host(data=data, options=options, dry_run=True)
+        Worker(host, silent, lambda text, shown=shown: bool(shown.append(text))).meet(said)  # type: ignore[misc]
+        assert (words in shown[0]) if words else ("evaluated" not in shown[0]), shown[0]
 
 
 # -- the options --------------------------------------------------------------------------------------------------------

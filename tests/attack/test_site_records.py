@@ -262,6 +262,8 @@ def test_no_error_of_the_data_carries_paths_or_labels_to_the_server(tmp_path: Pa
         (told,) = worker.meet(facts).values()
         assert not any(word in told for word in ("HIV", str(tmp_path), "7", "(3, 5)")), told
         assert len(told) > 20
+        assert worker.parting is not None
+        said.append(worker.parting.text)
     assert any("HIV" in line for line in said), "its own screen says why"
 
 

@@ -36,7 +36,7 @@ FILES = {
 HISTORY = "round outer clients rejected loss accuracy perplexity density links_changed upload_bytes download_bytes flops seconds"
 SUMMARY = (
     "method data model seed rounds density_target density accuracy accuracy_last10 best_accuracy loss perplexity perplexity_corpus "
-    "upload_bytes download_bytes comm_ratio paper_comm_mb flops seconds samples_per_second rejected_replies version"
+    "upload_bytes download_bytes comm_ratio paper_comm_mb flops seconds samples_per_second rejected_replies version digests"
 )
 
 

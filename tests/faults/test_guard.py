@@ -9,7 +9,7 @@ import torch
 
 import fedrts
 from fedrts import api, rounds
-from fedrts.aggregate import Clipped, Sorted, Sums
+from fedrts.aggregate import Clipped, Sorted, Sums, reduction
 from fedrts.client import Failure, Reply
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, Note
@@ -484,6 +484,21 @@ def test_an_update_is_judged_by_its_size_and_not_by_the_models(run):
     state = run.method.begin(run.setup)
     played = rounds.play_round(replace(run.plan, guard=Guard(norm_bound=0.9)), state, 1)
     assert played.record.rejected == []
+
+
+@pytest.mark.parametrize(("reducer", "trim", "expected"), [("median", 0.2, 2.0), ("trimmed_mean", 0.2, 10 / 3), ("trimmed_mean", 0.4, 2.0)])
+def test_a_reducer_is_the_one_that_was_asked_for(run, reducer, trim, expected):
+    state = run.method.begin(run.setup)
+    order = order_of(run, run.method.exchanges(run.plan.round(1, state.mask))[0], state, 1)
+    found = reduction(Guard(reducer=reducer, trim=trim), order)
+    for value in (7.0, 0.0, 100.0, 2.0, 1.0):
+        found.add(torch.full((3,), value), 1)
+    assert found.result().tolist() == pytest.approx([expected] * 3)
+
+
+@pytest.mark.parametrize(("norm", "bound"), [(0.0, 3.0), (0.7, 3.0), (1.0, 3.0), (1.5, 4.5), (8.0, 24.0)])
+def test_the_bound_of_an_update_is_a_multiple_of_the_models_norm_and_at_least_of_one(norm, bound):
+    assert Guard(norm_bound=3.0).bound(norm) == pytest.approx(bound)
 
 
 def test_another_attempt_is_another_throw(run):

@@ -34,6 +34,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def results(folder: Path) -> dict[str, object]:
     """Everything that a run leaves behind, apart from how long it took."""
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    del summary["digests"]["history.jsonl"]  # whose lines say how long rounds took
     final = safetensors.torch.load_file(checkpoints(folder)[-1])
     exact = ("model.safetensors", "masks.safetensors", "topology.jsonl", "clients.json", "fairness.json")
     return {

@@ -9,6 +9,7 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
+from ssl import TLSVersion
 
 import pytest
 
@@ -16,7 +17,7 @@ pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
 
 import fedrts
-from federating import EXPERIMENT, CountingProxy, Folder, Running, nginx, processes, status
+from federating import EXPERIMENT, CountingProxy, Folder, Running, nginx, processes, speaks, status
 from fedrts.errors import InputError
 from fedrts.flower import keys
 from fedrts.flower.host import Host
@@ -36,6 +37,7 @@ class Shown:
         self.server: Running
         self.code = self.here = -1
         self.statuses: dict[str, int] = {}
+        self.versions: list[TLSVersion] = []
         self.proxy: CountingProxy
 
 
@@ -64,6 +66,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
             front = stack.enter_context(nginx(folder))
             paths = ("/v1/control/list-runs", "/v1/runtime/acquire-task", "/docs", "/", "/v1/fleet/pull-messages")
             shown.statuses = {path: status(folder, front, path) for path in paths}
+            shown.versions = [version for version in (TLSVersion.TLSv1_2, TLSVersion.TLSv1_3) if speaks(folder, front, version)]
         shown.here = status(folder, folder.port, "/v1/control/list-runs")
         shown.proxy = CountingProxy(front)
         for number in range(3):
@@ -108,8 +111,9 @@ def test_strangers_are_refused_and_the_server_says_who_and_why(shown: Shown):
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 def test_the_proxy_passes_nodes_and_nothing_else(shown: Shown):
     fleet = shown.statuses.pop("/v1/fleet/pull-messages")
-    assert fleet == 415, "Flower itself answers that this is no message of a node"
+    assert fleet == 401, "the server itself answers that this is no node"
     assert set(shown.statuses.values()) == {403}
+    assert shown.versions == [TLSVersion.TLSv1_3]
     assert shown.here not in (403, 502), "from this machine Flower can be controlled: nobody else should have an account on it"
 
 

@@ -27,7 +27,7 @@ from federating import trusting
 from fedrts import config
 from fedrts.assemble import Assembled, assemble, with_samples
 from fedrts.errors import InputError
-from fedrts.flower import HELLO, engine, fleet, messages
+from fedrts.flower import HELLO, PROTOCOL, engine, fleet, messages
 from fedrts.flower.deployment import engaged, introduction
 from fedrts.flower.engine import FlowerEngine
 from fedrts.flower.fleet import Entry, Fleet, Roster
@@ -35,6 +35,7 @@ from fedrts.flower.link import Address, _await
 from fedrts.flower.messages import Incoming
 from fedrts.flower.node import Worker
 from fedrts.flower.site import Site, accepted
+from fedrts.flower.state import Records
 from fedrts.ledger import Ledger
 from fedrts.privacy import Protection, spent
 from fedrts.rounds import play
@@ -59,6 +60,7 @@ class LinkHere:
     """A link to workers in this process."""
 
     workers: dict[int, Worker] = field(default_factory=dict)
+    records: dict[int, Records] = field(default_factory=dict)
     manners: dict[int, Manners] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
     waiting: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -74,7 +76,8 @@ class LinkHere:
 
     def start(self, node: int, clients: list[int], manners: Manners | None = None) -> None:
         """A node begins, or begins anew."""
-        self.workers[node] = Worker(trusting(clients=clients), self.said.append)
+        records = self.records.setdefault(node, Records())  # which outlast the process
+        self.workers[node] = Worker(trusting(clients=clients), self.said.append, records=records)
         self.starts[node] = self.starts.get(node, 0) + 1
         if manners:
             self.manners[node] = manners
@@ -91,11 +94,15 @@ class LinkHere:
             self.down += sum(map(len, messages.opened(message)[1].values()))
         answer = self.manners.get(node, lambda message, worker: worker.reply(message))(message, self.workers[node])
         if answer is not None:
-            answer.metadata.__dict__["_message_id"] = answer.object_id
-            self.pieces |= {key: part.deflate() for key, part in get_all_nested_objects(answer).items()}
-            head = remove_content_from_message(answer) if answer.has_content() else answer
-            self.waiting[name] = (message_to_proto(head), get_object_tree(answer))
+            self.answer(message, answer)
         return name
+
+    def answer(self, message: Message, answer: Message) -> None:
+        """A node's answer has come."""
+        answer.metadata.__dict__["_message_id"] = answer.object_id
+        self.pieces |= {key: part.deflate() for key, part in get_all_nested_objects(answer).items()}
+        head = remove_content_from_message(answer) if answer.has_content() else answer
+        self.waiting[message.metadata.message_id] = (message_to_proto(head), get_object_tree(answer))
 
     def replies(self, names: list[str]) -> list[tuple[Any, Any]]:
         assert not self.answered & set(names), "a message that was answered is known no more"
@@ -133,7 +140,12 @@ def connected(run: Assembled, link: LinkHere, **changes: Any) -> Assembled:
     people.look()
     people.look()
     flower = FlowerEngine(
-        people, run.bench, run.plan.samples, run.plan.engine, 1, **{"timeout": 5.0, "deadline": 60.0, "wait": 0.2, **changes}
+        people,
+        run.bench,
+        run.plan.samples,
+        run.plan.engine,
+        lambda departed: 1,
+        **{"timeout": 5.0, "deadline": 60.0, "wait": 0.2, **changes},
     )
     return replace(run, plan=replace(run.plan, engine=flower))
 
@@ -338,7 +350,7 @@ def test_a_client_belongs_to_the_key_that_first_stood_for_it(tmp_path):
 )
 def test_what_a_node_says_of_itself_is_checked(facts: dict[str, Any], words: str):
     run, link = experiment(), LinkHere()
-    facts = {**facts, **({"data": run.data.fingerprint} if facts.get("data") else {})}
+    facts = {"protocol": PROTOCOL, **facts, **({"data": run.data.fingerprint} if facts.get("data") else {})}
     link.start(7, [0], lambda message, worker: Message(messages.content(facts), reply_to=message))
     ready = connected(run, link)
     assert not ready.plan.engine.fleet.hosts
@@ -349,7 +361,7 @@ def test_what_a_node_says_of_itself_is_checked(facts: dict[str, Any], words: str
 @pytest.mark.parametrize("claimed", [0, -1, 2**31, 2**45, 2**62])
 def test_a_site_cannot_claim_more_samples_than_can_be_counted(claimed: int):
     run, link = experiment(clients={"partition": "sites"}), LinkHere()
-    facts = {"clients": [], "samples": [claimed], "data": "x"}
+    facts = {"protocol": PROTOCOL, "clients": [], "samples": [claimed], "data": "x"}
     link.start(7, [], lambda message, worker: Message(messages.content(facts), reply_to=message))
     people = Fleet(link, introduction(run), Roster(5), None, "", None, link.said.append)  # type: ignore[arg-type]
     people.look()

@@ -20,6 +20,7 @@ from fedrts import cli
 from fedrts.errors import InputError
 from fedrts.flower import keys
 from fedrts.flower.keys import Authority
+from fedrts.flower.limits import refused
 from fedrts.flower.link import Address
 from fedrts.flower.superlink import Gate
 
@@ -90,6 +91,10 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"because"})
 
 
+async def _nothing() -> Any:
+    return {"type": "http.request", "body": b""}
+
+
 def asked(path: str, peer: str = "10.1.2.3", inner: int = 200, closed_until: str | None = None, **headers: str) -> int:
     statuses: list[int] = []
 
@@ -99,7 +104,7 @@ def asked(path: str, peer: str = "10.1.2.3", inner: int = 200, closed_until: str
 
     encoded = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "path": path, "client": (peer, 1), "headers": encoded, "inner": inner, "server": ("10.9.9.9", 9092)}
-    asyncio.run(Gate(_app, longest=100, closed_until=closed_until, name="word")(scope, None, send))
+    asyncio.run(Gate(_app, longest=100, closed_until=closed_until, name="word")(scope, _nothing, send))
     return statuses[0]
 
 
@@ -115,8 +120,13 @@ def test_the_gate_lets_strangers_reach_what_nodes_need_and_nothing_else(capfd: p
     assert asked("/v1/fleet/push-object", content_length="101") == 413
     assert asked("/v1/fleet/push-object", transfer_encoding="chunked") == 411
     assert asked("/v1/fleet/push-object", transfer_encoding="chunked", content_length="5") == 411
+    capfd.readouterr()
+    refused.sum_up()
     assert asked("/v1/control/\x1b[2J") == 403
-    assert "\x1b" not in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "[2J" in said
+    assert "\x1b" not in said
+    refused.sum_up()
     gate = tmp_path / "open"
     assert asked("/v1/fleet/activate-node", closed_until=str(gate)) == 503
     gate.touch()

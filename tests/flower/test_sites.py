@@ -14,7 +14,6 @@ pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
 import torch
 from flwr.supercore.task_identity import TaskIdentity
-from test_engine import LinkHere
 
 from federating import trusting
 from fedrts import config
@@ -32,6 +31,7 @@ from fedrts.ledger import Ledger
 from fedrts.rounds import play
 from fedrts.summary import summarise
 from fedrts.wire.errors import WireError
+from flower.test_engine import LinkHere
 
 
 @pytest.fixture(autouse=True)

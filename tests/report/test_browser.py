@@ -105,6 +105,22 @@ def test_text_has_contrast(page, dark):
     assert worst >= 4.5
 
 
+def test_curves_are_named_at_their_ends_in_their_colours(page):
+    browser = page()
+    figure = "document.getElementById('digits-mlp-accuracy-rounds')"
+    named = browser.js(
+        f"Object.fromEntries([...{figure}.querySelectorAll('.chart text.name')].map((t) => [t.textContent, getComputedStyle(t).fill]))"
+    )
+    buttons = (
+        f"Object.fromEntries([...{figure}.querySelectorAll('.legend button')]"
+        ".map((b) => [b.textContent, getComputedStyle(b.querySelector('.line')).stroke]))"
+    )
+    curves = browser.js(buttons)
+    assert sorted(named.values()) == sorted(curves.values())
+    assert {name: named[name] for name in curves if name in named} == {name: curves[name] for name in named if "…" not in name}
+    assert len(set(named.values())) == 3
+
+
 @pytest.mark.parametrize("figure", ["digits-mlp-accuracy-rounds", "digits-mlp-classes", "digits-mlp-sent"])
 def test_a_tooltip_follows_the_mouse(page, figure):
     browser = page()

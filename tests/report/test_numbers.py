@@ -7,11 +7,12 @@ import statistics
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrts.comparison.target import cost_to_target
-from fedrts.report import people, tables, text
+from fedrts.report import differences, people, tables, text
 from fedrts.report.content import compose, headline
 from fedrts.report.format import cell
 from fedrts.report.format import text as written
@@ -211,6 +212,8 @@ def test_every_figure_of_the_issue_is_there(tmp_path):
     assert {f"posterior-{n}-{which}" for n in (0, 1) for which in ("active", "inactive")} <= set(names)
     assert {table.id.removeprefix("digits-mlp-") for table in report.tables} == {
         "results",
+        "differences",
+        "pairs",
         "cost",
         "target",
         "fairness",
@@ -295,3 +298,46 @@ def test_a_run_reaches_its_own_mean(values):
 
 def test_the_spread_of_perplexities_that_no_square_can_hold():
     assert spread([1e200, 3e200]) == pytest.approx(1e200)
+
+
+# -- differences ------------------------------------------------------------------------------------------------------
+
+
+def seeds_of(folder, **methods):
+    """A run for every value of every method, the value being its accuracy throughout."""
+    for method, found in methods.items():
+        for seed, value in enumerate(found):
+            write(folder / f"{method}-{seed}", [value] * 10, seed=seed, method=method)
+    return problem_of(folder)
+
+
+def test_differences_are_tested_as_a_comparison_tests_them(tmp_path):
+    fedrts, random, dense = [0.90, 0.92, 0.93, 0.91, 0.95], [0.85, 0.88, 0.91, 0.87, 0.90], [0.91, 0.95, 0.92, 0.93, 0.96]
+    problem = seeds_of(tmp_path, fedrts=fedrts, random=random, fedavg=dense)
+    best, pairs = differences.tables(problem, ACCURACY)
+    assert best.title == "Differences to fedrts"
+    row = rows(best)["random"]
+    expected = scipy.stats.ttest_rel(random, fedrts)
+    assert row["less fedrts"].value == pytest.approx(np.mean(random) - np.mean(fedrts))
+    assert row["less fedrts"].error == pytest.approx(np.std(np.subtract(random, fedrts), ddof=1) / math.sqrt(5))
+    assert (row["seeds"], row["sure"]) == (5, "‡")
+    assert row["p"] == pytest.approx(expected.pvalue)
+    assert row["p, corrected"] == pytest.approx(2 * expected.pvalue)
+    assert [(row[0], row[1]) for row in pairs.rows] == [("fedrts", "random"), ("fedrts", "fedavg"), ("random", "fedavg")]
+
+
+def test_a_best_that_is_not_sure_says_so(tmp_path):
+    problem = seeds_of(tmp_path, feddst=[0.923, 0.933], fedrts=[0.932, 0.920], random=[0.80, 0.79])
+    said = headline(problem, ACCURACY)
+    assert said.startswith("Best sparse setting: feddst with accuracy 92.8 ± 0.5 %")
+    assert "The difference to fedrts (92.6 ± 0.6 %)" in said
+    assert "is not sure" in said
+    assert "2 seeds can hardly show one" in said
+
+
+def test_a_best_that_is_sure_says_so_and_one_without_rivals_says_nothing(tmp_path):
+    sure = seeds_of(tmp_path / "sure", fedrts=[0.9, 0.91, 0.92, 0.93, 0.94], random=[0.8, 0.812, 0.82, 0.83, 0.84])
+    assert "surely better than every other sparse setting (paired t-tests over 5 seeds" in headline(sure, ACCURACY)
+    assert headline(seeds_of(tmp_path / "alone", fedrts=[0.9, 0.8]), ACCURACY).endswith("(mean of the last ten rounds).")
+    one = seeds_of(tmp_path / "one", fedrts=[0.9], random=[0.8])
+    assert headline(one, ACCURACY).endswith("One seed is too few to tell which setting is better.")

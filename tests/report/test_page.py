@@ -2,9 +2,11 @@
 
 import json
 import re
+from urllib.parse import unquote
 
 import pytest
 
+from fedrts import report
 from fedrts.report import html
 from fedrts.report.content import compose
 from fedrts.report.read import Found, Run, find
@@ -65,3 +67,22 @@ def test_what_is_left_out_is_said(many):
     assert all("Shown for 6 of 100 settings" in figure.caption for figure in posteriors)
     (curves,) = [figure for figure in many.figures if figure.id.endswith("accuracy-rounds")]
     assert "more than 200 evaluated rounds are thinned evenly" in curves.caption
+
+
+def test_run_folders_are_named_and_linked(tmp_path):
+    """From the page and from report.md, relative to where they lie; whatever a folder is called."""
+    name = "javascript:alert(1) & co"
+    write(tmp_path / "runs" / name, [0.5] * 10)
+    file, _ = report.write([tmp_path / "runs"], tmp_path / "out", pictures=False)
+    ((address, words),) = re.findall(r'<a href="(\.\.[^"]*)"[^>]*>([^<]*)</a>', file.read_text("utf-8"))
+    assert words == "javascript:alert(1) &amp; co"
+    assert (file.parent / unquote(address)).resolve() == tmp_path / "runs" / name
+    assert f"[{name}]({address})" in (tmp_path / "out" / "report.md").read_text("utf-8")
+    assert str(tmp_path / "runs" / name) in (tmp_path / "out" / "report" / "digits-mlp-runs.csv").read_text("utf-8")
+
+
+def test_ids_are_unique(tmp_path):
+    for method in ("fedrts", "random", "fedavg"):
+        write(tmp_path / method, [0.5] * 10, method=method)
+    ids = re.findall(r' id="([^"]+)"', html.render(compose(find([tmp_path]))))
+    assert sorted(ids) == sorted(set(ids))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
+from fedrts.report import tables
 from fedrts.report.read import find
 from fedrts.report.settings import common, differing, grouped, short, unlikeness
 from handmade import write
@@ -131,3 +132,40 @@ def test_keys_that_an_earlier_version_did_not_know_have_their_defaults(tmp_path)
 
 def test_values_that_look_alike_are_two_settings(tmp_path):
     assert set(labels(tmp_path, {"train": {"lr": 0.2}}, {"train": {"lr": 0.2000001}})) == {"lr=0.2", "lr=0.2000001"}
+
+
+def given(task, data="d", model="m"):
+    return {"given": {"model": model, "data": data, "task": task}}
+
+
+def test_two_tasks_of_a_script_are_two_problems(tmp_path):
+    """The same clients, the same layers, another loss."""
+    custom = {"data": "custom", "model": "custom", "accuracies": [0.1, 0.2]}
+    tasks = [("cross_entropy #1", 0), ("mse_loss #2", 0), ("cross_entropy #1", 1)]
+    found, repeats = problems(tmp_path, *({**custom, "seed": seed, "summary": given(task)} for task, seed in tasks))
+    assert repeats == []
+    assert [(problem.title.rpartition(" · ")[2], [run.seed for run in problem.runs]) for problem in found] == [
+        ("cross_entropy", [0, 1]),
+        ("mse_loss", [0]),
+    ]
+
+
+def test_other_data_of_the_same_sizes_are_no_repeat_and_seeds_may_draw_theirs(tmp_path):
+    custom = {"data": "custom", "model": "custom"}
+    drawn = [{**custom, "seed": seed, "summary": given("t #1", data=f"d{seed}")} for seed in (0, 1)]
+    (problem,), _ = problems(tmp_path / "drawn", *drawn)
+    assert [run.seed for run in problem.runs] == [0, 1]
+    found, repeats = problems(tmp_path / "two", *({**custom, "summary": given("t #1", data=name)} for name in "ab"))
+    assert (len(found), repeats) == (2, [])
+    _, repeats = problems(tmp_path / "same", *({**custom, "summary": given("t #1")} for _ in range(2)))
+    assert len(repeats) == 1
+
+
+def test_tags_tell_settings_apart(tmp_path):
+    runs = [{}, {"tags": []}, {"tags": ["after", "fix"]}]
+    (problem,), repeats = problems(tmp_path, *runs)
+    assert [setting.label for setting in problem.settings] == ["#after #fix", "fedrts"]
+    assert len(repeats) == 1, "an older run without the key has no tags"
+    table = tables.runs(problem)
+    place = [column.title for column in table.columns].index("tags")
+    assert [row[place] for row in table.rows] == ["after, fix", "–"]

@@ -15,6 +15,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = [
     "errors",
+    "files",
+    "spreadsheet",
     "likeness",
     "registry",
     "schema",

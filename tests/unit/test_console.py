@@ -7,10 +7,14 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+import fedrts
+from fedrts import api
 from fedrts.cli import tables
 from fedrts.comparison.play import News
 from fedrts.comparison.watch import LiveWatcher
-from fedrts.observe.console import ConsoleObserver
+from fedrts.folder import RunFolder
+from fedrts.observe import Several, Silent
+from fedrts.observe.console import ConsoleObserver, Line
 from fedrts.rounds import Record
 
 FACTS = {"parameters": 10, "active": 5, "density": 0.5, "engine": "serial engine", "bytes": 0, "missing": 0}
@@ -40,6 +44,113 @@ def test_a_cell_whose_name_has_brackets_is_shown():
     watching.tell(News("fedrts [/b]", "started", rounds=3))
     watching.console.print(watching.progress)
     assert "fedrts [/b]" in shown.getvalue()
+
+
+class Clock:
+    """Time that a test sets."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def watched(toy, console, clock, rounds=50, rejected=0):
+    """A run of 50 rounds of 45 seconds each, after its 12th."""
+    watching = ConsoleObserver(console, clock)
+    watching.started(toy().experiment.model_copy(update={"rounds": rounds}), FACTS, 0)
+    for number in range(12):
+        clock.now += 45
+        late = [{"client": 1, "reason": "late"}] * rejected
+        watching.played(Record(number, False, [1], late, accuracy=0.942, upload_bytes=5_000_000, density=0.2))
+    return watching
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("rejected", [0, 3])
+def test_the_live_line_fits(toy, width, rejected):
+    """In one line: a bar, the round and, where there is room, the rest, by what matters most."""
+    watching = watched(toy, Console(file=StringIO(), width=width, force_terminal=True), Clock(), rejected=rejected)
+    watching.stopped()
+    (line,) = watching.console.render_lines(Line(watching.progress), pad=False)
+    text = "".join(part.text for part in line)
+    assert len(text) <= width
+    assert text.startswith("━" * 2)
+    assert "12/50" in text
+    assert "accuracy 0.942" in text
+    assert "0:28:30 left" in text
+    assert ("60.00 MB sent" in text) == (width >= 80)
+    assert ("links changed" in text) == (width >= (200 if rejected else 120))
+    assert ("36 replies missing" in text) == (rejected > 0 and width >= 120)
+
+
+def test_slow_rounds_are_told_one_by_one_where_there_is_no_terminal(toy):
+    shown = StringIO()
+    watched(toy, Console(file=shown, width=100), Clock(), rounds=500)
+    assert [f"round {number:>4} of 500" in shown.getvalue() for number in range(1, 13)] == [True] * 12
+
+
+def test_fast_rounds_are_told_by_tenths_where_there_is_no_terminal(toy):
+    shown = StringIO()
+    watching = ConsoleObserver(Console(file=shown, width=100), Clock())
+    watching.started(toy().experiment.model_copy(update={"rounds": 50}), FACTS, 0)
+    for number in range(50):
+        watching.played(Record(number, False, [1], accuracy=0.9))
+    assert shown.getvalue().count("\nround ") == 10
+
+
+def test_a_long_judgement_is_told(toy):
+    shown, clock = StringIO(), Clock()
+    watching = watched(toy, Console(file=shown, width=100), clock)
+    for done in range(0, 60_001, 6_000):
+        watching.judging(done, 60_000)
+        clock.now += 8
+    lines = [line for line in shown.getvalue().splitlines() if line.startswith("judging")]
+    assert lines[0] == "judging the model by class and client · 40% of 60,000 samples · 0:00:48 left"
+    assert len(lines) == 2
+    watching.judging(15_000, 60_000)
+    line = "".join(part.text for part in Console(width=80, file=StringIO()).render_lines(Line(watching.progress))[0])
+    assert "judging 25%" in line
+
+
+def test_every_observer_that_wants_to_hears_of_the_judgement(toy, tmp_path):
+    class Hearing(Silent):
+        def __init__(self):
+            self.heard = []
+
+        def judging(self, done, total):
+            self.heard.append((done, total))
+
+    hearing, store = Hearing(), RunFolder(tmp_path / "run")
+    run = toy()
+    store.create(run.experiment)
+    api._play(run, store, Several(Silent(), hearing))
+    assert hearing.heard[0] == (0, 1)
+    assert hearing.heard[-1] == (160, 160)  # 40 test samples, 120 of clients
+
+
+class Notebook:
+    """As IPython looks inside a kernel."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def get_ipython(self):
+        return self
+
+
+@pytest.mark.parametrize(("kernel", "shows"), [(object(), True), (None, False)])
+def test_a_notebook_shows_a_bar_unless_it_names_an_observer(toy, monkeypatch, capsys, tmp_path, kernel, shows):
+    monkeypatch.setitem(sys.modules, "IPython", Notebook(kernel))
+    given = {"data": "digits", "rounds": 3, "clients": 4, "per_round": 2, "epochs": 1, "engine": "serial"}
+    fedrts.run(**given, out=tmp_path / "quiet", observer=Silent())
+    assert capsys.readouterr().out == ""
+    fedrts.run(**given, out=tmp_path / "shown")
+    out = capsys.readouterr().out
+    assert bool(out) == shows
+    if shows:
+        assert out.count("\n") == 1
+        assert "████████████████████ 3/3 · accuracy 0." in out.split("\r")[-1]
 
 
 @pytest.mark.parametrize("command", [("run",), ("compare", "--methods", "random", "--out", "compared")])

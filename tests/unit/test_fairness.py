@@ -1,6 +1,7 @@
 """Classes and clients are judged by the final model, each on its own samples."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import fedrts
 from fedrts import api, fairness
 from fedrts.folder import RunFolder
 from fedrts.observe import Silent
+from fedrts.tasks import Classification
 
 
 def judged(run, folder):
@@ -74,12 +76,36 @@ def test_the_work_is_bounded_by_the_test_set(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(fairness, "MOST", 1)
     monkeypatch.setattr(fairness, "_FEWEST", 1)
     run = toy()
-    seen = []
-    judge = type(run.data).judge
-    monkeypatch.setattr(type(run.data), "judge", lambda self, module, x, y, size: seen.append(len(x)) or judge(self, module, x, y, size))
     _, found = judged(run, tmp_path / "run")
     assert found["share"] == pytest.approx(40 / 120)
-    assert sum(seen[-len(run.rows) :]) <= 40 + len(run.rows)
+    seen = []
+    fairness.judged(run, lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1] <= 40 + 40 + len(run.rows)
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("task", [Classification(), Classification(nn.functional.cross_entropy, lambda o, y: (o.argmax(-1) != y).sum())])
+def test_it_is_the_same_as_judging_every_group_alone(toy, task, monkeypatch):
+    """Batches that end in the middle of a class or of a client change nothing."""
+    monkeypatch.setattr(fairness, "_ON_CPU", 7)
+    run = toy(model="cnn")
+    run = replace(run, data=replace(run.data, task=task))
+    found, data = fairness.judged(run), run.data
+    for entry in found["classes"]:
+        rows = data.test_y == entry["class"]
+        assert entry["accuracy"] == pytest.approx(data.judge(run.module, data.test_x[rows], data.test_y[rows], 512)["accuracy"], rel=1e-6)
+    for entry, rows in zip(found["clients"], run.rows, strict=True):
+        alone = data.judge(run.module, data.x[rows], data.y[rows], 512)
+        assert {name: entry[name] for name in alone} == pytest.approx(alone, rel=1e-5)
+
+
+def test_the_model_looks_at_every_sample_once_in_full_batches(toy):
+    """Not one forward pass for each class and client."""
+    run = toy()
+    batches = []
+    run.module.register_forward_hook(lambda module, inputs, output: batches.append(len(output)))
+    fairness.judged(run)
+    assert batches == [40, 64, 56]
 
 
 def test_a_class_that_the_test_set_lacks_is_left_open():

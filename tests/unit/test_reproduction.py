@@ -105,6 +105,63 @@ def test_shufflenet_with_200_classes_prunes_its_output_layer_and_says_so():
     assert "prune_output" in part.remark
 
 
+@pytest.mark.parametrize("name", NAMES.split())
+def test_fedmef_prunes_activations_where_there_are_convolutions(name):
+    found = preset.load(name)
+    for scale in (found.paper, found.small):
+        cells = [cell.experiment for part in scale.parts for cell in scale.grid_of(part.experiment).cells()]
+        language = name in ("tab-nlp", "fig-noniid-nlp")
+        assert all(e.method_options["sap"] is not language for e in cells if e.method == "fedmef")
+        assert not any(e.method_options.get("ws") for e in cells)
+        assert not any("sap" in e.method_options for e in cells if e.method != "fedmef")
+
+
+def test_options_of_one_method_are_overridden_by_the_grid():
+    text = SHORT.replace(
+        'methods = ["fedrts", "fedavg"]', 'methods = ["fedrts", "fedcucb"]\noptions = { fedrts = { gamma = 0.2, scale = 3.0 } }'
+    )
+    cells = preset.parsed(text, "mine").small.grid_of({}).cells()
+    assert {(c.experiment.method, c.experiment.method_options["gamma"]) for c in cells} == {("fedrts", 0.2), ("fedcucb", 0.5)}
+    varied = text.replace("seeds = [0, 1]", 'seeds = [0, 1]\ngrid = { "method_options.gamma" = [0.1, 0.9] }')
+    cells = [cell.experiment.method_options for cell in preset.parsed(varied, "mine").small.grid_of({}).cells()]
+    assert {options["gamma"] for options in cells} == {0.1, 0.9}
+    assert {options["scale"] for options in cells if "scale" in options} == {3.0}
+    with pytest.raises(InputError, match="options fedtiny is not among the methods"):
+        preset.parsed(text.replace("options = { fedrts", "options = { fedtiny"), "mine")
+
+
+def test_traffic_relative_to_dense_averaging(played):
+    """In the paper's accounting 2·O_s + 0.5·0.4·O_s over 2·O_d, where a model on a mask has a bitmap and 4 bytes a value."""
+    _, _, document = played
+    text = replace(document, preset=document.preset.model_copy(update={"ratio_to": "fedavg"})).markdown()
+    block = text.partition("Bytes of an outer round, relative to fedavg's")[2]
+    rows = {cells[1]: cells[2:] for line in block.splitlines()[:9] if len(cells := [c.strip(" *") for c in line.split("|")]) > 3}
+    links, parameters = 64 * 16, 64 * 16 + 16 + 16 * 10 + 10
+    expected = []
+    for density in (0.4, 0.6):
+        sparse = 4 * density * links + links / 8 + 4 * (parameters - links)
+        expected.append(f"{1.1 * sparse / (4 * parameters):.4f}")
+    assert sorted(value.partition(" ")[0] for value in rows["fedrts"] if value[:1].isdigit()) == expected
+    assert [value.partition(" ")[0] for value in rows["fedavg"] if value[:1].isdigit()] == ["1.0000"]
+
+
+def test_the_main_figure_has_traffic_beside_accuracy_and_says_where_its_lead_comes_from():
+    found = preset.load("fig-accuracy")
+    assert found.ratio_to == "fedavg"
+    assert found.metrics == ["accuracy_last10", "comm_ratio"]
+    (claim,) = [claim for claim in found.claims if "5.1 %" in claim]
+    printed = preset.load("tab-interval")
+    by = {
+        (m, t): printed.published_for("accuracy_last10", {"method": m, "topology.interval": t})
+        for m in ("feddst", "fedrts")
+        for t in (5, 10)
+    }
+    assert round(100 * (by["fedrts", 10] - by["feddst", 5]), 1) == 5.1
+    assert round(100 * (by["fedrts", 10] - by["feddst", 10]), 1) == 1.1
+    assert "FedDST at ΔT = 5" in claim
+    assert "1.1 points" in claim
+
+
 def test_published_numbers_stand_beside_complete_data_only(altered, tmp_path):
     (tmp_path / "mine.toml").write_text(MINE, "utf-8")
     document = reproduce(str(tmp_path / "mine.toml"), tmp_path / "out", "paper", data_dir=tmp_path)
@@ -185,6 +242,7 @@ def test_cost_to_target_in_every_place_of_a_grid(tmp_path):
         (('metrics = ["accuracy_last10"]', 'metrics = ["acuracy"]'), "did you mean 'accuracy'"),
         (('title = "Mine"', 'title = "Mine"\nx = "train.lr"'), "neither density nor a key"),
         (('title = "Mine"', 'title = "Mine"\ntarget = "fedpaq"'), "not among the methods"),
+        (('title = "Mine"', 'title = "Mine"\nratio_to = "fedpaq"'), "ratio_to fedpaq is not among the methods"),
         (('title = "Mine"', 'titel = "Mine"'), "did you mean 'title'"),
         (('title = "Mine"', "title = "), "no valid TOML"),
     ],

@@ -349,3 +349,20 @@ def test_the_model_of_another_run_is_one_line(tmp_path):
     with pytest.raises(InputError, match="has another model: ") as caught:
         fedrts.load(tmp_path / "run", model=nn.Linear(2, 2))
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_says_what_was_given_that_has_no_name(tmp_path):
+    """So that the report does not take two tasks for two runs of one."""
+
+    def given(**task):
+        fixed = {"method": "random", "density": 0.9, "rounds": 1}
+        return fedrts.train(model=net(), clients=clients(), test=Points(9, 20), **fixed, **task).summary["given"]
+
+    smooth = nn.CrossEntropyLoss(label_smoothing=0.1)
+    losses = [{}, {"loss": smooth}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.2)}, {"loss": lambda o, y: 2 * smooth(o, y)}]
+    losses += [{"loss": lambda o, y: 3 * smooth(o, y)}, {"correct": lambda o, y: (o.argmax(-1) == y).sum()}]
+    found = [given(**task) for task in losses]
+    assert len({entry["task"] for entry in found}) == len(losses)
+    assert len({(entry["model"], entry["data"]) for entry in found}) == 1
+    assert found[0]["task"].startswith("cross_entropy #")
+    assert given() == found[0]

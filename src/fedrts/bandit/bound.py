@@ -65,7 +65,7 @@ class Bound:
 
 def gaps(means: Sequence[float] | np.ndarray, pick: int, reward: Reward = total) -> Gaps:
     """The gaps of a bandit with means μ `[N]`."""
-    mu = torch.as_tensor(np.asarray(means, dtype=np.float64))
+    mu = torch.from_numpy(np.array(means, dtype=np.float64))  # a copy: torch takes no array that is read backwards
     order = greedy_order(reward, mu, pick)
     first = int(order[0])
     others = [arm for arm in range(len(mu)) if arm != first]

@@ -31,12 +31,13 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # what typer raise
 
 
 def main() -> None:
-    """The entry point: exit code 0 done, 1 some of several runs failed, 2 bad input, 130 interrupted."""
+    """The entry point: exit code 0 done, 1 some of several runs failed, 2 bad input, 77 refused by a server, 130 interrupted."""
     warnings.showwarning = _show_warning
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.code)
     except _UsageError as error:
         if message := " ".join(error.format_message().split()):  # type: ignore[attr-defined]
             message = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", message)  # said by two libraries

@@ -1,15 +1,17 @@
-"""`fedrts server`, `fedrts client` and `fedrts keys`: a federation across machines."""
+"""`fedrts server`, `fedrts client`, `fedrts roster` and `fedrts keys`: a federation across machines."""
 
 from __future__ import annotations
 
+import enum
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrts.cli.app import Allow, Assignments, DataDir, Quiet, app
+from fedrts.cli.app import Allow, AsJson, Assignments, DataDir, Quiet, RunDir, app
 from fedrts.cli.run import interruptible
+from fedrts.cli.tables import print_table
 from fedrts.errors import InputError
 from fedrts.flower.host import Limits
 
@@ -96,10 +98,11 @@ def client(
         bool, typer.Option("--keep-statistics", help="Do not tell mean and deviation of the images here, for a common normalisation.")
     ] = False,
     patience: Annotated[float, typer.Option(help="Seconds to try again when the server cannot be reached; 0: for ever.")] = 0.0,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Tell the server that this site takes part no more, and end.")] = False,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Take part in a federation: train on the data that is here, for a server that never sees it. Runs until stopped.
+    """Take part in a federation: train on the data that is here, for a server that never sees it. Runs until the study ends.
 
     An experiment is taken only with the owner's consent: on a terminal it is shown and asked about, elsewhere it is named by --accept.
     """
@@ -145,10 +148,14 @@ def client(
         dry_run=dry_run,
         keep_statistics=keep_statistics,
     )
-    _serve(host, server, key, ca, insecure, patience or float("inf"), quiet)
+    if withdraw and insecure:
+        raise InputError("--withdraw needs --key: without one the server cannot know who withdraws")
+    _serve(host, server, key, ca, insecure, patience or float("inf"), quiet, withdraw)
 
 
-def _serve(host: Host, address: str, key: Path | None, ca: Path | None, insecure: bool, patience: float, quiet: bool) -> None:
+def _serve(
+    host: Host, address: str, key: Path | None, ca: Path | None, insecure: bool, patience: float, quiet: bool, withdraw: bool
+) -> None:
     import signal
 
     from fedrts import flower
@@ -179,18 +186,61 @@ def _serve(host: Host, address: str, key: Path | None, ca: Path | None, insecure
     asking = show if host.dry_run else ask if sys.stdin is not None and sys.stdin.isatty() else None
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        serve(host, Server(Address.of(address).own, key, ca, insecure), say, patience, asking)
+        serve(host, Server(Address.of(address).own, key, ca, insecure), say, patience, asking, withdraw=withdraw)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _numbers(text: str | None) -> list[int]:
+def _numbers(text: str | None, flag: str = "--partition") -> list[int]:
     if not text:
         return []
     try:
-        return [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
+        if min(numbers) < 0 or len(set(numbers)) < len(numbers):
+            raise ValueError
+        return numbers
     except ValueError as error:
-        raise InputError(f"--partition takes numbers such as 0 or 0,3, not '{text}'") from error
+        raise InputError(f"{flag} takes numbers such as 0 or 0,3, not '{text}'") from error
+
+
+class Change(enum.StrEnum):
+    list = "list"
+    remove = "remove"
+    readmit = "readmit"
+    rename = "rename"
+
+
+@app.command()
+def roster(
+    run_dir: RunDir,
+    change: Annotated[Change, typer.Argument(help="list; remove a client; readmit one that left; rename one.")] = Change.list,
+    client: Annotated[int | None, typer.Argument(metavar="[CLIENT]", help="Its number.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Its new name.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show who takes part in a federation, put somebody out or give a name; a running server notices within seconds."""
+    from fedrts.flower import people
+
+    if change != Change.list and client is None:
+        raise InputError(f"say which client: `fedrts roster {run_dir} {change.value} CLIENT`")
+    if (change == Change.rename) != (name is not None):
+        raise InputError(f"a name goes with rename: `fedrts roster {run_dir} rename CLIENT NAME`")
+    found = people.of(run_dir)
+    if change == Change.list or client is None:
+        rows = people.rows(run_dir, found)
+        if not rows and not as_json:
+            print(f"nobody has come to {run_dir} yet")
+            return
+        print_table(rows, as_json)
+    elif name is not None:
+        found.rename(client, name)
+        print(f"{found.called(client)} has its name")
+    elif change == Change.readmit:
+        found.readmit(client)
+        print(f"{found.called(client)} may take part again: start its node")
+    else:
+        found.leave(client, people.REMOVED)
+        print(f"{found.called(client)} is removed: {people.consequence(run_dir)}")
 
 
 def _digests(given: list[str]) -> list[str]:
@@ -238,13 +288,18 @@ def register(
     public: Annotated[Path, typer.Argument(metavar="NAME.pub", help="A node's public key.")],
     folder: KeyFolder = Path("."),
     name: Annotated[str | None, typer.Option(help="The node's name; default: that of the file.")] = None,
+    clients: Annotated[
+        str | None, typer.Option(metavar="I[,J…]", help="Clients that this node alone may stand for; again with others: these instead.")
+    ] = None,
 ) -> None:
     """Let a node take part; a running server notices within seconds."""
     _prepared()
     from fedrts.flower.keys import Authority, fingerprint, read_public_key
 
-    registered = Authority(folder).register(public, name)
-    print(f"registered '{registered}' with key {fingerprint(read_public_key(public))}")
+    numbers = _numbers(clients, "--clients") if clients is not None else None
+    registered = Authority(folder).register(public, name, numbers)
+    bound = f" for client{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" if numbers else ""
+    print(f"registered '{registered}' with key {fingerprint(read_public_key(public))}{bound}")
 
 
 @keys.command()

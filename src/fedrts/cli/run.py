@@ -142,6 +142,7 @@ def resume(
     from fedrts.folder import RunFolder, resume_command
 
     if rounds is None and RunFolder(run_dir).summary() is not None:
+        RunFolder(run_dir).verify()
         print(f"{run_dir} is finished; `fedrts inspect {run_dir}` shows it")
         return
     tensorboard = (run_dir / "tensorboard").is_dir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 
@@ -32,8 +31,6 @@ def _cell(value: object) -> str:
 
 def print_csv(rows: list[dict[str, Any]]) -> None:
     """Rows with the same keys."""
-    import csv
+    from fedrts.spreadsheet import csv_text
 
-    writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    print(csv_text([list(rows[0]), *(list(row.values()) for row in rows)]), end="")

@@ -92,8 +92,11 @@ class Comparison:
         rows: list[dict[str, Any]] = []
         failures: dict[str, News] = {}
         for cell in self.cells:
-            summary = RunFolder(self.out / "runs" / cell.name).summary()
+            folder = RunFolder(self.out / "runs" / cell.name)
+            summary = folder.summary()
             if summary is not None:
+                folder.verify()
+                summary = {key: value for key, value in summary.items() if key != "digests"}
                 rate = {} if self.grid.tuning is None else {"train.lr": self.chosen[cell.group].rate}
                 rows.append({"cell": cell.name, **cell.place, **rate, **summary})
             else:

@@ -62,6 +62,8 @@ class Grid:
     axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Other keys and their values: `{"topology.interval": (5, 10)}`."""
     tuning: Tuning | None = None
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """`method_options` of single methods, by name."""
 
     def __post_init__(self) -> None:
         for name, values in (("--methods", self.methods), ("--seeds", self.seeds), *((f"--grid {k}", v) for k, v in self.axes.items())):
@@ -116,7 +118,7 @@ class Grid:
         own = {"method": method, "seed": seed} | ({} if density is None else {"density": density})
         names = [f"{_short(key, self.axes)}{shown(value)}" for key, value in place.items()]
         name = "-".join([shown(method), *([] if density is None else [f"d{density:g}"]), *names, last])
-        layers = [base, *(_nested(key, value) for key, value in place.items()), more, own]
+        layers = [base, {"method_options": self.options.get(method, {})}, *(_nested(key, value) for key, value in place.items()), more, own]
         try:
             experiment = config.resolve(*layers)
             if self.tuning is not None:

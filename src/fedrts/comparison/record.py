@@ -20,6 +20,8 @@ from fedrts.errors import InputError
 from fedrts.folder import lock
 
 FILE = "compare.toml"
+_FINGERPRINTS = ("fingerprints", "digests")
+"""What names the data of cells: a sample of it, which is all that earlier versions noted, and all of it."""
 _REMEDY = "give all its values again (more of them are welcome), or choose another --out"
 
 
@@ -41,7 +43,7 @@ def held(out: Path, mark: str = FILE, what: str = "comparison") -> Iterator[None
 
 def record(out: Path, grid: Grid, cells: Sequence[Cell], threads: int, data_dir: Path | None = None) -> int:
     """Write what is compared; refused where the folder holds something else. The threads of a cell are those of the first start."""
-    new = described(grid, cells, threads) | {"fingerprints": fingerprints(cells, data_dir)}
+    new = described(grid, cells, threads) | fingerprints(cells, data_dir)
     file = out / FILE
     if file.exists():
         try:
@@ -52,25 +54,26 @@ def record(out: Path, grid: Grid, cells: Sequence[Cell], threads: int, data_dir:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{file} is damaged ({error}): restore it, or choose another --out") from error
-        new |= {"threads": threads, "fingerprints": old.get("fingerprints", {}) | new["fingerprints"]}
+        new |= {"threads": threads} | {kind: old.get(kind, {}) | new[kind] for kind in _FINGERPRINTS}
     write_atomically(file, tomli_w.dumps(new).encode())
     return threads
 
 
-def fingerprints(cells: Sequence[Cell], data_dir: Path | None) -> dict[str, str]:
+def fingerprints(cells: Sequence[Cell], data_dir: Path | None) -> dict[str, dict[str, str]]:
     """What names the data of the cells; of those that cannot be loaded nothing, since their cells tell why."""
-    loaded: dict[str, str | None] = {}
+    loaded: dict[str, tuple[str, str] | None] = {}
     for experiment in (cell.experiment for cell in cells):
         options = json.dumps(experiment.data_options, sort_keys=True, default=repr)
         name = f"{experiment.data} {options}" if experiment.data_options else experiment.data
         if name not in loaded:
             loaded[name] = _fingerprint(experiment, data_dir)
-    return {name: found for name, found in loaded.items() if found is not None}
+    return {kind: {name: found[place] for name, found in loaded.items() if found} for place, kind in enumerate(_FINGERPRINTS)}
 
 
-def _fingerprint(experiment: Experiment, data_dir: Path | None) -> str | None:
+def _fingerprint(experiment: Experiment, data_dir: Path | None) -> tuple[str, str] | None:
     try:
-        return data.load(experiment.data, experiment.data_options, data_dir).fingerprint
+        held = data.load(experiment.data, experiment.data_options, data_dir)
+        return held.sampled_fingerprint, held.fingerprint
     except Exception:  # whatever a data set of one's own raises
         return None
 
@@ -101,9 +104,10 @@ def _declared(cell: Cell, grid: Grid) -> dict[str, Any]:
 def _check_contained(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Everything that the folder compares must still be compared, in the same way."""
     _check_tuning(out, old.get("tuning"), new.get("tuning"))
-    for name, before in old.get("fingerprints", {}).items():
-        if new["fingerprints"].get(name, before) != before:
-            raise InputError(f"{out} was begun with other data under the name {name}: restore them, or choose another --out")
+    for kind in _FINGERPRINTS:
+        for name, before in old.get(kind, {}).items():
+            if new[kind].get(name, before) != before:
+                raise InputError(f"{out} was begun with other data under the name {name}: restore them, or choose another --out")
     for name, own in old["cells"].items():
         if name not in new["cells"]:
             raise InputError(f"{out} holds another comparison: its cell {name} is not in this grid; {_REMEDY}")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrts.checkpoint import write_atomically
+from fedrts.checkpoint import explained, write_atomically
 from fedrts.comparison import table
 from fedrts.comparison.grid import Cell, Grid
 from fedrts.comparison.play import News
 from fedrts.comparison.table import METRICS, Results, markdown
 from fedrts.comparison.tuning import Chosen
-from fedrts.errors import InputError
+from fedrts.errors import InputError, optional
+from fedrts.spreadsheet import csv_text
 
 DEFAULT_METRIC = "accuracy_last10"
 
@@ -34,6 +33,16 @@ class Compared:
     """Cells that did not finish."""
     chosen: Sequence[Chosen] = ()
     """Learning rates, where they were tuned."""
+
+    def __repr__(self) -> str:
+        """A line for a notebook; `markdown()` is the table."""
+        of = f"{len(self.grid.methods)} methods, seeds {', '.join(map(str, self.grid.seeds))}"
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        return f"<fedrts.Compared: {len(self.rows)} of {len(self.cells)} cells finished{failed} in {self.out}: {of}>"
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame, a row a finished cell."""
+        return optional("pandas", "pandas").DataFrame(self.rows)
 
     def has(self, metric: str) -> bool:
         """Is there a run with a value of it?"""
@@ -97,18 +106,16 @@ class Compared:
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as CSV, with the keys of all of them."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    return csv_text([keys, *([row.get(key) for key in keys] for row in rows)])
 
 
 def write_failures(out: Path, failures: Mapping[str, News]) -> None:
     """failures.json: why each unfinished cell is; no file where all are finished."""
     file = out / "failures.json"
     if not failures:
-        file.unlink(missing_ok=True)
+        with explained(file):
+            file.unlink(missing_ok=True)
         return
     content = {name: {"reason": news.text, **({"traceback": news.traceback} if news.traceback else {})} for name, news in failures.items()}
     write_atomically(file, json.dumps(content, indent=2).encode() + b"\n")

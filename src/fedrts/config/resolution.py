@@ -74,6 +74,7 @@ def complete(experiment: Experiment) -> Experiment:
             "init": None if experiment.init is None else str(Path(experiment.init).absolute()),  # resuming may happen elsewhere
             "topology": experiment.topology.model_copy(update={"end": experiment.end}),
             "clients": experiment.clients.model_copy(update={"min_size": experiment.min_size}),
+            "guard": experiment.guard.model_copy(update={"quorum": experiment.quorum}),
             "train": experiment.train.model_copy(update={"server_lr": rate}),
         }
     )

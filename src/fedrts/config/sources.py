@@ -10,6 +10,7 @@ from typing import Any
 from fedrts import methods
 from fedrts.config.tree import Settings, merged
 from fedrts.errors import InputError
+from fedrts.files import require_plain
 from fedrts.methods.base import Method
 
 SHORT = {
@@ -77,6 +78,7 @@ def from_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 
 def from_file(path: str | Path) -> dict[str, Any]:
     """Settings of an experiment file."""
+    require_plain(path)
     try:
         text = Path(path).read_text("utf-8-sig")  # some editors write a mark before the first character
     except (OSError, UnicodeDecodeError) as error:

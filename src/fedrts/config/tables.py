@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedrts import data, methods
-from fedrts.data.partition import Partition
+from fedrts.data.partition import SITES, Partition
 from fedrts.engines.choice import KernelName
 from fedrts.engines.choice import Name as EngineName
 from fedrts.engines.kernels import Precision
-from fedrts.guard import Reducer
+from fedrts.guard import Guard, Reducer
 from fedrts.server_optimizer import Kind
 from fedrts.wire.quantise import ValueType
 
@@ -36,6 +36,7 @@ class Clients(Table):
     classes_per_client: int = Field(2, ge=1, description="labels that a client holds, of shards")
     dropout: Number = Field(0.0, ge=0, lt=1, description="simulated: chance that a client vanishes after its download")
     min_size: int | None = Field(None, ge=1, description="least number of samples of a client; default 10, of quantity 16 or a batch")
+    share_model: bool = Field(False, description="over nodes: every node is sent the final model when the study ends")
 
     @model_validator(mode="after")
     def _enough(self) -> Clients:
@@ -55,6 +56,7 @@ class Train(Table):
     schedule_rounds: int | None = Field(None, ge=1, description="rounds over which the rate falls, and then stays; default: all")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, new for every client and round")
     momentum: Number = Field(0.0, ge=0, lt=1, description="of sgd")
+    amsgrad: bool = Field(False, description="of adam: divide by the largest second moment so far")
     weight_decay: Number = Field(0.0, ge=0, description="L2 penalty of the optimiser")
     proximal: Number = Field(0.0, ge=0, description="μ: pull towards the received model, μ/2·‖W − W_received‖² (FedProx)")
     server_optimizer: Kind = Field("sgd", description="of the server: sgd (averaging), momentum (FedAvgM) or adam (FedAdam)")
@@ -62,6 +64,12 @@ class Train(Table):
     server_momentum: Number = Field(0.9, ge=0, lt=1, description="β of momentum, β_1 of adam")
     server_beta2: Number = Field(0.99, ge=0, lt=1, description="β_2 of adam")
     server_tau: Number = Field(1e-3, gt=0, description="τ of adam: how far its steps adapt")
+
+    @model_validator(mode="after")
+    def _suits_the_optimizer(self) -> Train:
+        if self.amsgrad and self.optimizer != "adam":
+            raise ValueError(f"train.amsgrad belongs to train.optimizer = 'adam' (got '{self.optimizer}')")
+        return self
 
 
 class Topology(Table):
@@ -71,6 +79,7 @@ class Topology(Table):
     end: int | None = Field(None, ge=1, description="T_end: from this round on the topology is fixed; default 0.6 · rounds")
     adjust: Number = Field(0.4, ge=0, le=1, description="α_adj: share of a layer's active links up for exchange at round 0")
     first_outer: int = Field(0, ge=0, description="first outer round: 0 or the interval")
+    outer_at_end: bool = Field(False, description="is T_end itself an outer round, where it is a multiple of the interval?")
     budget: Literal["all", "prunable"] = Field("all", description="does the density count over all parameters or the prunable ones?")
     layer_density: Literal["erk", "er", "uniform"] = Field("erk", description="how the density is spread over layers")
     init_mask: Literal["random", "magnitude", "given"] = Field(
@@ -115,6 +124,9 @@ class Engine(Table):
     nodes: int = Field(2, ge=1, description="flower: nodes on this machine, among which `fedrts run` divides the clients")
     timeout: Number = Field(3600.0, gt=0, description="flower: seconds that nodes have for an order")
     wait: Number = Field(600.0, ge=0, description="flower: seconds to wait for nodes before going on without them")
+    patience: Number = Field(
+        5.0, ge=0, description="flower: nodes have so many times as long as clients took of late, 10 s to timeout; 0: always timeout"
+    )
 
 
 class Wire(Table):
@@ -126,7 +138,9 @@ class Wire(Table):
 class GuardTable(Table):
     """Under which rules clients' replies count."""
 
-    quorum: Number = Field(0.3, gt=0, le=1, description="share of a round's clients whose replies must be usable")
+    quorum: Number | None = Field(
+        None, gt=0, le=1, description="share of a round's clients whose replies must be usable; default 0.3, for sites 1"
+    )
     over_select: Number = Field(0.0, ge=0, le=10, description="how many more clients than needed are asked, as a share")
     deadline: Number = Field(0.0, ge=0, description="seconds after which replies of a round are late; 0: never")
     attempts: int = Field(5, ge=1, description="times that a round is tried with other clients before the run stops")
@@ -178,6 +192,7 @@ class Experiment(Table):
     rounds: int = Field(500, ge=1, description="rounds of training (T_max)")
     seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
     init: str | None = Field(None, description="safetensors file of weights to start from; default: random ones")
+    tags: list[str] = Field(default_factory=list, description="words of your own, a list or separated by commas: the report shows them")
     out: str | None = Field(None, description="run folder; default runs/<time>-<data>-<method>-<seed>")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     method_options: dict[str, Any] = Field(default_factory=dict, description="the method's own, see `fedrts methods`")
@@ -192,6 +207,11 @@ class Experiment(Table):
     guard: GuardTable = GuardTable()
     privacy: Privacy = Privacy()
     checkpoint: Checkpoint = Checkpoint()
+
+    @field_validator("tags", mode="before")
+    @classmethod
+    def _listed(cls, tags: object) -> object:
+        return [tag.strip() for tag in tags.split(",") if tag.strip()] if isinstance(tags, str) else tags
 
     @field_validator("device")
     @classmethod
@@ -212,6 +232,13 @@ class Experiment(Table):
         if self.clients.min_size is not None:
             return self.clients.min_size
         return min(16, self.train.batch_size) if self.clients.partition == "quantity" else 10
+
+    @property
+    def quorum(self) -> float:
+        """Share of a round's clients whose replies must be usable: of a study among sites all, by default."""
+        if self.guard.quorum is not None:
+            return self.guard.quorum
+        return 1.0 if self.clients.partition == SITES else Guard.quorum
 
     @property
     def end(self) -> int:

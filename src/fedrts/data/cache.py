@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrts.data.digests import mapped
 from fedrts.errors import InputError, note
+from fedrts.files import check_mode
 
 Make = Callable[[str, tuple[int, ...], Any], np.ndarray]
 """(name, shape, dtype) → an array to be filled."""
@@ -108,8 +110,7 @@ def _read(ready: Path) -> dict[str, Tensor] | None:
     """The arrays of a cache, mapped; None if it is missing or damaged."""
     try:
         files = sorted(ready.glob("*.npy"))
-        # copy-on-write: torch asks for arrays that could be written, and nothing written to them would reach the files
-        return {file.stem: torch.from_numpy(np.load(file, mmap_mode="c", allow_pickle=False)) for file in files} or None
+        return {file.stem: mapped(file) for file in files} or None
     except (OSError, ValueError, EOFError):
         return None
 
@@ -122,6 +123,7 @@ def _fingerprint(folder: Path, sources: Iterable[str | Path]) -> str:
             status = os.stat(source)
         except OSError as error:
             raise InputError(f"cannot read {source}: {error.strerror}") from error
+        check_mode(source, status.st_mode)
         path = os.path.abspath(source)
         name = path[len(root) + 1 :] if path.startswith(root + os.sep) else path
         digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))

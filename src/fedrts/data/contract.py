@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from fedrts.data.digests import digest_of, same_content
 from fedrts.errors import InputError
 from fedrts.sparse import random
 from fedrts.tasks import Classification, Metrics, Task
@@ -59,9 +61,17 @@ class Data:
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """Names the training data: all targets and up to 1,024 inputs."""
+        """Names the data: all rows and targets, of the validation and test sets too."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, tensor in self._tensors().items():
+            digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape), digest_of(tensor))).encode())
+        return digest.hexdigest()
+
+    @property
+    def sampled_fingerprint(self) -> str:
+        """Names the training data as earlier versions did: all targets and up to 1,024 inputs."""
         digest = hashlib.blake2b(digest_size=8)
         for tensor in (self.y, self.x[:: max(1, len(self.x) // 1024)]):
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
@@ -120,8 +130,11 @@ class Data:
         return replace(self, x=self.x[rest], y=self.y[rest], valid_x=self.x[valid], valid_y=self.y[valid])
 
     def to(self, device: torch.device | str) -> Data:
-        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: same_content(tensor, tensor.to(device)) for name, tensor in self._tensors().items()}
         return replace(self, **moved, view=self.view and self.view.to(device))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
 _TOLD_CLASSES = 1000

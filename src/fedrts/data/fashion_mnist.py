@@ -15,6 +15,7 @@ from fedrts.data.contract import Data, Recipe
 from fedrts.data.official import File, Official, Source
 from fedrts.data.pixels import Augment, Pixels
 from fedrts.errors import InputError
+from fedrts.files import check_expansion, most_expanded
 
 MEAN, STD = (0.2860,), (0.3530,)
 FOLDER = "fashion-mnist"
@@ -57,9 +58,12 @@ def _decode(folder: Path, make: Make) -> None:
 def _idx(file: Path, shape: tuple[int, ...]) -> np.ndarray:
     """`[n, *shape]` of an idx file: magic number (0, 0, 8 for bytes, dimensions), sizes, bytes."""
     try:
-        content = gzip.decompress(file.read_bytes())
+        most = most_expanded(file.stat().st_size)
+        with gzip.open(file) as opened:
+            content = opened.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{file} is no complete gzip file: {error}; get it again") from error
+    check_expansion(file, file.stat().st_size, len(content), "get it again")
     header = 4 * (2 + len(shape))
     sizes = tuple(int.from_bytes(content[start : start + 4], "big") for start in range(4, header, 4))
     if content[:4] != bytes([0, 0, 8, 1 + len(shape)]) or sizes[1:] != shape or len(content) - header != math.prod(sizes):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,25 @@ import torch
 from torch import Tensor
 
 from fedrts.errors import InputError, optional
+from fedrts.files import require_plain
 
+MOST_PIXELS = 2**26
+"""Of one image: 8,192 × 8,192; a small file may claim any number."""
+FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP")
+"""What is decoded, whatever a file is called: for some other formats Pillow would start programs."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPEG", ".JPG", ".PNG")
 
 
 def listed(folder: str | Path, suffixes: Sequence[str] = SUFFIXES) -> list[str]:
     """The image files of a folder by name; at least one."""
     try:
-        files = sorted(entry.path for entry in os.scandir(folder) if entry.name.endswith(tuple(suffixes)))
+        found = [(entry.path, entry.is_file()) for entry in os.scandir(folder) if entry.name.endswith(tuple(suffixes))]
     except OSError as error:
         raise InputError(f"there is no folder {folder}: every class has one with its images") from error
+    for path, is_file in found:
+        if not is_file:
+            require_plain(path)
+    files = sorted(path for path, _ in found)
     if not files:
         raise InputError(f"there are no images in {folder}: every class needs at least one {' or '.join(sorted(set(suffixes)))} file")
     return files
@@ -60,13 +71,23 @@ def _pixels(file: str, size: tuple[int, int] | None) -> np.ndarray:
     """`[h, w, 3]` of an image file."""
     image = optional("PIL.Image", "images")
     try:
-        with image.open(file) as opened:
+        with _bombs_as_errors(image), image.open(file, formats=FORMATS) as opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                raise InputError(f"{file} has {opened.width}×{opened.height} pixels, more than {MOST_PIXELS:,}: make it smaller first")
             picture = _eight_bit(file, opened).convert("RGB")
             return np.asarray(picture.resize(size[::-1], image.Resampling.BILINEAR) if size else picture)
     except InputError:
         raise
-    except (OSError, ValueError, SyntaxError, EOFError, image.DecompressionBombError) as error:  # Pillow raises all of these on damage
+    except (OSError, ValueError, SyntaxError, EOFError, image.DecompressionBombError, image.DecompressionBombWarning) as error:
         raise InputError(f"{file} is no readable image: {error}; get it again") from error
+
+
+@contextlib.contextmanager
+def _bombs_as_errors(image: Any) -> Iterator[None]:
+    """Pillow warns of images that are too large before it refuses some of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", image.DecompressionBombWarning)
+        yield
 
 
 def _eight_bit(file: str, opened: Any) -> Any:

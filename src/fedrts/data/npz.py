@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import lzma
+import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,7 +17,11 @@ from fedrts.data.contract import Data, Recipe
 from fedrts.data.own import normalised, with_test_share
 from fedrts.data.pixels import Augment
 from fedrts.errors import InputError
+from fedrts.files import check_expansion, require_plain
 
+_DAMAGE = (OSError, ValueError, EOFError, TypeError, AttributeError, RuntimeError)
+"""What numpy and zipfile raise on it, beside errors of their own."""
+NAMES = ("x", "y", "x_test", "y_test")
 RECIPE = Recipe(settings={"eval": {"every": 1}})
 
 
@@ -39,13 +45,34 @@ def npz(path: Path, augment: Augment = False, test: float = 0.2) -> Data:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
+    require_plain(path)
     try:
+        _check_sizes(path)
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in ("x", "y", "x_test", "y_test") if name in file}
+            return {name: file[name] for name in NAMES if name in file}
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}: --data npz:PATH names a NumPy .npz file with x and y") from error
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, zlib.error, zipfile.BadZipFile) as error:
+    except MemoryError as error:
+        raise InputError(f"the arrays of {path} do not fit into memory: give fewer rows, or smaller types") from error
+    except InputError:
+        raise
+    except (*_DAMAGE, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is no .npz file of plain arrays: {error}") from error
+
+
+def _check_sizes(path: Path) -> None:
+    """Before anything is expanded: is every array as long as its header says, and are all together no longer than the file allows?"""
+    with zipfile.ZipFile(path) as archive:
+        members = [info for info in archive.infolist() if info.filename.removesuffix(".npy") in NAMES]
+        check_expansion(path, path.stat().st_size, sum(info.file_size for info in members), "save it with numpy.savez, uncompressed")
+        for info in members:
+            with archive.open(info) as file:
+                major, _ = np.lib.format.read_magic(file)
+                read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(file)
+                claimed, there = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
+            if claimed != there and not dtype.hasobject:
+                raise InputError(f"{path}: the header of {info.filename} claims {claimed:,} bytes and {there:,} follow: it is damaged")
 
 
 def _inputs(path: Path, arrays: dict[str, np.ndarray], name: str) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedrts.data.download import verify
 from fedrts.errors import InputError
+from fedrts.files import require_plain
 
 if TYPE_CHECKING:
     from fedrts.data.contract import Data
@@ -73,6 +74,8 @@ class Source:
         """One line on what to get and where to put it, if it is not there."""
         missing = self.missing(home)
         if not missing:
+            for path in self.needed:
+                require_plain(home / path)
             return
         wanted = [file for file in self.files if self.lacks(file, home)]
         what = " and ".join(f"{file.url} ({'its content into' if file.archive else 'as'} {home / file.to})" for file in wanted)

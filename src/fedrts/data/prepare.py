@@ -12,6 +12,7 @@ from fedrts.data.download import Report, download, verify
 from fedrts.data.official import File, Source
 from fedrts.data.unpack import unpack
 from fedrts.errors import InputError
+from fedrts.files import require_plain
 
 
 def prepare(name: str, home: Path, given: Path | None, report: Report) -> Data:
@@ -25,6 +26,8 @@ def prepare(name: str, home: Path, given: Path | None, report: Report) -> Data:
         raise InputError(f"the data set '{name}' needs no preparation: it has no files of its own")
     if given is not None and not given.exists():
         raise InputError(f"there is no {given}: --from names an archive, a file or a folder of '{name}'")
+    if given is not None:
+        require_plain(given)
     taken: list[Path] = []
     try:
         for file in source.files:

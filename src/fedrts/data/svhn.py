@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fedrts.data.contract import Data, Recipe
 from fedrts.data.official import File, Official, Source
 from fedrts.data.pixels import Augment, Pixels
 from fedrts.errors import InputError, optional
+from fedrts.files import check_expansion
 
 MEAN, STD = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
 TRAIN, TEST = "svhn/train_32x32.mat", "svhn/test_32x32.mat"
@@ -47,8 +49,12 @@ def _arrays(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images `[32, 32, 3, n]` and labels `[n]`, 1 to 10, of a .mat file."""
     scipy = optional("scipy.io", "images")
     try:
+        claimed = sum(math.prod(shape) for name, shape, _ in scipy.whosmat(file) if name in ("X", "y"))
+        check_expansion(file, file.stat().st_size, claimed, "get it again")
         content = scipy.loadmat(file, variable_names=["X", "y"])
         images, labels = content["X"], content["y"].reshape(-1)
+    except InputError:
+        raise
     except KeyError as error:
         raise InputError(f"{file} has no variable {error}: it is not SVHN's; get it again") from error
     except (OSError, ValueError, TypeError, NotImplementedError, EOFError, zlib.error, scipy.matlab.MatReadError) as error:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedrts.data import register
 from fedrts.data.cache import Make, cached
 from fedrts.data.contract import Data, Recipe
+from fedrts.data.digests import seen_as
 from fedrts.data.official import File, Official, Source
 from fedrts.errors import InputError, optional
 from fedrts.tasks import Language
@@ -85,7 +86,7 @@ def tinystories(folder: Path, length: int = 256, share: float = 1.0, stories: in
             _encode(tokenizer, islice(_stories(folder / file), stories or None), rows)
 
     found = cached(folder, f"tinystories{length}" + f"first{stories}" * bool(stories), [folder / path for path in SOURCE.needed], fill)
-    train, test = (found[name].view(torch.int16) for name in ("train", "test"))
+    train, test = (seen_as(found[name], torch.int16) for name in ("train", "test"))
     train = train[: max(1, int(share * len(train)))]
     classes = tokenizer.get_vocab_size()
     if words:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from fedrts.client import Failure, Order, Reply
@@ -33,3 +33,13 @@ class Adding(Protocol):
     """An engine whose workers judge and add up the replies of their clients themselves, so that only sums come back."""
 
     def tally(self, question: Question) -> Tally: ...
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """An engine whose clients are other people's machines: they leave for good, and some are late again and again."""
+
+    @property
+    def departed(self) -> Mapping[int, str]:
+        """Clients that take part no more, each with the reason."""
+        ...

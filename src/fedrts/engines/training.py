@@ -65,6 +65,7 @@ class Slots:
         self.marks = like.new_zeros(layout.parameters if influence else 0)
         self.first = stacked(width, layout.parameters, like) if training.momentum or training.optimizer == "adam" else None
         self.second = stacked(width, layout.parameters, like) if training.optimizer == "adam" else None
+        self.largest = stacked(width, layout.parameters, like) if training.amsgrad else None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         """By the number of slots that take part."""
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -87,7 +88,7 @@ class Slots:
         if self.frozen is not None:
             self.unmoved[slots] = weights[:, self.frozen]
         self.planned[slots] = self.planned.new_tensor(steps)
-        for tensor in (self.taken, self.losses, self.squares, self.first, self.second):
+        for tensor in (self.taken, self.losses, self.squares, self.first, self.second, self.largest):
             if tensor is not None:
                 tensor[slots] = 0.0
         if masks is not None and self.keep is not None:
@@ -136,7 +137,7 @@ class Slots:
         self.now += 1
 
     def _optimise(self, current: Tensor, gradient: Tensor, rate: Tensor) -> None:
-        """SGD or Adam as `torch.optim` has them; every slot with a past of its own."""
+        """SGD, Adam or AMSGrad as `torch.optim` has them; every slot with a past of its own."""
         training, active = self.training, len(current)
         if training.weight_decay:
             gradient += training.weight_decay * current
@@ -150,6 +151,8 @@ class Slots:
             return
         mean = self.first[:active].mul_(0.9).add_(gradient, alpha=0.1)
         square = self.second[:active].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+        if self.largest is not None:
+            square = torch.maximum(self.largest[:active], square, out=self.largest[:active])
         taken = self.taken[:active].double()[:, None]  # 1 − 0.999 has few digits in float32
         first, second = (correction.to(current.dtype) for correction in (1 - 0.9**taken, (1 - 0.999**taken).sqrt()))
         current -= rate / first * mean / (square.sqrt() / second + 1e-8)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from fedrts.errors import optional
 
-HELLO, WORK = "query.hello", "train.work"
-"""The two kinds of message: who are you, and do this order."""
+HELLO, WELCOME, WORK, FAREWELL = "query.hello", "query.welcome", "train.work", "query.farewell"
+"""Kinds of message: who are you, you take part, do this order, and go."""
+PROTOCOL = 2
+"""The version of what server and nodes say to each other; both sides name theirs when they meet. Before 2 none was named."""
 STRANGER = "stranger"
 """The fact by which a node says that it was started anew, and has not been introduced to the experiment."""
 

@@ -18,10 +18,10 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import ServerApp
 
 from fedrts.errors import InputError
-from fedrts.flower import HELLO, WORK
+from fedrts.flower import FAREWELL, HELLO, WELCOME, WORK
 from fedrts.flower.consent import told
 from fedrts.flower.host import Host, Limits, digest_prefix, memory_size
-from fedrts.flower.messages import opened
+from fedrts.flower.messages import content, opened
 from fedrts.flower.node import Worker
 from fedrts.flower.policy import bound_memory
 from fedrts.flower.state import Records
@@ -49,6 +49,14 @@ def hello(message: Message, context: Context) -> Message:
             return worker.reply(message)
     except (InputError, ValueError) as error:
         return _failed(message, error)
+
+
+@app.query(WELCOME.partition(".")[2])
+@app.query(FAREWELL.partition(".")[2])
+def hear(message: Message, context: Context) -> Message:
+    """You take part; or: it is over. Flower's SuperNode stays all the same."""
+    print(dict(opened(message)[0]))
+    return Message(content({}), reply_to=message)
 
 
 @app.train(WORK.partition(".")[2])

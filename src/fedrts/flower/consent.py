@@ -41,8 +41,10 @@ def digest(facts: Facts) -> str:
     return hashlib.sha256(asked.encode()).hexdigest()
 
 
-def parsed(text: str) -> dict[str, object]:
+def parsed(text: object) -> dict[str, object]:
     """The settings of an experiment as the server wrote it."""
+    if not isinstance(text, str):
+        raise DeclinedError("the server's experiment is no text: it is no fedrts server, or one of another version")
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -52,8 +54,11 @@ def parsed(text: str) -> dict[str, object]:
 def described(site: Site, digest: str) -> str:
     """What an experiment would do at a site, and what would leave it, for its owner to decide."""
     from fedrts.accounting import Estimate
+    from fedrts.assessment import assessment
     from fedrts.catalogue import in_words
     from fedrts.privacy import Account, countable
+    from fedrts.wire import codec
+    from fedrts.wire.fields import Frame
 
     run, e, host = site.run, site.run.experiment, site.host
     told = site.introduction()
@@ -83,6 +88,11 @@ def described(site: Site, digest: str) -> str:
         for exchange in exchanges:
             values, indices = countable(exchange.up)
             spent += Account.of(run.bench.protection, values * len(rounds), indices * len(rounds))
+    if site.held_out:
+        judged = sum(map(run.plan.is_evaluated, range(run.plan.rounds)))
+        size = codec.most(assessment(run.plan.metrics).up, Frame(run.layout, mask))
+        lines.append(f"  evaluated ({judged}): {', '.join(run.plan.metrics)} on {site.held_out:,} rows that are held out; {size} bytes")
+        total += size * judged
     epsilon = spent.epsilon(host.delta)
     bounded = f"ε = {epsilon:.3g} at δ = {host.delta:g} after all rounds"
     protected = bounded if math.isfinite(epsilon) else "without bound: updates can give away records"

@@ -12,20 +12,28 @@ from typing import Any
 
 import httpx
 import tomli_w
+from rich.console import Console
 
+import fedrts
 from fedrts.assemble import Assembled, with_samples
 from fedrts.config import CUSTOM, Experiment, foreign
 from fedrts.data.partition import SITES
 from fedrts.errors import InputError
-from fedrts.flower import keys
-from fedrts.flower.engine import FlowerEngine
-from fedrts.flower.fleet import Fleet, Roster
+from fedrts.flower import PROTOCOL, final, keys, roster
+from fedrts.flower.engine import FlowerEngine, Paces
+from fedrts.flower.fleet import LOST, Fleet
 from fedrts.flower.keys import Authority
 from fedrts.flower.link import Address, open_gate, opened
 from fedrts.flower.normalisation import Normalisation, settled
 from fedrts.flower.processes import child
+from fedrts.flower.roster import Roster
+from fedrts.folder import RunFolder
+from fedrts.rounds import TooFewError
+from fedrts.tally import UNASKED
 
 _HERE = "node"
+_NAMED = 5
+"""Missing clients that are named one by one."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +46,9 @@ class Door:
 
 
 def tell(text: str) -> None:
-    """To the person who runs the server."""
-    print(text, file=sys.stderr, flush=True)
+    """To the person who runs the server: what must not be overlooked in red, where the terminal has colours."""
+    style = "bold red" if text.startswith(LOST) else None
+    Console(stderr=True).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -50,25 +59,35 @@ def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, do
         raise InputError("nodes cannot build a model or data set that was given in Python: name them, or use another engine")
     if door is None and experiment.clients.partition == SITES:
         raise InputError("clients.partition = 'sites' means data on other machines: use `fedrts server`")
-    if door is None and folder is not None and (folder / "roster.json").exists() and not (folder / f"{_HERE}-0.log").exists():
+    if door is None and folder is not None and (folder / roster.FILE).exists() and not (folder / f"{_HERE}-0.log").exists():
         raise InputError(f"nodes elsewhere take part in the run in {folder}: go on with the `fedrts server` command that began it")
     with contextlib.ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedrts-")))
         say: Callable[[str], None] = tell if door is not None else _only_refusals
-        door, issued = (door, []) if door is not None else _private_door(temporary, min(experiment.engine.nodes, experiment.clients.total))
+        door, issued = (door, []) if door is not None else _private_door(temporary, experiment.engine.nodes, experiment.clients.total)
         link = stack.enter_context(opened(door.address, door.authority, folder / "superlink.log" if folder else None, say))
-        roster = Roster(experiment.clients.total, folder / "roster.json" if folder else None, keyed=bool(door.authority) and not issued)
+        known = Roster(
+            experiment.clients.total,
+            folder / roster.FILE if folder else None,
+            keyed=bool(door.authority) and not issued,
+            fixed=folder is not None and RunFolder(folder).begun,
+        )
         sites = experiment.clients.partition == SITES
-        fleet = Fleet(link, introduction(run), roster, None if sites else run.plan.samples, run.data.fingerprint, door.authority, say)
+        fleet = Fleet(link, introduction(run), known, None if sites else run.plan.samples, run.data.fingerprint, door.authority, say)
+        if door.authority is None:
+            say("without keys nobody can be told from anybody else: any node may stand for any client")
         fleet.follow_keys()
         open_gate()
         for number, key in enumerate(issued):
-            mine = range(number, experiment.clients.total, len(issued))
-            command = _node_command(door, key, mine, data_dir, experiment)
+            command = _node_command(door, key, _share(number, len(issued), experiment.clients.total), data_dir, experiment)
             log = stack.enter_context(open(folder / f"{_HERE}-{number}.log" if folder else temporary / f"{number}.log", "ab"))
             stack.enter_context(child(command, stdin=-3, stdout=log, stderr=log))
-        with _explained():
-            yield _with_fleet(run, fleet, folder)
+        with _explained(fleet, folder):
+            ready = _with_fleet(run, fleet, folder)
+            yield ready
+            if not issued:  # a run that was stopped does not come here: its nodes wait for it to go on
+                with contextlib.suppress(httpx.HTTPError):
+                    fleet.dismiss(final.encoded(ready) if experiment.clients.share_model else None)
 
 
 def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
@@ -77,11 +96,12 @@ def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
     facts: dict[str, Any] = {}
     there = fleet.gather(experiment.clients.total, experiment.engine.wait)
     if experiment.clients.partition == SITES:
-        if len(fleet.roster.entries) < experiment.clients.total:
+        if vacant := fleet.roster.vacant:
             raise InputError(
-                f"{len(fleet.roster.entries)} of {experiment.clients.total} sites came within {experiment.engine.wait:g} s: "
+                f"{experiment.clients.total - len(vacant)} of {experiment.clients.total} sites came within {experiment.engine.wait:g} s: "
                 "start the others, or lower clients.total, then start the server again"
             )
+        fleet.roster.fixed = True
         sites = [fleet.roster.entries[client] for client in range(experiment.clients.total)]
         held_out = {client: site.held_out for client, site in enumerate(sites) if site.held_out}
         run = with_samples(run, [site.samples for site in sites], held_out)
@@ -92,7 +112,7 @@ def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
         if normalisation is not None:
             run.bench.data = normalisation.applied(run.bench.data)
             facts["normalisation"] = normalisation.numbers
-    elif there < guard.needed(experiment.clients.per_round):
+    elif there < run.plan.needed(fleet.departed):
         came = f"{there} clients came within {experiment.engine.wait:g} s: too few for a round"
         raise InputError(f"{came}; start more nodes, then the same command again")
     engine = FlowerEngine(
@@ -100,12 +120,13 @@ def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
         run.bench,
         run.plan.samples,
         run.plan.engine,
-        guard.needed(experiment.clients.per_round),
+        run.plan.needed,
         experiment.engine.timeout,
         guard.deadline or float("inf"),
         experiment.engine.wait,
         ordered=guard.over_select == 0,
         facts=facts,
+        paces=Paces(experiment.engine.patience),
     )
     return replace(run, plan=replace(run.plan, engine=engine))
 
@@ -114,16 +135,23 @@ def introduction(run: Assembled) -> dict[str, Any]:
     """What every node is told: the experiment, without what is the server's own affair."""
     settings = run.experiment.model_dump(exclude_none=True, exclude={"out", "init", "device", "engine", "guard", "checkpoint"})
     shape, classes = list(run.data.input_shape), run.data.classes
-    return {"experiment": tomli_w.dumps(settings), "input_shape": shape, "classes": classes}
+    ours = {"protocol": PROTOCOL, "fedrts": fedrts.__version__}
+    return {**ours, "experiment": tomli_w.dumps(settings), "input_shape": shape, "classes": classes}
 
 
-def _private_door(folder: Path, nodes: int) -> tuple[Door, list[Path]]:
+def _share(number: int, nodes: int, clients: int) -> range:
+    """The clients of one of several nodes on this machine."""
+    return range(number, clients, nodes)
+
+
+def _private_door(folder: Path, most: int, clients: int) -> tuple[Door, list[Path]]:
     """A door on this machine for nodes that we start ourselves, with keys that nobody else has."""
+    nodes = min(most, clients)
     authority = Authority(folder / "authority")
     authority.init([])
     issued = [keys.issue(f"{_HERE}-{number}", folder / "keys") for number in range(nodes)]
-    for _, public in issued:
-        authority.register(public)
+    for number, (_, public) in enumerate(issued):
+        authority.register(public, clients=_share(number, nodes, clients))
     return Door(Address.free(), authority), [private for private, _ in issued]
 
 
@@ -154,10 +182,20 @@ def _only_refusals(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """A SuperLink that is gone, as one line."""
+def _explained(fleet: Fleet, folder: Path | None) -> Iterator[None]:
+    """A SuperLink that is gone and clients that are missing, as one line each."""
     try:
         yield
+    except TooFewError as error:
+        missing = {client: reason for client, reason in error.missing.items() if reason != UNASKED}
+        if not missing:
+            raise
+        names = "; ".join(f"{fleet.roster.called(client)}: {reason}" for client, reason in sorted(missing.items())[:_NAMED])
+        more = f"; and {len(missing) - _NAMED} more" * (len(missing) > _NAMED)
+        raise InputError(
+            f"{str(error).partition(' (')[0]}, nothing of it was applied. Missing: {names}{more}. Bring them back, lower guard.quorum, "
+            f"or go on without them (`fedrts roster {folder or 'RUN_DIR'} remove {min(missing)}`); then start the same command again"
+        ) from error
     except httpx.HTTPError as error:
         raise InputError(
             f"the SuperLink does not answer any more ({error}): see superlink.log, then start the same command again"

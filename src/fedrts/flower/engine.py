@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import IO, Any
 
 from flwr.app import Message
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.proto.message_pb2 import ObjectTree
 
 from fedrts import guard
@@ -18,11 +20,11 @@ from fedrts.client import Failure, Order, Reply, Workbench
 from fedrts.engines import Engine
 from fedrts.errors import printable
 from fedrts.flower import STRANGER, WORK
-from fedrts.flower.fleet import Fleet
+from fedrts.flower.fleet import LOST, Fleet
 from fedrts.flower.messages import Incoming, content, opened
-from fedrts.methods.contract import State
+from fedrts.methods.contract import Round, State
 from fedrts.sparse.mask import Mask
-from fedrts.tally import LATE, UNREACHABLE
+from fedrts.tally import LATE, UNASKED, UNREACHABLE
 from fedrts.tasks import Metrics
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
@@ -33,6 +35,10 @@ _OVERHEAD = 2**16
 """Bytes that a reply may have beside its encoded messages."""
 _IN_MEMORY = 2**22
 """Bytes of a reply that wait for their turn in memory; more of them wait on disk."""
+_LEAST_ALLOWANCE = 10.0
+"""Seconds that nodes have for any order, however fast they were."""
+_RECENT = 5
+"""Replies of a client by which one knows how long it takes."""
 _LOST = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 
@@ -69,6 +75,30 @@ class Arrived:
             return self.file.read()
 
 
+class Paces:
+    """How long clients took of late, for each kind of exchange: how long is it worth waiting for the next one?"""
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        """Multiples of what the slowest client usually takes; 0: no limit."""
+        self._seconds: defaultdict[tuple[bool, bool, int], defaultdict[int, deque[float]]]
+        self._seconds = defaultdict(lambda: defaultdict(lambda: deque(maxlen=_RECENT)))
+
+    def add(self, current: Round, client: int, seconds: float) -> None:
+        """A client's reply took so long."""
+        self._seconds[_kind(current)][client].append(seconds)
+
+    def allowance(self, current: Round) -> float:
+        """Seconds after which who has not answered is late; without any experience of this kind of exchange there is no limit."""
+        usual = [statistics.median(seconds) for seconds in self._seconds[_kind(current)].values()]
+        return max(_LEAST_ALLOWANCE, self.patience * max(usual)) if usual and self.patience else float("inf")
+
+
+def _kind(current: Round) -> tuple[bool, bool, int]:
+    """Exchanges of the same kind take about as long."""
+    return current.index < 0, current.outer, current.exchange
+
+
 @dataclass
 class FlowerEngine:
     """Runs exchanges with the clients of a fleet."""
@@ -78,8 +108,8 @@ class FlowerEngine:
     samples: Sequence[int]
     server: Engine
     """Evaluates the server's model."""
-    needed: int
-    """Replies without which a round is repeated."""
+    needed: Callable[[Collection[int]], int]
+    """Replies without which a round is repeated, of a federation that these clients have left."""
     timeout: float
     """Seconds that nodes have for an order."""
     deadline: float
@@ -90,10 +120,17 @@ class FlowerEngine:
     """Replies in the order of clients, so that sums have the same bits every time; else as they come."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What every order tells beside the round."""
+    paces: Paces = field(default_factory=lambda: Paces(0.0))
+    missed: set[int] = field(default_factory=set)
+    """Clients that the last round which asked for them went without."""
 
     @property
     def label(self) -> str:
         return "Flower deployment"
+
+    @property
+    def departed(self) -> Mapping[int, str]:
+        return self.fleet.departed
 
     def evaluate(self, state: State) -> Metrics:
         return self.server.evaluate(state)
@@ -121,36 +158,72 @@ class _Exchange:
         """The outcome of every client once."""
         started = time.monotonic()
         self._send_all()
-        due = min(started + self.engine.deadline, time.monotonic() + self.engine.timeout)
-        waiting = list(self.clients)
+        sent = time.monotonic()
+        usual = self.engine.paces.allowance(self.order.round)
+        last = min(started + self.engine.deadline, sent + self.engine.timeout, sent + max(usual, self.engine.wait))
+        waiting, came, told = list(self.clients), 0, False
         while waiting:
             arrived = self.outcomes.__contains__
             for client in list(takewhile(arrived, waiting) if self.engine.ordered else filter(arrived, waiting)):
                 waiting.remove(client)
-                yield self._made_of(client, self.outcomes.pop(client))
+                outcome = self.outcomes.pop(client)
+                self._tell(client, outcome)
+                if isinstance(outcome, Arrived):
+                    came += 1
+                    self.engine.paces.add(self.order.round, client, outcome.at - sent)
+                yield self._made_of(client, outcome)
             if not waiting:
                 return
-            if time.monotonic() > due:
-                self.outcomes |= {client: self._failure(client, LATE) for client in waiting if client not in self.outcomes}
-            elif not self._receive():
+            absent = [client for client in waiting if client not in self.outcomes]
+            if absent and time.monotonic() > min(last, sent + usual):
+                here = came + sum(isinstance(outcome, Arrived) for outcome in self.outcomes.values())
+                if here >= min(self.engine.needed(self.engine.fleet.departed), len(self.clients)) or time.monotonic() > last:
+                    self.outcomes |= {client: self._excused(client, LATE) for client in absent}
+                    continue
+                if not told:
+                    told = True
+                    names = ", ".join(map(self.engine.fleet.roster.called, absent))
+                    self.engine.fleet.say(f"{LOST}: round {self.order.round.index} waits for {names}, without whom there is no quorum")
+            if not self._receive():
                 time.sleep(_POLL)
+
+    def _tell(self, client: int, outcome: Arrived | Failure) -> None:
+        """Say that rounds go without a client from now on, or that it is back."""
+        fleet, missed = self.engine.fleet, self.engine.missed
+        if isinstance(outcome, Failure) and outcome.excused:
+            if client not in missed and outcome.reason != UNASKED:
+                missed.add(client)
+                fleet.say(f"{LOST}: round {self.order.round.index} goes without {fleet.roster.called(client)}: {outcome.reason}")
+        elif client in missed:
+            missed.discard(client)
+            fleet.say(f"back: round {self.order.round.index} has {fleet.roster.called(client)} again")
+
+    def _gathered(self) -> bool:
+        """Wait until all clients are here, or enough of them; true if enough are."""
+        fleet, due, told = self.engine.fleet, time.monotonic() + self.engine.wait, False
+        while True:
+            fleet.look()
+            wanted = [client for client in self.clients if client not in fleet.departed]
+            absent = [client for client in wanted if client not in fleet.hosts]
+            enough = len(wanted) - len(absent) >= min(self.engine.needed(fleet.departed), len(wanted))
+            if not absent or (enough and not fleet.expects) or time.monotonic() >= due:
+                return enough
+            if not enough and not told:
+                told = True
+                names = ", ".join(map(fleet.roster.called, absent))
+                fleet.say(f"{LOST}: round {self.order.round.index} cannot go on without {names}: waiting for {self.engine.wait:g} s")
+            time.sleep(_POLL)
 
     def _send_all(self) -> None:
         fleet = self.engine.fleet
-        fleet.look()
-        due = time.monotonic() + self.engine.wait
-        enough = min(self.engine.needed, len(self.clients))
-        while (here := sum(client in fleet.hosts for client in self.clients)) < len(self.clients) and time.monotonic() < due:
-            if here >= enough and not fleet.expects:
-                break
-            time.sleep(_POLL)
-            fleet.look()
+        if not self._gathered():  # others would work, and give something away, for nothing
+            self.outcomes |= {client: self._excused(client, UNASKED) for client in self.clients if client in fleet.hosts}
         by_node: dict[int, dict[int, Mask | None]] = {}
         for client in self.clients:
-            if client in fleet.hosts:
+            if client in fleet.hosts and client not in self.outcomes:
                 by_node.setdefault(fleet.hosts[client], {})[client] = self.order.held.get(client)
-            else:
-                self.outcomes[client] = self._failure(client, UNREACHABLE)
+            elif client not in self.outcomes:
+                self.outcomes[client] = self._excused(client, UNREACHABLE)
         for node, held in by_node.items():
             self._send(node, {client: self._encoded(client, mask) for client, mask in held.items()})
 
@@ -166,7 +239,7 @@ class _Exchange:
         message = Message(content(facts, blobs), node, WORK, ttl=self.engine.timeout + 60, group_id=str(self.order.round.index))
         name = fleet.link.push(message)
         if name is None:
-            self.outcomes |= {client: self._failure(client, UNREACHABLE) for client in blobs}
+            self.outcomes |= {client: self._excused(client, UNREACHABLE) for client in blobs}
         else:
             self.parcels[name] = Parcel(node, fleet.activation(node), tuple(blobs), whole)
 
@@ -193,7 +266,11 @@ class _Exchange:
         try:
             if head.HasField("error"):
                 code, reason = head.error.code, head.error.reason
-                raise WireError(UNREACHABLE if code in _LOST else printable(reason) or f"error {code}")
+                if code in _LOST and head.metadata.src_node_id == SUPERLINK_NODE_ID:  # a node's own word is no excuse
+                    self._failed(name, parcel, UNREACHABLE, excused=True)
+                    self.engine.fleet.link.done_with(head.metadata.message_id)
+                    return
+                raise WireError(_said(reason or f"error {code}"))
             most = codec.most(self.order.exchange.up, self.order.frame)
             parcel.incoming = Incoming(head.metadata.message_id, tree, len(parcel.clients) * most + _OVERHEAD)
         except WireError as error:
@@ -234,25 +311,28 @@ class _Exchange:
     def _lost(self, name: str, parcel: Parcel) -> None:
         """Its node is gone, or was started anew and knows nothing of it: then it is sent again once the node has introduced itself."""
         fleet = self.engine.fleet
-        if fleet.activation(parcel.node) is None:
-            self._failed(name, parcel, UNREACHABLE)
+        if fleet.activation(parcel.node) is None or fleet.nodes[parcel.node].done:
+            self._failed(name, parcel, UNREACHABLE, excused=True)
             fleet.forgotten.add(name)
         elif fleet.nodes[parcel.node].clients:
             del self.parcels[name]
             if not parcel.unheard:
                 fleet.forgotten.add(name)
             here = {client: self._encoded(client, None) for client in parcel.clients if fleet.hosts.get(client) == parcel.node}
-            self.outcomes |= {client: self._failure(client, UNREACHABLE) for client in parcel.clients if client not in here}
+            self.outcomes |= {client: self._excused(client, UNREACHABLE) for client in parcel.clients if client not in here}
             self.resent |= {client: self.resent.get(client, 0) + len(data) for client, data in here.items()}
             if here:
                 self._send(parcel.node, here, whole=True)
 
-    def _failed(self, name: str, parcel: Parcel, reason: str) -> None:
+    def _failed(self, name: str, parcel: Parcel, reason: str, excused: bool = False) -> None:
         del self.parcels[name]
-        self.outcomes |= {client: self._failure(client, reason) for client in parcel.clients}
+        self.outcomes |= {client: self._failure(client, reason, excused) for client in parcel.clients}
 
-    def _failure(self, client: int, reason: str) -> Failure:
-        return Failure(client, reason, self.resent.get(client, 0), time.monotonic())
+    def _failure(self, client: int, reason: str, excused: bool = False) -> Failure:
+        return Failure(client, reason, excused, self.resent.get(client, 0), time.monotonic())
+
+    def _excused(self, client: int, reason: str) -> Failure:
+        return self._failure(client, reason, excused=True)
 
     def _made_of(self, client: int, outcome: Arrived | Failure) -> Reply | Failure:
         """The reply that a client's bytes are; what it costs the client is reckoned here, not believed."""
@@ -262,9 +342,9 @@ class _Exchange:
         try:
             reply = guard.decode_reply(outcome.read(), self.order)
         except WireError as error:
-            return Failure(client, str(error), resent, outcome.at)
+            return Failure(client, str(error), False, resent, outcome.at)
         if reply.client != client:
-            return Failure(client, f"its node answers as client {reply.client}", resent, outcome.at)
+            return Failure(client, f"its node answers as client {reply.client}", False, resent, outcome.at)
         bench = self.engine.bench
         rows = bench.gradient.new_zeros(()).expand(self.engine.samples[client])  # as many as it says, and no memory for them
         job = bench.job(self.order, client, rows)
@@ -276,4 +356,9 @@ def _numbers(value: object) -> list[int]:
 
 
 def _words(value: object) -> list[str]:
-    return [printable(word) for word in value] if isinstance(value, list) else []
+    return [_said(word) for word in value] if isinstance(value, list) else []
+
+
+def _said(words: object) -> str:
+    """A node's own words, which no history takes for ours: were they "late", it would be excused."""
+    return f"its node says: {printable(words)}"

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, islice
 from typing import Any
 
 from flwr.app import Message
-from pydantic import TypeAdapter, ValidationError
 
-from fedrts.checkpoint import write_atomically
+import fedrts
 from fedrts.errors import InputError, printable
-from fedrts.flower import HELLO
-from fedrts.flower.keys import Authority, fingerprint
+from fedrts.flower import FAREWELL, HELLO, PROTOCOL, WELCOME
+from fedrts.flower.keys import Authority, Seat, fingerprint
 from fedrts.flower.link import Link
 from fedrts.flower.messages import Incoming, content, opened
 from fedrts.flower.normalisation import Normalisation
+from fedrts.flower.roster import GONE, Entry, Roster
+from fedrts.tally import REMOVED, WITHDRAWN
 from fedrts.wire.errors import WireError
 
 _INTRODUCTION = 2**20
@@ -27,6 +27,12 @@ _ANSWER = 120.0
 """Seconds that a node has to introduce itself: it loads its data first."""
 _LOOK = 1.0
 """Seconds between two looks at who is connected."""
+_AGAIN, _TRIES = 15.0, 8
+"""What may mend itself is tried again after so many seconds, and so often: a node that was killed is here for another minute."""
+_GOODBYE = 15.0
+"""Seconds that nodes have to acknowledge the end of a study."""
+LOST = "LOST"
+"""Lines that begin so are bad news that must not be overlooked."""
 
 MOST_SAMPLES = 2**31 - 1
 """Samples that a site may claim: sums of so many over all clients are exact."""
@@ -34,64 +40,8 @@ MOST_SAMPLES = 2**31 - 1
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """What is known of a client from its first introduction on."""
-
-    samples: int
-    data: str
-    """Fingerprint of its data."""
-    key: str
-    """Fingerprint of its node's public key: nobody else may stand for this client."""
-    held_out: int = 0
-    """Samples on which it judges the global model."""
-    statistics: tuple[float, ...] = ()
-    """What its inputs are like, see `normalisation`; empty: it does not tell."""
-
-
-_ENTRIES = TypeAdapter(dict[int, Entry])
-
-
-@dataclass
-class Roster:
-    """The clients by number, as they first introduced themselves; kept in the run folder."""
-
-    total: int
-    file: Path | None = None
-    keyed: bool = True
-    """Do keys outlast a node's restart? Without registered keys they do not."""
-    entries: dict[int, Entry] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.file is not None and self.file.exists():
-            try:
-                self.entries = _ENTRIES.validate_json(self.file.read_bytes(), strict=True)
-            except ValidationError as error:
-                raise InputError(f"{self.file} is damaged: {error.errors()[0]['msg']}; restore it from a backup") from error
-
-    def admit(self, client: int | None, entry: Entry) -> int:
-        """The number of a client that introduces itself; an `InputError` says why it is not admitted."""
-        if client is None:
-            client = self._number(entry)
-        known = self.entries.get(client)
-        if known is not None:
-            if self.keyed and known.key != entry.key:
-                raise InputError(f"client {client} belongs to the node with key {known.key}")
-            if (known.samples, known.data) != (entry.samples, entry.data):
-                raise InputError(f"client {client} has {entry.samples} samples of other data than before ({known.samples})")
-        self.entries[client] = entry
-        if self.file is not None and known != entry:
-            write_atomically(self.file, json.dumps({number: asdict(entry) for number, entry in self.entries.items()}, indent=2).encode())
-        return client
-
-    def _number(self, entry: Entry) -> int:
-        """The number of a site: the one it had, else the next."""
-        for number, known in self.entries.items():
-            if known.key == entry.key or (not self.keyed and (known.samples, known.data) == (entry.samples, entry.data)):
-                return number
-        if len(self.entries) == self.total:
-            raise InputError(f"all {self.total} sites of the experiment are known, and this is none of them")
-        return len(self.entries)
+class _PassingError(InputError):
+    """A reason to refuse a node that may mend itself."""
 
 
 @dataclass
@@ -101,10 +51,14 @@ class _Node:
     activated: str
     key: str
     hello: str | None = None
-    """The name of the question that it has not answered yet."""
+    """The name of the question that it has not answered yet; empty while it is left in peace."""
     asked: float = 0.0
     incoming: Incoming | None = None
     clients: tuple[int, ...] = ()
+    tries: int = 0
+    """How often it did not answer, or was refused for a reason that may mend itself."""
+    done: bool = False
+    """There is nothing more to say to it."""
 
 
 class Fleet:
@@ -128,13 +82,22 @@ class Fleet:
         self.hosts: dict[int, int] = {}
         """Client → node."""
         self._registered: dict[str, tuple[bytes, int]] = {}
+        self._faults: dict[str, str] = {}
+        """What is wrong with files of keys, by name: said once."""
         self._looked = float("-inf")
         self.forgotten: set[str] = set()
         """Messages whose answers nobody waits for any more."""
+        self._farewells: set[str] = set()
+        """Farewells that were not acknowledged yet."""
 
     def activation(self, node: int) -> str | None:
         """Names a node's connection; another one means that it was started anew. None: it is not connected."""
         return self.nodes[node].activated if node in self.nodes else None
+
+    @property
+    def departed(self) -> Mapping[int, str]:
+        """Clients that take part no more."""
+        return self.roster.departed
 
     def look(self) -> None:
         """Notice who came, who went, and who introduced itself."""
@@ -142,40 +105,65 @@ class Fleet:
             return
         self._looked = time.monotonic()
         self.follow_keys()
+        self._follow_roster()
         connected = self.link.nodes()
         for number, info in connected.items():
             known = self.nodes.get(number)
             if known is None or known.activated != info.last_activated_at:
-                self._forget(number)
+                self._forget(number, "restarted")
                 self.nodes[number] = _Node(info.last_activated_at, fingerprint(info.public_key))
         for number in set(self.nodes) - set(connected):
             self._forget(number)
         self._greet()
         self._listen()
-        for head, _ in self.link.replies(list(self.forgotten)):
+        for head, _ in self.link.replies(list(self.forgotten | self._farewells)):
             self.forgotten.discard(head.metadata.reply_to_message_id)
+            self._farewells.discard(head.metadata.reply_to_message_id)
             self.link.done_with(head.metadata.message_id)
 
     def follow_keys(self) -> None:
         """Let in whose key was registered, refuse whose key was revoked."""
         if self.authority is None:
             return
-        wanted = self.authority.registered()
+        wanted, faults = self.authority.inspected()
         for name, (key, number) in list(self._registered.items()):
-            if wanted.get(name) != key:
+            if wanted.get(name) != key and name not in faults:  # a file that is damaged now takes nothing away
                 self.link.unregister(number)
                 self._forget(number)
                 del self._registered[name]
                 self.say(f"refused from now on: {name}, whose key {fingerprint(key)} was revoked")
         for name, key in wanted.items():
             if name not in self._registered:
-                self._registered[name] = (key, self.link.register(key, name))
+                try:
+                    number = self.link.register(key, name)
+                except InputError as error:
+                    number = 0  # no node's: it is not tried again with this key
+                    self.say(f"skipped: the key of '{name}': {error}")
+                self._registered[name] = (key, number)
+        for name, fault in faults.items():
+            if self._faults.get(name) != fault:
+                self.say(f"skipped: the key of '{name}': {fault}")
+        self._faults = faults
+
+    def _follow_roster(self) -> None:
+        """Let go of clients whom `fedrts roster` removed."""
+        try:
+            self.roster.refresh()
+        except InputError as error:
+            self.say(f"{LOST}: {error}")
+        for number, node in list(self.nodes.items()):
+            if gone := [client for client in node.clients if client in self.roster.departed]:
+                node.clients = tuple(client for client in node.clients if client not in gone)
+                self.hosts = {client: host for client, host in self.hosts.items() if client not in gone}
+                self.say(f"removed: {', '.join(map(self.roster.called, gone))}")
+                if not node.clients:
+                    self._part(number, REMOVED, "the coordinator removed this node from the study")
 
     def _greet(self) -> None:
         for number, node in self.nodes.items():
-            waiting = node.hello is not None and time.monotonic() - node.asked < _ANSWER
-            if not node.clients and not waiting:
-                node.incoming = None
+            waiting = node.hello is not None and time.monotonic() - node.asked < (_ANSWER if node.hello else _AGAIN)
+            if not node.clients and not node.done and not waiting:
+                node.incoming, node.tries = None, node.tries + bool(node.hello)
                 message = Message(content(self.introduction), number, HELLO, ttl=_ANSWER)
                 node.hello, node.asked = self.link.push(message), time.monotonic()
 
@@ -187,10 +175,10 @@ class Fleet:
                 continue
             try:
                 if head.HasField("error"):
-                    raise InputError(head.error.reason or f"error {head.error.code}")
+                    raise _PassingError(head.error.reason or f"error {head.error.code}")
                 self.nodes[number].incoming = Incoming(head.metadata.message_id, tree, _INTRODUCTION)
             except (WireError, InputError) as error:
-                self._turn_down(number, str(error))
+                self._turn_down(number, error)
         for number, node in list(self.nodes.items()):
             if node.incoming is not None:
                 self._hear(number, node, node.incoming)
@@ -200,62 +188,124 @@ class Fleet:
         try:
             if not incoming.advance(self.link.piece):
                 return
-            node.incoming = None
+            node.incoming, node.hello = None, None
             self.link.done_with(incoming.message_id)
             facts, _ = opened(incoming.message())
-            if "refused" in facts:
-                raise InputError(f"it cannot take part: {facts['refused']}")
-            node.clients = self._admitted(facts, node.key)
-            node.hello = None
+            _check_version(facts)
+            if "refused" in facts:  # and goes by itself
+                node.done = True
+                self.say(f"refused: node {self._called(node)}: it cannot take part: {printable(facts['refused'])}")
+                return
+            if facts.get("withdraws") is True:
+                self._withdraw(number, node)
+                return
+            node.clients = self._admitted(facts, node)
+            node.tries = 0
         except (WireError, InputError) as error:
-            self._turn_down(number, str(error))
+            self._turn_down(number, error)
             return
         self.hosts |= dict.fromkeys(node.clients, number)
         numbers = ", ".join(map(str, node.clients))
         self.say(f"connected: node {self._called(node)} with client{'s' * (len(node.clients) > 1)} {numbers}")
+        if name := self.link.push(Message(content({"clients": list(node.clients)}), number, WELCOME, ttl=_ANSWER)):
+            self.forgotten.add(name)
 
-    def _admitted(self, facts: dict[str, Any], key: str) -> tuple[int, ...]:
+    def _admitted(self, facts: dict[str, Any], node: _Node) -> tuple[int, ...]:
         try:
             clients, samples, data = _counts(facts["clients"]), _counts(facts["samples"]), printable(facts["data"], 64)
         except KeyError as error:
             raise WireError(f"its introduction lacks {error}") from error
+        entry = Entry(0, data, node.key, self._name(node.key))
+        seats = self.authority.seats() if self.authority is not None else {}
         if self.samples is None:
             if clients or len(samples) != 1 or not 1 <= samples[0] <= MOST_SAMPLES:
                 raise InputError(f"it is not one site with data of its own, and with 1 to {MOST_SAMPLES:,} samples")
-            return (self.roster.admit(None, Entry(samples[0], data, key, *_of_site(facts))),)
+            reserved = {client for seat in seats.values() for client in seat.clients}
+            held_out, statistics = _of_site(facts)
+            site = replace(entry, samples=samples[0], held_out=held_out, statistics=statistics)
+            return (self.roster.admit(None, site, _place(entry.name, seats), reserved),)
         if not clients or len(clients) != len(samples) or len(set(clients)) != len(clients):
             raise InputError("it does not say which clients it stands for")
-        for client, count in zip(clients, samples, strict=True):
+        for client, number in zip(clients, samples, strict=True):
             if not 0 <= client < len(self.samples):
                 raise InputError(f"there is no client {client}: there are {len(self.samples)}, numbered from 0")
-            if (count, data) != (self.samples[client], self.data):
-                raise InputError(f"its data is not the experiment's: client {client} has {self.samples[client]} samples, not {count}")
+            if (number, data) != (self.samples[client], self.data):
+                raise InputError(f"its data is not the experiment's: client {client} has {self.samples[client]} samples, not {number}")
+            if self.authority is not None and not self._owns(client, entry, seats):
+                raise InputError(
+                    f"client {client} is not bound to its key: the coordinator can do that with "
+                    f"`fedrts keys register {entry.name}.pub --clients {','.join(map(str, clients))}`"
+                )
             if (host := self.hosts.get(client)) is not None:
-                raise InputError(f"client {client} is already here, with node {self._called(self.nodes[host])}")
-        return tuple(self.roster.admit(client, Entry(count, data, key)) for client, count in zip(clients, samples, strict=True))
+                raise _PassingError(f"client {client} is already here, with node {self._called(self.nodes[host])}")
+        with self.roster.changing():
+            return tuple(self.roster.admit(client, replace(entry, samples=number)) for client, number in zip(clients, samples, strict=True))
 
-    def _turn_down(self, number: int, reason: str) -> None:
+    def _owns(self, client: int, entry: Entry, seats: Mapping[str, Seat]) -> bool:
+        """Was the client bound to this key when it was registered, or did it stand for it before there were such bonds?"""
+        known = self.roster.entries.get(client)
+        return (entry.name in seats and client in seats[entry.name].clients) or (known is not None and known.key == entry.key)
+
+    def _withdraw(self, number: int, node: _Node) -> None:
+        """A site takes part no more, by its own word."""
+        mine = [client for client, entry in self.roster.entries.items() if entry.key == node.key and self.roster.keyed]
+        if not mine:
+            raise InputError("no client is known by its key: there is nothing to withdraw")
+        with self.roster.changing():
+            for client in mine:
+                self.roster.leave(client, WITHDRAWN)
+        self.say(f"withdrawn: {', '.join(map(self.roster.called, mine))}")
+        self._part(number, WITHDRAWN, "this site takes part no more")
+
+    def _turn_down(self, number: int, error: Exception) -> None:
+        """Refuse a node: at once and for good, or after some more tries where waiting may help."""
         node = self.nodes[number]
-        node.incoming, node.hello, node.asked = None, "", time.monotonic()  # it is asked again after a while
-        self.say(f"refused: node {self._called(node)}: {printable(reason)}")
+        node.incoming, node.hello, node.asked, node.tries = None, "", time.monotonic(), node.tries + 1
+        reason = printable(error)
+        if isinstance(error, _PassingError) and node.tries < _TRIES:
+            if node.tries == 1:
+                self.say(f"refused for now: node {self._called(node)}: {reason}; it is asked again")
+            return
+        self.say(f"refused: node {self._called(node)}: {reason}")
+        self._part(number, "refused", reason)
+
+    def _part(self, number: int, why: str, text: str, blobs: Mapping[int, bytes] | None = None) -> None:
+        """Say farewell: the node tells its owner, and goes."""
+        node = self.nodes[number]
+        node.done, node.clients = True, ()
+        self.hosts = {client: host for client, host in self.hosts.items() if host != number}
+        if name := self.link.push(Message(content({"why": why, "text": text}, blobs), number, FAREWELL, ttl=_ANSWER)):
+            self._farewells.add(name)
+
+    def dismiss(self, model: bytes | None) -> None:
+        """The study is over: tell all nodes, with the final model if they may have it, and wait a while for them to know."""
+        for number in [number for number, node in self.nodes.items() if not node.done]:
+            self._part(number, "finished", "the study is finished", None if model is None else {0: model})
+        due = time.monotonic() + _GOODBYE
+        while self._farewells and time.monotonic() < due:
+            time.sleep(0.2)
+            self.look()
+
+    def _name(self, key: str) -> str:
+        """Under which a key was registered; empty without keys."""
+        return next((name for name, (known, _) in self._registered.items() if fingerprint(known) == key), "")
 
     def _called(self, node: _Node) -> str:
-        for name, (key, _) in self._registered.items():
-            if fingerprint(key) == node.key:
-                return f"'{name}'"
-        return f"with key {node.key}"
+        name = self._name(node.key)
+        return f"'{name}'" if name else f"with key {node.key}"
 
-    def _forget(self, number: int) -> None:
+    def _forget(self, number: int, how: str = LOST) -> None:
         if (node := self.nodes.pop(number, None)) is None:
             return
         self.hosts = {client: host for client, host in self.hosts.items() if host != number}
-        if node.clients:
-            self.say(f"gone: node {self._called(node)} with clients {', '.join(map(str, node.clients))}")
+        if gone := [client for client in node.clients if client not in self.hosts]:
+            self.roster.note(gone, GONE)
+            self.say(f"{how}: node {self._called(node)} with {', '.join(map(self.roster.called, gone))}")
 
     @property
     def expects(self) -> bool:
-        """Is a node here that has not introduced itself yet?"""
-        return any(not node.clients and node.hello != "" for node in self.nodes.values())
+        """Is a node here that has not introduced itself yet, and may do so soon?"""
+        return any(not node.clients and not node.done and node.hello != "" and node.tries == 0 for node in self.nodes.values())
 
     def meet_again(self, number: int) -> None:
         """A node says that it does not know the experiment: it is asked to introduce itself."""
@@ -264,9 +314,9 @@ class Fleet:
             node.clients, node.hello = (), None
 
     def gather(self, wanted: int, seconds: float) -> int:
-        """Wait until `wanted` clients are here, or for so many seconds; how many there are."""
+        """Wait until `wanted` clients are here, or for so many seconds; how many there are. Who has left is not waited for."""
         due, told = time.monotonic() + seconds, -1
-        while len(self.hosts) < wanted and time.monotonic() < due:
+        while len(self.hosts) < wanted - len(self.departed) * self.roster.fixed and time.monotonic() < due:
             if told != len(self.hosts):
                 told = len(self.hosts)
                 self.say(f"waiting for nodes: {told} of {wanted} clients are here")
@@ -281,6 +331,28 @@ def _of_site(facts: dict[str, Any]) -> tuple[int, tuple[float, ...]]:
     if type(held_out) is not int or not 0 <= held_out <= MOST_SAMPLES:
         raise WireError(f"its introduction holds out {held_out!r} samples")
     return held_out, () if told is None else tuple(told.numbers)
+
+
+def _check_version(facts: Mapping[str, Any]) -> None:
+    """Do we understand each other? A node of before there were such numbers names none."""
+    theirs = facts.get("protocol")
+    if theirs != PROTOCOL:
+        version, number = printable(facts.get("fedrts", "of unknown version"), 32), printable(theirs or "none", 32)
+        raise InputError(
+            f"it runs fedrts {version} (protocol {number}), this server fedrts {fedrts.__version__} (protocol {PROTOCOL}): "
+            "install the same fedrts on both"
+        )
+
+
+def _place(name: str, seats: Mapping[str, Seat]) -> int | None:
+    """The number of a site by its registration: one that is bound to it, else its place among those to whom none is."""
+    if name not in seats:
+        return None
+    if seats[name].clients:
+        return seats[name].clients[0]
+    bound = {client for seat in seats.values() for client in seat.clients}
+    before = sum(1 for seat in seats.values() if not seat.clients and seat.order < seats[name].order)
+    return next(islice((number for number in count() if number not in bound), before, None))
 
 
 def _counts(value: object) -> list[int]:

@@ -6,10 +6,13 @@ Elliptic curves P-384 throughout (what Flower's node authentication takes); priv
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import ipaddress
+import json
 import os
 import re
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +22,30 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from pydantic import TypeAdapter, ValidationError
 
 from fedrts.checkpoint import write_atomically
-from fedrts.errors import InputError
+from fedrts.errors import InputError, note
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?")
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 825
 _ALWAYS = ("localhost", "127.0.0.1", "::1")
+_SOON = datetime.timedelta(days=30)
+"""How long before its end a certificate is worth a word."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a registered node may stand for."""
+
+    order: int
+    """Nodes were registered in this order."""
+    clients: tuple[int, ...] = ()
+    """Numbers that are its own; none: of sites it gets one."""
+
+
+_SEAT = TypeAdapter(Seat)
 
 
 @dataclass(frozen=True)
@@ -54,15 +73,34 @@ class Authority:
         return self.folder / "nodes"
 
     def checked(self) -> Authority:
-        """Itself, if it is complete."""
+        """Itself, if it is complete and its certificates are valid today."""
         for file in (self.certificate, self.server_certificate, self.server_key):
             if not file.exists():
                 raise InputError(f"{self.folder} has no {file.name}: make one with `fedrts keys init {self.folder}`")
+        _check_dates(self.certificate, "make a new authority with `fedrts keys init`, and give its ca.pem to all nodes")
+        hosts = "".join(f" --host {host}" for host in _hosts(self.server_certificate))
+        _check_dates(self.server_certificate, f"`fedrts keys init {self.folder} --renew{hosts}` makes a new one")
         return self
 
     def registered(self) -> dict[str, bytes]:
         """Public keys (PEM) by the nodes' names."""
-        return {file.stem: file.read_bytes() for file in sorted(self.nodes.glob("*.pub"))}
+        return self.inspected()[0]
+
+    def inspected(self) -> tuple[dict[str, bytes], dict[str, str]]:
+        """Public keys (PEM) by the nodes' names; and what is wrong with the files that hold none, or one that another holds too."""
+        names: dict[bytes, str] = {}
+        faults: dict[str, str] = {}
+        for file in sorted(self.nodes.glob("*.pub")):
+            try:
+                key = read_public_key(file)
+            except InputError as error:
+                faults[file.stem] = str(error)
+                continue
+            if key in names:
+                faults[file.stem] = f"{file} holds the key of '{names[key]}': every node needs a key of its own"
+            else:
+                names[key] = file.stem
+        return {name: key for key, name in names.items()}, faults
 
     def init(self, hosts: Sequence[str]) -> None:
         """A new authority, and a certificate for the server under these names and addresses (and those of this machine)."""
@@ -92,20 +130,41 @@ class Authority:
         _write_secret(self.server_key, own)
         write_atomically(self.server_certificate, signed.public_bytes(serialization.Encoding.PEM))
 
-    def register(self, public_key: Path, name: str | None = None) -> str:
-        """Let the node with this public key take part; its name."""
+    def seats(self) -> dict[str, Seat]:
+        """The place of every registered node, by name."""
+        found = {}
+        for file in sorted(self.nodes.glob("*.json")):
+            try:
+                found[file.stem] = _SEAT.validate_json(file.read_bytes(), strict=True)
+            except (OSError, ValidationError) as error:
+                raise InputError(f"{file} is damaged: register the key again with --clients") from error
+        return found
+
+    def register(self, public_key: Path, name: str | None = None, clients: Sequence[int] | None = None) -> str:
+        """Let the node with this public key take part, and stand for these `clients`; its name. Again: with other clients."""
         if not self.certificate.exists():
             raise InputError(f"{self.folder} holds no authority: name its folder with --dir, or make one with `fedrts keys init`")
         pem = read_public_key(public_key)
         name = checked_name(name or public_key.stem)
         for other, known in self.registered().items():
-            if known.strip() == pem.strip():
+            if known.strip() == pem.strip() and (other != name or clients is None):
                 raise InputError(f"this key is registered already, as '{other}'")
-            if other == name:
+            if other == name and known.strip() != pem.strip():
                 raise InputError(f"'{name}' has another key: `fedrts keys revoke {name}` first, or choose another --name")
         self.nodes.mkdir(exist_ok=True)
+        self._seat(name, clients)
         write_atomically(self.nodes / f"{name}.pub", pem)
         return name
+
+    def _seat(self, name: str, clients: Sequence[int] | None) -> None:
+        """Remember in which order nodes were registered, and for which clients."""
+        seats = self.seats()
+        for other, seat in seats.items():
+            if other != name and (taken := sorted(set(seat.clients) & set(clients or ()))):
+                raise InputError(f"client {taken[0]} is bound to '{other}': `fedrts keys revoke {other}` first, or choose another number")
+        order = seats[name].order if name in seats else max((seat.order for seat in seats.values()), default=-1) + 1
+        text = json.dumps({"order": order, "clients": list(clients or ())})
+        write_atomically(self.nodes / f"{name}.json", text.encode())
 
     def revoke(self, name: str) -> None:
         """Take a node's permission away; a running server notices within seconds."""
@@ -115,6 +174,7 @@ class Authority:
         revoked = self.folder / "revoked"
         revoked.mkdir(exist_ok=True)
         os.replace(file, revoked / file.name)
+        file.with_suffix(".json").unlink(missing_ok=True)
 
 
 def issue(name: str, folder: Path) -> tuple[Path, Path]:
@@ -147,12 +207,66 @@ def checked_name(name: str) -> str:
 def read_public_key(file: Path) -> bytes:
     """A node's public key (PEM), checked."""
     try:
-        key = serialization.load_pem_public_key(file.read_bytes())
-    except (OSError, ValueError) as error:
+        return _public_key(file.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise InputError(f"cannot read the public key {file}: {getattr(error, 'strerror', None) or error}") from error
+
+
+@functools.lru_cache(4096)  # a server looks at all of them every second
+def _public_key(pem: bytes) -> bytes:
+    key = serialization.load_pem_public_key(pem)
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1 | ec.SECP521R1):
-        raise InputError(f"{file} is no key of the curves P-256, P-384 or P-521: `fedrts keys issue` makes one")
+        raise ValueError("it is none of the curves P-256, P-384 or P-521; `fedrts keys issue` makes one")
     return _public(key)
+
+
+def trusting(authority: bytes | None) -> ssl.SSLContext:
+    """TLS 1.3 with servers that this certificate (PEM) vouches for; None: that one of the usual authorities vouches for."""
+    if authority is None:
+        import httpx
+
+        context = httpx.create_ssl_context()
+    else:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=authority.decode("ascii"))
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def outdated(certificate: x509.Certificate) -> str:
+    """Why a certificate is not valid now, such as `expired on …`; empty if it is."""
+    now = datetime.datetime.now(datetime.UTC)
+    if now > certificate.not_valid_after_utc:
+        return f"expired on {_date(certificate.not_valid_after_utc)} (this machine's clock says {_date(now)})"
+    if now < certificate.not_valid_before_utc:
+        return f"is not valid before {_date(certificate.not_valid_before_utc)} (this machine's clock says {_date(now)}: set it)"
+    return ""
+
+
+def _check_dates(file: Path, remedy: str) -> None:
+    """A certificate that is not valid now is an error, one that soon will not be is worth a word."""
+    try:
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the certificate {file}: {getattr(error, 'strerror', None) or error}") from error
+    if fault := outdated(certificate):
+        raise InputError(f"the certificate {file} {fault}: {remedy}")
+    if datetime.datetime.now(datetime.UTC) > certificate.not_valid_after_utc - _SOON:
+        note(f"the certificate {file} expires on {_date(certificate.not_valid_after_utc)}, and nodes refuse it then: {remedy}")
+
+
+def _date(moment: datetime.datetime) -> str:
+    return f"{moment.astimezone(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _hosts(file: Path) -> list[str]:
+    """Names and addresses that a server's certificate is for, without those of the machine itself."""
+    try:
+        names = x509.load_pem_x509_certificate(file.read_bytes()).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return []
+    found = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+    return [host for host in found if host not in _ALWAYS]
 
 
 Key = ec.EllipticCurvePrivateKey

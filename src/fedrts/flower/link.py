@@ -7,7 +7,6 @@ import hashlib
 import os
 import secrets
 import socket
-import ssl
 import sys
 import tempfile
 import threading
@@ -35,15 +34,18 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 import fedrts
-from fedrts.errors import InputError, printable
+from fedrts.errors import InputError, note, printable
 from fedrts.flower import superlink
-from fedrts.flower.keys import Authority
+from fedrts.flower.keys import Authority, trusting
+from fedrts.flower.limits import REFUSED, is_loopback
 from fedrts.flower.processes import child
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _STARTING = 60.0
 _LOST = 20.0
 """Seconds after which a SuperLink that does not answer is given up."""
+_LONGEST_LOG = 16 * 2**20
+"""Bytes of the SuperLink's log; then it is set aside, once, and begun anew."""
 
 _APP = f"""
 [project]
@@ -124,8 +126,16 @@ class Link:
             )
 
     def register(self, public_key: bytes, name: str) -> int:
-        """Let the node with this key in."""
-        return int(self._control.RegisterNode(control_pb2.RegisterNodeRequest(public_key=public_key, name=name)).node_id)
+        """Let the node with this key in; an `InputError` if Flower does not."""
+        try:
+            return int(self._control.RegisterNode(control_pb2.RegisterNodeRequest(public_key=public_key, name=name)).node_id)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code >= 500:
+                raise
+            raise InputError(
+                f"Flower does not take its key ({printable(error.response.text)}); "
+                "a key that was revoked while the server ran is taken again after the server's next start"
+            ) from error
 
     def unregister(self, node: int) -> None:
         """Refuse a node from now on."""
@@ -136,6 +146,8 @@ class Link:
 @contextlib.contextmanager
 def opened(address: Address, authority: Authority | None, log: Path | None, say: Say) -> Iterator[Link]:
     """A SuperLink at `address` with a run of ours; with an authority behind TLS, for registered keys only."""
+    if authority is None and not is_loopback(address.host):
+        note(f"--insecure at {address.host}: whoever reaches this address can read everything and take part; use --tls DIR")
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedrts-superlink-")))
         os.environ["FLWR_HOME"] = str(home)
@@ -196,7 +208,7 @@ def _run(stack: contextlib.ExitStack, address: Address, certificate: bytes | Non
 def _await(process: Any, address: Address, certificate: bytes | None, word: str, tail: list[str]) -> None:
     """Until the SuperLink answers: ours, and not whatever else may be at its address."""
     due = time.monotonic() + _STARTING
-    trusted = ssl.create_default_context(cadata=certificate.decode()) if certificate else False
+    trusted = trusting(certificate) if certificate else False
     with httpx.Client(verify=trusted, trust_env=False) as probe:
         while time.monotonic() < due:
             if process.poll() is not None:
@@ -216,11 +228,17 @@ def _await(process: Any, address: Address, certificate: bytes | None, word: str,
 
 def _relay(stream: IO[bytes], log: Path | None, tail: list[str], say: Say) -> None:
     """What the SuperLink says: all of it into the log, refusals also to the person who runs the server."""
-    with open(log or os.devnull, "ab", buffering=0) as file:
+    file = open(log or os.devnull, "ab", buffering=0)  # noqa: SIM115
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: file.close())
         for raw in stream:
             with contextlib.suppress(OSError):
+                if log is not None and file.tell() + len(raw) > _LONGEST_LOG:
+                    file.close()
+                    os.replace(log, f"{log}.1")
+                    file = open(log, "ab", buffering=0)  # noqa: SIM115
                 file.write(raw)
             line = raw.decode("utf-8", "replace").strip()
             tail[:] = [*tail[-19:], line]
-            if line.startswith(superlink.REFUSED):
+            if line.startswith(REFUSED):
                 say(line)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import safetensors.torch
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
@@ -37,11 +38,14 @@ from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedrts.errors import InputError
-from fedrts.flower import HELLO, STRANGER
+import fedrts
+from fedrts.checkpoint import write_atomically
+from fedrts.errors import InputError, RefusedError, note, printable
+from fedrts.flower import FAREWELL, HELLO, PROTOCOL, STRANGER, WELCOME
 from fedrts.flower.consent import SHOWN, DeclinedError, described, digest, told
 from fedrts.flower.host import ANY, Host
-from fedrts.flower.keys import read_private_key
+from fedrts.flower.keys import outdated, read_private_key, trusting
+from fedrts.flower.limits import is_loopback
 from fedrts.flower.messages import Incoming, content, opened
 from fedrts.flower.state import Records
 from fedrts.wire.errors import WireError
@@ -51,6 +55,10 @@ LONGEST_MESSAGE = 4 * 2**30
 _POLL = 0.5
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
 """Seconds between two tries to connect."""
+_UNANSWERED = 120.0
+"""Seconds after which a withdrawal that nobody acknowledges is given up."""
+_GOOD_ENDS = ("finished", "withdrawn", "looked")
+"""Farewells after which all is well."""
 _STALLED = 60.0
 """Seconds after which a message whose pieces do not come is given up."""
 
@@ -86,67 +94,116 @@ class Server:
             raise InputError(f"cannot read the certificate {self.ca}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def serve(host: Host, server: Server, say: Say = print, patience: float = float("inf"), ask: Ask | None = None) -> None:
-    """Stand by for a server until told to stop (after a dry run: at once).
+def serve(
+    host: Host, server: Server, say: Say = print, patience: float = float("inf"), ask: Ask | None = None, *, withdraw: bool = False
+) -> None:
+    """Stand by for a server until the study ends. A lost connection is tried again for `patience` seconds; a refusal is final.
 
-    A lost connection is tried again for `patience` seconds; a refusal is final.
+    `withdraw`: only tell the server that this site takes part no more.
     """
+    if server.insecure and not is_loopback(server.address.rpartition(":")[0].strip("[]")):
+        note(f"--insecure to {server.address}: whoever is on the way can read and change everything; use --key and --ca")
     private = server.private_key()
     keys = (private, private.public_key()) if private is not None else generate_key_pairs()
-    worker, tries, last = Worker(host, say, ask), 0, time.monotonic()
+    worker, tries, last = Worker(host, say, ask, withdraws=withdraw), 0, time.monotonic()
+    due = time.monotonic() + _UNANSWERED if withdraw else float("inf")
     while True:
         try:
             with Connection(server, keys, registered=private is not None) as connection:
                 say(f"connected to {server.address}")
-                while True:
+                while worker.parting is None:
                     tries, last = 0, time.monotonic()
                     if not connection.handle(worker.reply):
                         time.sleep(_POLL)
-                    if worker.looked:
-                        return
+                    if last > due:
+                        raise InputError(f"{server.address} does not answer: if a node runs with this key, stop it first")
         except (httpx.HTTPError, ssl.SSLError, ObjectPullError, ObjectPushError, WireError, ConnectionError) as error:
             if "certificate verify failed" in str(error).lower():
-                raise InputError(f"{server.address} is not who --ca vouches for: {error}") from error
-            if tries == 0:
+                raise InputError(untrusted(server, str(error))) from error
+            if tries == 0 and worker.parting is None:
                 say(f"no connection to {server.address} ({error or type(error).__name__}): trying again")
+        if worker.parting is not None:
+            worker.parting.obey(say)
+            return
         if time.monotonic() - last > patience:
             raise InputError(f"{server.address} could not be reached for {patience:.0f} seconds")
         time.sleep(_PAUSES[min(tries, len(_PAUSES) - 1)])
         tries += 1
 
 
+def untrusted(server: Server, error: str) -> str:
+    """Why we do not talk to a server, in words: its certificate, or that of its authority."""
+    for file, certificate in _certificates(server) if "expired" in error or "not yet valid" in error else ():
+        if fault := outdated(certificate):
+            remedy = "ask the coordinator for a new one" if file else "the coordinator renews it with `fedrts keys init … --renew`"
+            return f"{file or f'the certificate of {server.address}'} {fault}: {remedy}"
+    return f"{server.address} is not who --ca vouches for: {error}"
+
+
+def _certificates(server: Server) -> Iterator[tuple[Path | None, x509.Certificate]]:
+    """The authority's certificates, with their file, and the server's, which is only looked at."""
+    for certificate in x509.load_pem_x509_certificates(server.authority() or b"") if server.ca else ():
+        yield server.ca, certificate
+    host, _, port = server.address.rpartition(":")
+    with contextlib.suppress(OSError, ValueError):
+        yield None, x509.load_pem_x509_certificate(ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=10).encode())
+
+
 def refusal(error: httpx.HTTPStatusError) -> str:
     """Why a server refuses us, in words."""
     text = " ".join(error.response.text.split())
-    if "activate" in text:
+    if "clock" in text:
+        return printable(text)
+    if "activate" in text or "not registered" in text:
         return "its key is not registered, or was revoked: ask the coordinator for `fedrts keys register`"
     if "must be registered" in text:
         return "it has no key, and the server wants one: use --key"
     if error.response.status_code == 401:
-        return "its signature is not valid: is its clock right?"
-    return f"{error.response.status_code} {text[:200]}"
+        return "its signature is not valid: is --key the right one?"
+    return f"{error.response.status_code} {printable(text)}"
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Why a node goes."""
+
+    why: str
+    text: str
+
+    def obey(self, say: Say) -> None:
+        """Tell the owner; what is no good end is an error."""
+        if self.why not in _GOOD_ENDS:
+            raise RefusedError(self.text)
+        say(self.text)
 
 
 class Worker:
     """Answers messages, one after the other; the site is built when the first server introduces itself."""
 
-    def __init__(self, host: Host, say: Say, ask: Ask | None = None, records: Records | None = None) -> None:
-        self.host, self.say, self.ask = host, say, ask
+    def __init__(self, host: Host, say: Say, ask: Ask | None = None, records: Records | None = None, *, withdraws: bool = False) -> None:
+        self.host, self.say, self.ask, self.withdraws = host, say, ask, withdraws
         self.records = Records.of(host.state) if records is None else records
         self.site: Site | None = None
         self.declined: dict[str, str] = {}
         """Experiments that the owner said no to, by digest, and in which words: nobody is asked twice."""
-        self.looked = False
-        """A dry run has shown what there is to see."""
+        self.parting: Parting | None = None
+        """Set once there is nothing more to do here."""
 
     def reply(self, message: Message) -> Message:
         """The answer to any message; nothing that a server sends makes us fall over, and no error tells it of our data."""
         try:
             facts, blobs = opened(message)
             if message.metadata.message_type == HELLO:
-                return Message(content(self.meet(facts)), reply_to=message)
+                ours = {"protocol": PROTOCOL, "fedrts": fedrts.__version__}
+                return Message(content({**ours, **self.meet(facts)}), reply_to=message)
+            if message.metadata.message_type == FAREWELL:
+                self.part(facts, blobs)
+                return Message(content({}), reply_to=message)
             if self.site is None:
                 return Message(content({STRANGER: True}), reply_to=message)
+            if message.metadata.message_type == WELCOME:
+                self.say(f"taking part in {self.site.run.experiment.method} on {self.site.run.experiment.data}")
+                return Message(content({}), reply_to=message)
             started = time.monotonic()
             self.site.normalise(facts.get("normalisation"))
             answer, replies = self.site.answer(blobs)
@@ -157,16 +214,17 @@ class Worker:
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, told(error, "its work failed")), reply_to=message)
 
     def meet(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Learn the experiment, and introduce ourselves if the owner agrees to it."""
+        """Learn the experiment, and introduce ourselves if the owner agrees to it; else there is nothing more to do here."""
+        if self.withdraws:
+            return {"withdraws": True}
         try:
+            _check_version(facts)
             asked = digest(facts)
             if self.site is None or self.site.digest != asked:
                 self.site = self._joined(asked, facts)
-                self.say(f"taking part in {self.site.run.experiment.method} on {self.site.run.experiment.data}")
             return self.site.introduction()
         except Exception as error:
-            if not self.looked:
-                self.say(f"cannot take part: {error or type(error).__name__}")
+            self.parting = self.parting or Parting("refused", f"cannot take part: {error or type(error).__name__}")
             return {"refused": told(error, "it cannot take part")}
 
     def _joined(self, asked: str, facts: dict[str, Any]) -> Site:
@@ -196,10 +254,38 @@ class Worker:
         site = Site.of(self.host, facts["experiment"], facts, self.records, self.say)
         agreed = self.ask(described(site, asked))
         if self.host.dry_run or not agreed:
-            self.looked = self.host.dry_run
-            self.declined[asked] = "it only looks (dry run)" if self.looked else "its owner declined the experiment"
+            self.declined[asked] = "it only looks (dry run)" if self.host.dry_run else "its owner declined the experiment"
+            self.parting = Parting("looked", "this was a dry run: the site took no part") if self.host.dry_run else None
             raise DeclinedError(self.declined[asked])
         return site
+
+    def part(self, facts: dict[str, Any], blobs: dict[int, bytes]) -> None:
+        """The server says that it is over, with the final model where we may have it."""
+        self.parting = Parting(str(facts.get("why")), f"the server says: {printable(facts.get('text', ''))}")
+        folder = self.host.state
+        if not blobs or self.site is None or not self.site.run.experiment.clients.share_model:
+            return
+        from fedrts.flower import final
+
+        if folder is None:
+            self.say("the final model came, but there is no folder to keep it in: start the client with --state DIR")
+            return
+        try:
+            tensors = final.decoded(next(iter(blobs.values())), self.site.run)
+            write_atomically(folder / "model.safetensors", safetensors.torch.save(tensors))
+        except (WireError, InputError) as error:
+            self.say(f"the final model was not kept: {error}")
+        else:
+            self.say(f"the final model is in {folder / 'model.safetensors'}")
+
+
+def _check_version(facts: dict[str, Any]) -> None:
+    """Do the server and we understand each other? One of before there were such numbers names none."""
+    theirs = facts.get("protocol")
+    if theirs != PROTOCOL:
+        version, number = printable(facts.get("fedrts", "of unknown version"), 32), printable(theirs or "none", 32)
+        ours = f"this node fedrts {fedrts.__version__} (protocol {PROTOCOL})"
+        raise DeclinedError(f"the server runs fedrts {version} (protocol {number}), {ours}: install the same fedrts on both")
 
 
 class Connection:
@@ -208,7 +294,8 @@ class Connection:
     def __init__(self, server: Server, keys: tuple[Any, Any], registered: bool) -> None:
         version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
         interceptors: list[ProtobufClientInterceptor] = [version, NodeAuthHttpInterceptor(*keys)]
-        self.client = FleetHttpClient.from_server_address(server.address, server.insecure, server.authority(), interceptors=interceptors)
+        scheme, trusted = ("http", False) if server.insecure else ("https", trusting(server.authority()))
+        self.client = FleetHttpClient(f"{scheme}://{server.address}", interceptors=interceptors, verify=trusted)
         self.public, self.registered, self.address = public_key_to_bytes(keys[1]), registered, server.address
         self.heart: HeartbeatSender | None = None
 
@@ -220,9 +307,10 @@ class Connection:
             self.node = NodeProto(node_id=self.client.ActivateNode(request).node_id)
         except httpx.HTTPStatusError as error:
             self.client.close()
-            if error.response.status_code >= 500:
+            if error.response.status_code >= 500 or error.response.status_code in (408, 429):  # too slow, too many: later
                 raise
-            raise InputError(f"{self.address} refuses this node: {refusal(error)}") from error
+            words = f"{self.address} refuses this node: {refusal(error)}"
+            raise (InputError if "clock" in words else RefusedError)(words) from error  # a clock may be set right
         except BaseException:
             self.client.close()
             raise
@@ -254,7 +342,10 @@ class Connection:
         make_confirm_message_received_fn_protobuf(self.client.ConfirmMessageReceived, self.node, run)(name)
         message = incoming.message()
         message.metadata.__dict__["_message_id"] = name
-        self._send(answer(message), run)
+        reply = answer(message)
+        # It lives as long as its order does, by the server's clock: what our clock would make of that may be below nothing.
+        reply.metadata.__dict__ |= {"_created_at": message.metadata.created_at, "_ttl": message.metadata.ttl}
+        self._send(reply, run)
         return True
 
     def _send(self, reply: Message, run: int) -> None:

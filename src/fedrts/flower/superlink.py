@@ -1,7 +1,8 @@
 """Flower's SuperLink behind a gate of ours: `python -m fedrts.flower.superlink` takes the arguments of `flower-superlink`.
 
-On its port Flower answers control and runtime requests from anybody. The gate lets strangers reach nothing but what nodes
-need, refuses requests that are too long before they are read, and says who was refused and why.
+On its port Flower answers control and runtime requests from anybody, and reads requests before it asks who sent them. The gate
+lets strangers reach nothing but what nodes need, checks a node's key and signature before the first byte of a request's body
+is read, limits how much is read at once and for how long, and says who was refused and why.
 """
 
 from __future__ import annotations
@@ -9,78 +10,195 @@ from __future__ import annotations
 import asyncio.sslproto
 import base64
 import binascii
+import datetime
+import functools
 import importlib
-import ipaddress
 import os
+import ssl
+import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
-from fedrts.errors import printable
 from fedrts.flower.keys import fingerprint
+from fedrts.flower.limits import (
+    CONNECTION,
+    Budget,
+    Connections,
+    CrowdedError,
+    Listener,
+    is_loopback,
+    memory_at_once,
+    most_connections,
+    neighbourhood,
+    refused,
+)
 
 OPEN = "/v1/fleet/"
 """What nodes need."""
 LONGEST = 16 * 2**20
 """Bytes of a request; Flower sends arrays in pieces of 5 MiB."""
-REFUSED = "refused: "
+CLOCKS = 300.0
+"""Seconds by which the clocks of a node and of the server may differ, either way."""
+STALLED, WHOLE = 30.0, 600.0
+"""Seconds without another byte of a request, and for all of it, after which it is given up."""
 NAME = "FEDRTS_SUPERLINK"
 """A word by which the process that started this SuperLink knows it from another service on its port: it is the answer to GET /WORD."""
 CLOSED_UNTIL = "FEDRTS_CLOSED_UNTIL"
 """Names a file; while it is not there nodes are told to come back (503): their keys are not registered yet."""
-_KEY_HEADER = b"flwr-public-key"
+_KEY_HEADER, _SIGNATURE_HEADER, _TIME_HEADER = b"flwr-public-key", b"flwr-signature", b"flwr-timestamp"
+
+Headers = dict[bytes, bytes]
+
+
+class RefusedError(Exception):
+    """A request that goes no further; its sender and the person who runs the server are told why."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 class Gate:
     """ASGI middleware, the outermost."""
 
-    def __init__(self, app: Any, longest: int = LONGEST, closed_until: str | None = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        longest: int = LONGEST,
+        closed_until: str | None = None,
+        name: str | None = None,
+        registered: Callable[[bytes], bool] | None = None,
+        connections: Connections | None = None,
+        budget: Budget | None = None,
+    ) -> None:
         self.app, self.longest, self.closed_until, self.name = app, longest, closed_until, name
+        self.registered = registered
+        """Is this public key (PEM) a registered node's? None: nodes need no key."""
+        self.connections, self.budget = connections or Connections(), budget or Budget(memory_at_once())
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         if self.name and scope["path"] == f"/{self.name}":
-            await _answer(send, 200, body=self.name)
+            await _answer(send, 200, self.name)
             return
-        headers = dict(scope["headers"])
+        headers: Headers = dict(reversed(scope["headers"]))  # of two the first counts, as it does for Flower
         peer = scope["client"][0] if scope.get("client") else ""
         who = f"{peer or 'somebody'}{key_name(headers)} at {scope['path']}"
-        if not scope["path"].startswith(OPEN) and not _is_local(peer, scope.get("server")):
-            await _answer(send, 403, f"{who}: this address is for the server itself")
-            return
-        if self.closed_until and scope["path"].startswith(OPEN):
+        try:
+            await self._admit(scope, headers, peer, receive, send, who)
+        except RefusedError as refusal:
+            refused(peer, str(refusal.status), f"{who}: {refusal} ({refusal.status})")
+            await _answer(send, refusal.status, str(refusal))
+
+    async def _admit(self, scope: Any, headers: Headers, peer: str, receive: Any, send: Any, who: str) -> None:
+        """Check all that can be known before the body is read; then read it, and pass the request on."""
+        for_nodes = scope["path"].startswith(OPEN)
+        if not for_nodes and not _is_local(peer, scope.get("server")):
+            raise RefusedError(403, "this address is for the server itself")
+        if self.closed_until and for_nodes:
             if not os.path.exists(self.closed_until):
-                await _answer(send, 503)
+                await _answer(send, 503, "the server is starting")
                 return
             self.closed_until = None
-        length = headers.get(b"content-length", b"")
+        size = self._size(headers)
+        owner = neighbourhood(peer) if for_nodes else "localhost"
+        if self.registered is not None and for_nodes:
+            if scope["path"] == f"{OPEN}register-node":
+                raise RefusedError(403, "a node must be registered by the coordinator")
+            owner = fingerprint(signer(headers, self.registered))
+        if CONNECTION in scope and not self.connections.known(scope[CONNECTION], owner):
+            raise RefusedError(429, f"more than {self.connections.each} connections of one node")
+        try:
+            async with self.budget.held(owner, size if for_nodes else 0):
+                body = await _read(receive, self.longest)
+                if body is not None:
+                    await self._pass_on(scope, [body], receive, send, who)
+        except CrowdedError as error:
+            raise RefusedError(503, "too many requests at once: come back later") from error
+
+    def _size(self, headers: Headers) -> int:
+        """Bytes of the body to come."""
         if b"transfer-encoding" in headers:  # a length beside it would not count
-            await _answer(send, 411, f"{who}: a request without a length")
-            return
-        if length.isdigit() and int(length) > self.longest:
-            await _answer(send, 413, f"{who}: a request of {int(length):,} bytes, above {self.longest:,}")
-            return
-        status, body = 0, b""
+            raise RefusedError(411, "a request without a length")
+        length = headers.get(b"content-length", b"")
+        size = int(length) if length.isdigit() else 0
+        if size > self.longest:
+            raise RefusedError(413, f"a request of {size:,} bytes, above {self.longest:,}")
+        return size
+
+    async def _pass_on(self, scope: Any, bodies: list[bytes], receive: Any, send: Any, who: str) -> None:
+        """To Flower; if it refuses the request, somebody should know."""
+        status, said = 0, b""
+
+        async def once_more() -> Any:
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False} if bodies else await receive()
 
         async def watch(event: Any) -> None:
-            nonlocal status, body
+            nonlocal status, said
             if event["type"] == "http.response.start":
                 status = event["status"]
-            elif status >= 400 and len(body) < 500:
-                body += event.get("body", b"")[:500]
+            elif status >= 400 and len(said) < 500:
+                said += event.get("body", b"")[:500]
             await send(event)
 
-        await self.app(scope, receive, watch)
+        await self.app(scope, once_more, watch)
         if status >= 400 and scope["path"].startswith(OPEN):
-            say(f"{who}: {status} {body.decode('utf-8', 'replace')}")
+            peer = scope["client"][0] if scope.get("client") else ""
+            refused(peer, str(status), f"{who}: {status} {said.decode('utf-8', 'replace')}")
 
 
-def say(text: str) -> None:
-    """One line that the server reads and passes on."""
-    print(REFUSED + printable(" ".join(text.split()), 1000), flush=True)
+def signer(headers: Headers, registered: Callable[[bytes], bool]) -> bytes:
+    """The registered key (PEM) with which the time of a request was signed, a short while ago; all from its head.
+
+    Flower checks the same, when it has read the body: nothing of the body is signed.
+    """
+    from flwr.supercore.date import now
+
+    try:
+        key, signature = (base64.b64decode(headers[name], validate=True) for name in (_KEY_HEADER, _SIGNATURE_HEADER))
+        stamp = headers[_TIME_HEADER]
+        signed = datetime.datetime.fromisoformat(stamp.decode("ascii"))
+        late = (now() - signed).total_seconds()  # a time without its zone is no time
+        theirs, ours = (f"{moment.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC" for moment in (signed, now()))
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
+        raise RefusedError(401, "no key and signature of a node") from error
+    if not registered(key):
+        raise RefusedError(403, "this key is not registered")
+    if not _verified(key, stamp, signature):
+        raise RefusedError(401, "the signature is not by this key")
+    if abs(late) >= CLOCKS:
+        most = f"they must agree to {CLOCKS / 60:.0f} minutes"
+        raise RefusedError(401, f"the node's clock says {theirs}, the server's {ours}: set the clock that is wrong, {most}")
+    return key
 
 
-def key_name(headers: dict[bytes, bytes]) -> str:
+@functools.lru_cache(4096)  # Flower asks the same once more
+def _verified(pem: bytes, text: bytes, signature: bytes) -> bool:
+    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+
+    return verify_signature(bytes_to_public_key(pem), text, signature)
+
+
+async def _read(receive: Any, longest: int) -> bytes | None:
+    """The body of a request, if it comes in time; None if its sender went away."""
+    body, due = bytearray(), time.monotonic() + WHOLE
+    try:
+        while len(body) <= longest:
+            event = await asyncio.wait_for(receive(), min(STALLED, due - time.monotonic()))
+            if event["type"] == "http.disconnect":
+                return None
+            body += event.get("body", b"")
+            if not event.get("more_body", False):
+                return bytes(body)
+    except TimeoutError as error:
+        raise RefusedError(408, "a request whose body does not come") from error
+    raise RefusedError(413, f"a request of more than {longest:,} bytes")
+
+
+def key_name(headers: Headers) -> str:
     """` with key …`: the fingerprint of the public key that a request claims; empty without one."""
     try:
         return f" with key {fingerprint(base64.b64decode(headers[_KEY_HEADER], validate=True))}"
@@ -90,18 +208,11 @@ def key_name(headers: dict[bytes, bytes]) -> str:
 
 def _is_local(peer: str, server: tuple[str, int] | None) -> bool:
     """Does somebody on this machine ask? Then it comes from loopback, or from the very address that it goes to."""
-    if peer and server is not None and peer == server[0]:
-        return True
-    try:
-        return ipaddress.ip_address(peer).is_loopback
-    except ValueError:
-        return False
+    return is_loopback(peer) or bool(peer and server is not None and peer == server[0])
 
 
-async def _answer(send: Any, status: int, reason: str = "", body: str = "refused") -> None:
-    if reason:
-        say(f"{reason} ({status})")
-    headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
+async def _answer(send: Any, status: int, body: str) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body.encode()})
 
@@ -111,10 +222,11 @@ def _report_handshakes() -> None:
     protocol: Any = asyncio.sslproto.SSLProtocol
     stock = protocol._on_handshake_complete
 
-    def complete(self: Any, error: BaseException | None) -> None:
+    def complete(self: Any, error: BaseException | type[BaseException] | None) -> None:
         if error is not None:
             peer = (self._transport.get_extra_info("peername") or ("somebody",))[0] if self._transport else "somebody"
-            say(f"{peer}: no TLS connection: {error}")
+            why = error if isinstance(error, BaseException) else "it went away"  # asyncio gives a class for that
+            refused(peer, f"no TLS connection: {getattr(error, 'reason', None) or 'broken off'}", f"{peer}: no TLS connection: {why}")
         stock(self, error)
 
     protocol._on_handshake_complete = complete
@@ -135,6 +247,22 @@ def _let_nodes_return() -> None:
     fleet_handlers.activate_node = activate_node
 
 
+def _agree_on_signatures() -> None:
+    """Flower checks them when the body has come: with clocks as the gate has them, and what the gate has found out already.
+
+    By itself it lets a node's clock be ahead by 5 seconds.
+    """
+    node_auth: Any = importlib.import_module("flwr.superlink.routers.fleet.node_auth")
+    node_auth.SYSTEM_TIME_TOLERANCE, node_auth.TIMESTAMP_TOLERANCE = CLOCKS, WHOLE
+    node_auth.bytes_to_public_key, node_auth.verify_signature = bytes, _verified
+
+
+def _newest_tls(config: Any, stock: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+    context = stock()
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
 def main() -> None:
     """Serve until told to stop."""
     from fedrts.flower.processes import end_with_parent
@@ -143,23 +271,44 @@ def main() -> None:
     import uvicorn
     from flwr.superlink.main import create_app
 
+    from fedrts.flower.punctual import Loop, Punctual
+
     stock = importlib.import_module("flwr.superlink.cli.flower_superlink")  # its package has a function of the same name
     config = stock._parse_superlink_lifespan_config()
     app = create_app(config, stock.SuperLinkLifespan)
-    app.add_middleware(Gate, closed_until=os.environ.get(CLOSED_UNTIL), name=os.environ.get(NAME))
+    state = app.state.linkstate_factory.state()
+    keyed = config.enable_supernode_auth
+    connections = Connections(most=most_connections())
+    app.add_middleware(
+        Gate,
+        closed_until=os.environ.get(CLOSED_UNTIL),
+        name=os.environ.get(NAME),
+        registered=(lambda key: state.get_node_id_by_public_key(key) is not None) if keyed else None,
+        connections=connections,
+    )
     _report_handshakes()
     _let_nodes_return()
-    uvicorn.run(
+    _agree_on_signatures()
+    settings = uvicorn.Config(
         app,
-        host=config.host,
-        port=config.port,
-        loop="asyncio",
-        log_level="warning",
+        loop=f"{Loop.__module__}:{Loop.__name__}",
+        http=Punctual,
+        ws="none",
+        log_level="error",
         access_log=False,
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
+        ssl_context_factory=_newest_tls if config.ssl_certfile else None,
         timeout_keep_alive=75,
     )
+    try:
+        listeners = Listener.at(config.host, config.port, connections)
+    except OSError as error:
+        sys.exit(f"cannot listen at {config.host}:{config.port}: {error.strerror or error}")
+    server = uvicorn.Server(settings)
+    server.run(sockets=list(listeners))
+    if not server.started:
+        sys.exit("Flower's services did not start")
 
 
 if __name__ == "__main__":

@@ -55,7 +55,11 @@ class Bandit(Scored):
             exchanges = (exchanges[0].then(squares=Values("squares", on="active")),)
         if not round.outer:
             return exchanges
-        return (exchanges[0].then(ProbeGradient(), votes=Indices(of="gradient", k=round.quota)),)  # I^n of Algorithm 2
+        return (exchanges[0].then(ProbeGradient(), votes=self.votes(round)),)
+
+    def votes(self, round: Round) -> Indices:
+        """I^n of Algorithm 2."""
+        return Indices(of="gradient", k=round.quota)
 
     def training(self, round: Round) -> Train:
         return Train(record="squares") if self.squares_in(round) else super().training(round)

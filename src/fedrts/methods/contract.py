@@ -39,7 +39,7 @@ class Round:
     outer: bool
     """May the topology change?"""
     frozen: bool
-    """t ≥ T_end: the topology never changes again."""
+    """t ≥ T_end (after its outer round, where it is one): the topology never changes again."""
     counts: tuple[int, ...]
     """K^l: active links in each layer, counted in the mask."""
     quota: tuple[int, ...]
@@ -55,7 +55,7 @@ class Round:
         return Round(
             index=index,
             outer=schedule.is_outer(index),
-            frozen=index >= schedule.end,
+            frozen=schedule.is_frozen(index),
             counts=mask.counts,
             quota=schedule.quota(index, mask.counts, mask.sizes),
             layout=layout,

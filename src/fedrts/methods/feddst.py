@@ -1,8 +1,8 @@
 """FedDST (Bibikar et al., 2022): clients rewire their own masks, the server merges and prunes.
 
-Outer round on a client: half of the epochs (rounded down), the gradient on one batch, a RigL step with Q^l links, the other half
-under its own mask m^n. Server: per coordinate the mean over the clients that have the link, W_i = Σ n_k m^k_i W^k_i / Σ n_k m^k_i
-(0 where nobody has it), then per layer the K^l largest magnitudes. `merge="plain"` counts absent links as 0, as the
+Outer round on a client: half of the epochs (rounded down; `adjust_after`), the gradient on one batch, a RigL step with Q^l links, the
+other half under its own mask m^n. Server: per coordinate the mean over the clients that have the link, W_i = Σ n_k m^k_i W^k_i / Σ n_k
+m^k_i (0 where nobody has it), then per layer the K^l largest magnitudes. `merge="plain"` counts absent links as 0, as the
 FedRTS authors' library does; it penalises links that few clients grew.
 
 Settled here: the schedule is that of all methods; the first library (Bibikar) ignores the decayed ratio and grows over active links.
@@ -33,12 +33,15 @@ class FedDST(Scored):
     topology: ClassVar[str] = "each client drops and grows by its gradient; merged, then top K by magnitude"
 
     merge: Annotated[Literal["sparse", "plain"], Field(description="mean over the clients that have a link, or over all")] = "sparse"
+    adjust_after: Annotated[
+        float, Field(ge=0, le=1, description="share of the epochs (rounded down) before a client rewires: 0 before training, 1 after it")
+    ] = 0.5
 
     def exchanges(self, round: Round) -> tuple[Exchange, ...]:
         exchanges = super().exchanges(round)
         if not round.outer:
             return exchanges
-        steps = (Train(stop=0.5), ProbeGradient(), Rewire(self.rewire(round)), Train(start=0.5))
+        steps = (Train(stop=self.adjust_after), ProbeGradient(), Rewire(self.rewire(round)), Train(start=self.adjust_after))
         return (Exchange(exchanges[0].down, steps, {"weights": OnOwnMask()}),)
 
     def rewire(self, round: Round) -> Chooser:

@@ -1,6 +1,7 @@
 """FedMef (Huang et al., 2024): FedTiny's server, with clients that move information out of links before they are dropped.
 
 **Budget-aware extrusion** (`bae`, outer rounds): θ_low are the Q^l active links of least |W_t| in each layer, the same on all clients.
+The authors' library extrudes in every round (`bae_in="all"`) and ranks inactive entries too (`theta_low="all"`).
 The loss gets λ·‖θ_low‖², and step b of B takes the rate max(η, β_b) with β_b = p(b)·(2σ(‖θ_low‖) − 1)·η_0 and p(b) = (2B − 2b)/(2B −
 b) (REX). With a constant η = η_0 the maximum is always η: the rate matters under `train.schedule`.
 
@@ -18,7 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -38,7 +39,12 @@ class FedMef(Progressive):
 
     topology: ClassVar[str] = "drop the Q weakest (extruded before), grow by the mean of the named gradients"
 
-    bae: Annotated[bool, Field(description="budget-aware extrusion in outer rounds")] = True
+    bae: Annotated[bool, Field(description="budget-aware extrusion, in the rounds that `bae_in` says")] = True
+    bae_in: Annotated[Literal["outer", "all"], Field(description="extrude in outer rounds, or in all rounds before T_end")] = "outer"
+    theta_low: Annotated[
+        Literal["active", "all"],
+        Field(description="θ_low are the Q weakest of a layer's active links, or of all its entries, zeros included"),
+    ] = "active"
     penalty: Annotated[float, Field(ge=0, allow_inf_nan=False, description="λ: weight of ‖θ_low‖² in the loss")] = 0.01
     sap: Annotated[bool, Field(description="keep activations sparsely for the backward pass")] = False
     sap_rate: Annotated[float, Field(ge=0, lt=1, description="share of a layer's input that is dropped for the backward pass")] = 0.7
@@ -51,18 +57,21 @@ class FedMef(Progressive):
         return save_activations_sparsely(module, 1 - self.sap_rate, self.sap_linear) if self.sap else module
 
     def training(self, round: Round) -> Train:
-        if not (round.outer and self.bae):
+        if not self.extrudes(round):
             return super().training(round)
-        return Train(influence=Extrusion(self.penalty), marks=partial(weak_marks, quota=round.quota))
+        return Train(influence=Extrusion(self.penalty), marks=partial(weak_marks, quota=round.quota, among=self.theta_low))
+
+    def extrudes(self, round: Round) -> bool:
+        return self.bae and (round.outer or (self.bae_in == "all" and not round.frozen))
 
     def overhead(self, round: Round, active: float, activations: float) -> float:
-        """F_o = 4·d·n for the extrusion, in outer rounds, and n_a·log n_a to choose activations, wherever they are pruned."""
-        extrusion = 4 * active if self.bae and round.outer else 0.0
+        """F_o = 4·d·n where clients extrude, and n_a·log n_a to choose activations, wherever they are pruned."""
+        extrusion = 4 * active if self.extrudes(round) else 0.0
         return extrusion + (activations * math.log2(max(activations, 1)) if self.sap else 0.0)
 
     def remarks(self, before: State, after: State, round: Round) -> Mapping[str, float]:
-        """Share of θ_low that was dropped then (a link that was grown again starts at 0 too)."""
-        marked = weakest(before.weights, before.mask, round.quota)
+        """Share of the active links of θ_low that was dropped then (a link that was grown again starts at 0 too)."""
+        marked = weakest(before.weights, before.mask, round.quota, self.theta_low) & before.mask.bits
         gone = marked & (after.weights[: len(marked)] == 0)
         return {"marked_dropped": float(gone.sum()) / max(int(marked.sum()), 1)}
 
@@ -82,14 +91,18 @@ class Extrusion:
         return (left * (2 * torch.sigmoid(norm) - 1) * initial).clamp(min=rate)
 
 
-def weak_marks(received: Tensor, mask: Mask, quota: tuple[int, ...]) -> Tensor:
+Among = Literal["active", "all"]
+
+
+def weak_marks(received: Tensor, mask: Mask, quota: tuple[int, ...], among: Among = "active") -> Tensor:
     """1 at θ_low of the parameters `[N_all]` as received, 0 elsewhere."""
     marks = torch.zeros_like(received)
-    marks[: len(mask.bits)] = weakest(received, mask, quota)
+    marks[: len(mask.bits)] = weakest(received, mask, quota, among)
     return marks
 
 
-def weakest(weights: Tensor, mask: Mask, quota: tuple[int, ...]) -> Tensor:
-    """θ_low `[P]`: the `quota[l]` active links of least magnitude in each layer."""
-    kept = rigl.weakest_dropped(weights[: len(mask.bits)].abs(), mask, quota)
-    return mask.bits & ~kept.bits
+def weakest(weights: Tensor, mask: Mask, quota: tuple[int, ...], among: Among = "active") -> Tensor:
+    """θ_low `[P]`: the `quota[l]` links of least magnitude in each layer, among the active ones or among all."""
+    ranked = mask if among == "active" else Mask.full(mask.sizes, weights.device)
+    kept = rigl.weakest_dropped(weights[: len(mask.bits)].abs(), ranked, quota)
+    return ranked.bits & ~kept.bits

@@ -7,6 +7,10 @@ largest |M_g| / (√V_g + τ) grown; a link that is dropped or grown starts with
 
 `score="outcome"` is the literal reading: M averages FedRTS's outcomes X of the aggregate (γ = 1), which are ½ for every inactive link,
 and the K^l largest M are active, ties broken at random.
+
+`score="blend"` is inferred from a branch of the authors' library (January 2025): the model itself has the momentum, W ← b·W_{t−1} +
+(1 − b)·W^agg in every round after the first, G ← b·G_before + (1 − b)·Σ p_k g in every outer round after the first, with b = `old`; then
+a plain RigL step by |W| and |G|.
 """
 
 from __future__ import annotations
@@ -32,24 +36,32 @@ class FedRTSNoTS(Progressive):
 
     topology: ClassVar[str] = "drop the Q smallest moments of the weights, grow the largest of the gradients"
 
-    score: Annotated[Literal["moments", "outcome"], Field(description="rank by moments of weights and gradients, or of outcomes")] = (
-        "moments"
-    )
+    score: Annotated[
+        Literal["moments", "outcome", "blend"],
+        Field(
+            description="rank by moments of weights and gradients, or of outcomes, or by a model and gradients blended with those before"
+        ),
+    ] = "moments"
     beta1: Annotated[float, Field(ge=0, lt=1, description="β_1: memory of the first moments")] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1, description="β_2: memory of the squared gradients")] = 0.99
     tau: Annotated[float, Field(gt=0, allow_inf_nan=False, description="τ: added to √V_g")] = 1e-3
+    old: Annotated[float, Field(ge=0, lt=1, description="b: share of the old model and gradients in a blend")] = 0.1
 
     def begin(self, setup: Setup) -> State:
         nothing = torch.zeros(setup.layout.links, dtype=torch.float32, device=setup.weights.device)
         if self.score == "outcome":
             return super().begin(setup).remember(outcome=nothing)
+        if self.score == "blend":
+            return super().begin(setup).remember(gradient=nothing)
         return super().begin(setup).remember(strength=nothing, gradient=nothing.clone(), square=nothing.clone())
 
     def exchanges(self, round: Round) -> tuple[Exchange, ...]:
-        return super().exchanges(round) if self.score == "moments" else Sparse.exchanges(self, round)
+        return super().exchanges(round) if self.score != "outcome" else Sparse.exchanges(self, round)
 
     def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
         updated = Sparse.update(self, state, mean, round, rng)
+        if self.score == "blend":
+            return self.blended(state, updated, mean, round)
         if round.frozen:
             return updated
         if self.score == "outcome":
@@ -63,6 +75,17 @@ class FedRTSNoTS(Progressive):
         square = self.beta2 * state["square"] + (1 - self.beta2) * mean["growth"].square()  # V_g
         kept, new = rigl.step(strength, gradient.abs() / (square.sqrt() + self.tau), state.mask, round.quota)
         return updated.with_mask(kept).with_mask(new).remember(strength=strength * kept.bits, gradient=gradient, square=square)
+
+    def blended(self, state: State, updated: State, mean: Means, round: Round) -> State:
+        old = self.old
+        if round.index > 0:
+            updated = updated.with_values((old * state.values + (1 - old) * updated.values).to(state.values.dtype))
+        if not round.outer:
+            return updated
+        named = mean["growth"].to(state["gradient"].dtype)
+        gradient = old * state["gradient"] + (1 - old) * named if round.outers else named
+        kept, new = rigl.step(updated.weights[: len(gradient)].abs(), gradient.abs(), state.mask, round.quota)
+        return updated.with_mask(kept).with_mask(new).remember(gradient=gradient)
 
     def by_outcome(self, state: State, updated: State, round: Round, rng: Rng) -> State:
         outcome = state["outcome"].clone()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from fedrts.config import Experiment
@@ -27,6 +27,21 @@ class Observer(Protocol):
     def stopped(self) -> None:
         """The run ends here, complete or not."""
         ...
+
+
+@runtime_checkable
+class Judging(Protocol):
+    """An observer that also wants to know how the judgement of the final model gets on."""
+
+    def judging(self, done: int, total: int) -> None:
+        """So many of the samples that the model is judged on, by class and by client, are done."""
+        ...
+
+
+def judging(observer: Observer, done: int, total: int) -> None:
+    """Tell an observer, if it wants to know."""
+    if isinstance(observer, Judging):
+        observer.judging(done, total)
 
 
 class Silent:
@@ -58,6 +73,10 @@ class Several:
     def finished(self, summary: dict[str, Any]) -> None:
         for observer in self.observers:
             observer.finished(summary)
+
+    def judging(self, done: int, total: int) -> None:
+        for observer in self.observers:
+            judging(observer, done, total)
 
     def stopped(self) -> None:
         for observer in self.observers:

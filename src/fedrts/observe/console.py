@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as Bars
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from fedrts.errors import note
+from fedrts.observe.progress import Progress, megabytes
 from fedrts.tally import EXCUSED
 
 if TYPE_CHECKING:
@@ -30,6 +26,9 @@ if TYPE_CHECKING:
 
 _PLAIN_LINES = 10
 """About how many progress lines a run prints where there is no terminal."""
+_PLAIN_SECONDS = 30
+"""After so long without a line the next round prints one, however many rounds there are."""
+_NARROW_BAR, _WIDE_BAR = 10, 24
 
 
 class Outlasting(Console):
@@ -42,28 +41,33 @@ class Outlasting(Console):
             note("nobody reads the output any more; the run goes on without it")
 
 
+class Line:
+    """Progress in one line of the console it is shown in: a bar, and beside it what fits."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        narrow = min(_NARROW_BAR, options.max_width // 4)
+        words = " · ".join(self.progress.fitting(options.max_width - narrow - 1))
+        bar = ProgressBar(total=1.0, completed=self.progress.share, width=max(narrow, min(_WIDE_BAR, options.max_width - len(words) - 1)))
+        line = Table.grid(padding=(0, 1, 0, 0))
+        line.add_row(bar, Text(words, no_wrap=True, overflow="ellipsis"))
+        yield line
+
+
 class ConsoleObserver:
     """Shows a run to a person."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console or Outlasting()
-        self.progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
-        self.bytes = 0
-        self.accuracy: float | None = None
-        self.changed = 0.0
-        self.rejected = 0
+        self.progress = Progress(clock)
+        self.live = Live(Line(self.progress), console=self.console, refresh_per_second=4)
+        self.clock = clock
+        self.said = clock()
+        """When the last plain line was printed."""
 
     def started(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None:
-        self.rounds = experiment.rounds
         method, data, model = map(escape, (experiment.method, experiment.data, experiment.model))
         self.console.print(
             f"[bold]{method}[/] · {data} · {model} with {facts['parameters']:,} parameters, "
@@ -73,34 +77,37 @@ class ConsoleObserver:
         )
         if experiment.out:
             self.console.print(f"writing to {experiment.out}", highlight=False, soft_wrap=True, markup=False)
-        self.bytes, self.rejected = facts["bytes"], facts["missing"]
-        self.task = self.progress.add_task("training", total=experiment.rounds, completed=first_round, status="")
-        self.progress.start()
+        self.progress.start(experiment, facts, first_round)
+        self.said = self.clock()
+        if self.console.is_terminal:
+            self.live.start()
 
     def played(self, record: Record) -> None:
-        self.bytes += record.upload_bytes + record.download_bytes
-        self.accuracy = record.accuracy if record.accuracy is not None else self.accuracy
-        self.changed = record.links_changed if record.outer else self.changed
-        self.rejected += len(record.rejected)
+        self.progress.play(record)
         for entry in record.rejected:
             if entry["reason"] not in EXCUSED:
                 words = f"round {record.round}: rejected client {entry['client']}: {entry['reason']}"
                 self.console.print(words, highlight=False, soft_wrap=True, markup=False)
-        done = record.round + 1
-        status = " · ".join(
-            [
-                f"accuracy {self.accuracy:.3f}" if self.accuracy is not None else "accuracy -",
-                f"density {record.density:.3f}",
-                f"{self.changed:.1%} links changed",
-                f"{megabytes(self.bytes)} sent",
-                *([f"{self.rejected} replies missing"] if self.rejected else []),
-            ]
-        )
-        self.progress.update(self.task, completed=done, status=status)
-        if not self.console.is_terminal and (done % max(1, self.rounds // _PLAIN_LINES) == 0 or done == self.rounds):
-            self.console.print(f"round {done:>4} of {self.rounds} · {status}", highlight=False, soft_wrap=True)
+        done, rounds = self.progress.done, self.progress.rounds
+        if done % max(1, rounds // _PLAIN_LINES) == 0 or done == rounds or self._is_long_ago():
+            self._say(f"round {done:>4} of {rounds} · {' · '.join(self.progress.status.values())}")
+
+    def judging(self, done: int, total: int) -> None:
+        self.progress.judge(done, total)
+        if self._is_long_ago():
+            self._say(f"judging the model by class and client · {self.progress.share:.0%} of {total:,} samples · {self.progress.left}")
+
+    def _is_long_ago(self) -> bool:
+        return self.clock() - self.said >= _PLAIN_SECONDS
+
+    def _say(self, words: str) -> None:
+        """A plain line, where there is no live one."""
+        self.said = self.clock()
+        if not self.console.is_terminal:
+            self.console.print(words, highlight=False, soft_wrap=True)
 
     def finished(self, summary: dict[str, Any]) -> None:
+        self.progress.finish()
         self.stopped()
         sent = summary["upload_bytes"] + summary["download_bytes"]
         dense = sent / summary["comm_ratio"] if summary["comm_ratio"] else 0
@@ -126,7 +133,7 @@ class ConsoleObserver:
         self.console.print(table)
 
     def stopped(self) -> None:
-        self.progress.stop()
+        self.live.stop()
 
 
 @contextmanager
@@ -135,7 +142,7 @@ def downloading() -> Iterator[Callable[[str, int, int | None], None]]:
     tasks: dict[str, TaskID] = {}
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Bars(*columns, console=console, disable=not console.is_terminal) as progress:
 
         def report(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
@@ -143,8 +150,3 @@ def downloading() -> Iterator[Callable[[str, int, int | None], None]]:
             progress.update(tasks[what], completed=done, total=total)
 
         yield report
-
-
-def megabytes(count: float) -> str:
-    """Bytes for people: MB = 10^6."""
-    return f"{count / 1e6:,.2f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"

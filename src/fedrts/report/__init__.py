@@ -47,8 +47,8 @@ def write(
             write_atomically(folder / f"{figure.id}.csv", text.figure_csv(figure).encode())
             if pictures:
                 png.draw(figure, folder / f"{figure.id}.png")
-        write_atomically(target / "report.md", text.markdown(report, pictures).encode())
-        write_atomically(target / "report.html", html.render(report).encode())
+        write_atomically(target / "report.md", text.markdown(report, pictures, target).encode())
+        write_atomically(target / "report.html", html.render(report, target).encode())
     except OSError as error:
         raise InputError(f"cannot write the report to {target}: {error.strerror}; choose another --out") from error
     return target / "report.html", report

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from fedrts.folder import resume_command
-from fedrts.report import people, progress, tables, topology
+from fedrts.report import differences, people, progress, tables, topology
 from fedrts.report.format import cell, text
 from fedrts.report.model import Chapter, Figure, Report, Section, Table
-from fedrts.report.quantities import Metric, last_ten, metric_of, over
+from fedrts.report.quantities import Metric, metric_of, over
 from fedrts.report.read import Found, Run
 from fedrts.report.settings import Problem, grouped
-from fedrts.tally import EXCUSED
+from fedrts.tally import DROPPED, EXCUSED, UNASKED
+
+_NAMED, _SPANS = 10, 8
+"""Missing clients, and spans of rounds of each, that are named one by one."""
 
 
 def compose(found: Found) -> Report:
@@ -37,7 +40,32 @@ def failures(runs: Iterable[Run]) -> list[str]:
         if rejected:
             what = "; ".join(f"{count} × {reason}" for reason, count in sorted(rejected.items(), key=lambda entry: -entry[1])[:3])
             found.append(f"{run.path}: {_count(sum(rejected.values()), 'rejected reply', 'rejected replies')}: {what}")
+        found += [f"{run.path}: {words}" for words in absences(run)]
     return found
+
+
+def absences(run: Run) -> list[str]:
+    """A line for every client that rounds of a federation went without, and why: those that missed most first."""
+    rounds: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+    for line in run.history:
+        for client, reason in {(entry["client"], entry["reason"]) for entry in line["rejected"]}:
+            if reason in EXCUSED and reason not in (DROPPED, UNASKED) and client not in line["clients"]:
+                rounds[client, reason].append(line["round"])
+    ranked = sorted(rounds.items(), key=lambda item: (-len(item[1]), item[0]))
+    words = [f"client {client} {reason} in {_spans(which)}" for (client, reason), which in ranked[:_NAMED]]
+    return words + [f"{_count(len(ranked) - _NAMED, 'more client')} missing in some rounds"] * (len(ranked) > _NAMED)
+
+
+def _spans(rounds: list[int]) -> str:
+    """`rounds 3-5, 9` of [3, 4, 5, 9]."""
+    spans: list[list[int]] = []
+    for number in rounds:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in spans[:_SPANS]]
+    return f"round{'s' * (len(rounds) > 1)} {', '.join(words)}{' …' * (len(spans) > _SPANS)}"
 
 
 def _chapter(problem: Problem) -> Chapter:
@@ -46,17 +74,17 @@ def _chapter(problem: Problem) -> Chapter:
 
 
 def headline(problem: Problem, metric: Metric) -> str:
-    """The best sparse setting and the best dense one, in a sentence."""
-    ranked = [(found, setting) for setting in problem.finished if (found := over(setting, lambda run: last_ten(run, metric.key)))]
-    ranked.sort(key=lambda pair: pair[0].value, reverse=not metric.lower_is_better)
+    """The best sparse setting and the best dense one, and how sure that is."""
     words = []
     for dense, kind in ((False, "Best sparse setting"), (True, "best dense one")):
-        best = next(((found, setting) for found, setting in ranked if setting.dense == dense), None)
-        if best is not None:
-            ratio = over(best[1], lambda run: run.summary["comm_ratio"] if run.summary else None)
+        for setting, value in differences.ranked(problem, metric, dense)[:1]:
+            ratio = over(setting, lambda run: run.summary["comm_ratio"] if run.summary else None)
             sent = f", sending {text(ratio.value, 'percent')} of dense averaging's bytes" if ratio and not dense else ""
-            words.append(f"{kind}: {best[1].label} with {metric.name} {cell(best[0], metric.format)}{sent}")
-    return "; ".join(words) and "; ".join(words)[0].upper() + "; ".join(words)[1:] + " (mean of the last ten rounds)."
+            words.append(f"{kind}: {setting.label} with {metric.name} {cell(value, metric.format)}{sent}")
+    if not words:
+        return ""
+    said = "; ".join(words)
+    return f"{said[0].upper()}{said[1:]} (mean of the last ten rounds). {differences.caveat(problem, metric)}".rstrip()
 
 
 def _sections(problem: Problem, metric: Metric) -> list[Section]:
@@ -65,7 +93,11 @@ def _sections(problem: Problem, metric: Metric) -> list[Section]:
             "results",
             "Results",
             "",
-            [tables.results(problem, metric) if problem.finished else None, *progress.figures(problem, metric)],
+            [
+                tables.results(problem, metric) if problem.finished else None,
+                *differences.tables(problem, metric),
+                *progress.figures(problem, metric),
+            ],
         ),
         (
             "cost",
@@ -88,7 +120,7 @@ def _sections(problem: Problem, metric: Metric) -> list[Section]:
         ("configuration", "Configuration", "", [*tables.configuration(problem), tables.runs(problem)]),
     ]
     return [
-        Section(f"{problem.id}-{name}", title, text, [item for item in items if item is not None])
+        Section(f"{problem.id}-section-{name}", title, text, [item for item in items if item is not None])
         for name, title, text, items in parts
         if any(item is not None for item in items)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedrts.report.model import Cell, Mean
+from fedrts.report.model import Cell, Folder, Mean
 
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 _FLOPS = ("", "k", "M", "G", "T", "P", "E", "Z")
@@ -34,7 +34,7 @@ def cell(value: Cell | Mean, format: str) -> str:
     if value is None:
         return "–"
     if isinstance(value, str):
-        return value
+        return value.name if isinstance(value, Folder) else value
     if not isinstance(value, Mean):
         return text(value, format)
     if value.error is None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
@@ -13,14 +14,14 @@ from markupsafe import Markup
 
 import fedrts
 from fedrts.report.format import cell, number
-from fedrts.report.model import Point, Report
+from fedrts.report.model import Folder, Point, Report
 
 _SCRIPTS = ("numbers.js", "draw.js", "page.js")
 """One after the other in one function: later ones use what earlier ones define."""
 
 
-def render(report: Report) -> str:
-    """The file's text."""
+def render(report: Report, folder: Path = Path()) -> str:
+    """The text of the file, which will lie in `folder`."""
     assets = files("fedrts.report") / "assets"
     css, page, *scripts = ((assets / name).read_text("utf-8") for name in ("report.css", "report.html.jinja", *_SCRIPTS))
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -32,6 +33,7 @@ def render(report: Report) -> str:
         figures=Markup(inlined({figure.id: plain(figure) for figure in report.figures})),
         cell=cell,
         number=number,
+        address=lambda value: value.beside(folder) if isinstance(value, Folder) else None,
     )
 
 

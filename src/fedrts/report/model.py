@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Literal
+from urllib.parse import quote
 
 Format = Literal["number", "percent", "bytes", "flops", "integer", "seconds"]
 Cell = str | float | int | None
+
+
+class Folder(str):
+    """A cell: the path of a run folder, shown by its name and linked."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return PurePath(self).name or str(self)
+
+    def beside(self, page: Path) -> str:
+        """The address of the folder in a page that lies in the folder `page`."""
+        try:
+            return quote(Path(os.path.relpath(self, page)).as_posix()) + "/"
+        except ValueError:  # on another drive
+            return Path(self).absolute().as_uri() + "/"
 
 
 @dataclass(frozen=True)

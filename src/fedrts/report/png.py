@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from fedrts.errors import optional
@@ -12,12 +14,17 @@ from fedrts.report.model import Axis, Bars, Figure, Heat, Lines
 _HUES = ("#1f5fbf", "#c4500a", "#007a5a", "#a3327f", "#7a6400", "#5b48b5", "#0b7a92", "#5a5f66")
 _MARKERS = ("o", "s", "^", "D", "x", "+", "v", "|")
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)))
+_GREY = "#5a5f66"
+_BESIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5), "frameon": False, "fontsize": 8}
+"""A legend outside the axes: it covers nothing."""
 _MOST_LABELS = 40
+_MOST_ENDS = 6
+"""Curves that are named at their ends, as in the page."""
 
 
 def draw(figure: Figure, file: Path) -> None:
     """One picture."""
-    canvas = optional("matplotlib.figure", "plot").Figure(figsize=_size(figure), layout="constrained", dpi=110)
+    canvas = optional("matplotlib.figure", "plot").Figure(figsize=_size(figure), dpi=110)
     axes = canvas.add_subplot()
     if isinstance(figure, Lines):
         _lines(figure, axes)
@@ -25,14 +32,13 @@ def draw(figure: Figure, file: Path) -> None:
         _heat(figure, axes, canvas)
     else:
         _bars(figure, axes)
-    axes.set_title(figure.title, loc="left", fontsize=11, fontweight="bold")
-    canvas.savefig(file)
+    axes.set_title("\n".join(wrap(figure.title, 70)), loc="left", fontsize=11, fontweight="bold")
+    canvas.savefig(file, bbox_inches="tight", pad_inches=0.12)  # the picture grows around its words: none is cut, no axes shrink
 
 
 def _size(figure: Figure) -> tuple[float, float]:
     if isinstance(figure, Lines):
-        longest = max((len(series.name) for series in figure.series), default=0)
-        return max(8.0, 5.5 + 0.065 * longest), max(4.5, 1 + 0.2 * len(figure.series))  # the legend stands beside the axes
+        return 7.0, 4.5 if _named_at_ends(figure) else max(4.5, 0.19 * len(figure.series))  # a legend stands beside the axes
     rows = len(figure.rows)
     columns = len(figure.columns) if isinstance(figure, Heat) else 0
     return max(7.0, min(14.0, 2.5 + 0.35 * columns)), max(2.5, min(14.0, 1.6 + (0.3 if rows <= _MOST_LABELS else 0.12) * rows))
@@ -60,13 +66,52 @@ def _lines(figure: Lines, axes: Any) -> None:
             low, high = ([value + sign * error for value, error in zip(y, errors, strict=True)] for sign in (-1, 1))
             axes.fill_between(x, low, high, color=style["color"], alpha=0.12, linewidth=0)
     for name, value in figure.references:
-        axes.axhline(value, color="#5a5f66", linestyle=":", label=name)
+        axes.axhline(value, color=_GREY, linestyle=":", label=name)
     _axis(axes.xaxis, axes.set_xscale, figure.x)
     _axis(axes.yaxis, axes.set_yscale, figure.y)
     axes.grid(axis="y", color="#e3e6ea")
     axes.spines[["top", "right"]].set_visible(False)
-    if figure.series:
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    if _named_at_ends(figure):
+        _name_ends(figure, axes)
+    elif figure.series:
+        axes.legend(**_BESIDE, labelcolor="linecolor")
+
+
+def _named_at_ends(figure: Lines) -> bool:
+    """Are curves few enough to be named where they end?"""
+    return len(figure.series) + len(figure.references) <= _MOST_ENDS
+
+
+def _name_ends(figure: Lines, axes: Any) -> None:
+    """Every curve's name beside its end, in its colour; names that would touch make room for each other."""
+    ends = [(s.points[-1].x, s.points[-1].y, s.name, _HUES[s.hue % len(_HUES)]) for s in figure.series if s.points]
+    right = axes.get_xlim()[1]
+    ends += [(right, value, name, _GREY) for name, value in figure.references]
+    places = [axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1] for x, y, *_ in ends]
+    for (x, y, name, colour), place in zip(ends, _spaced(places), strict=True):
+        axes.annotate(
+            name,
+            (x, y),
+            (1.07, place),
+            textcoords=axes.transAxes,
+            color=colour,
+            fontsize=8,
+            fontweight="bold",
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "alpha": 0.45, "relpos": (0, 0.5), "shrinkA": 1},
+        )
+
+
+def _spaced(places: Sequence[float], least: float = 0.045) -> list[float]:
+    """The places, moved as little as it takes to lie `least` apart, and between 0 and 1 as far as they fit."""
+    order = sorted(range(len(places)), key=places.__getitem__)
+    moved = [min(max(places[index], 0.0), 1.0) for index in order]
+    for index in range(1, len(moved)):
+        moved[index] = max(moved[index], moved[index - 1] + least)
+    for index in reversed(range(len(moved))):
+        moved[index] = min(moved[index], 1.0 - least * (len(moved) - 1 - index))
+    return [moved[order.index(index)] for index in range(len(places))]
 
 
 def _heat(figure: Heat, axes: Any, canvas: Any) -> None:
@@ -108,13 +153,20 @@ def _bars(figure: Bars, axes: Any) -> None:
     _axis(axes.xaxis, axes.set_xscale, figure.x)
     axes.spines[["top", "right"]].set_visible(False)
     if len(figure.parts) > 1:
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(**_BESIDE)
 
 
 def _axis(axis: Any, set_scale: Any, described: Axis) -> None:
     set_scale(described.scale)
     axis.set_label_text(described.title)
-    if described.format != "number":
+    ticker = optional("matplotlib.ticker", "plot")
+    if described.scale == "log":
+        low, high = axis.get_view_interval()
+        marks = next((marks for most, marks in ((30, (1, 2, 3, 5, 7)), (1000, (1, 2, 5))) if high <= most * low), (1,))
+        axis.set_major_locator(ticker.LogLocator(subs=marks))
+        axis.set_minor_formatter(ticker.NullFormatter())
+    elif described.format == "integer":
+        axis.set_major_locator(ticker.MaxNLocator(integer=True))
+    axis.set_tick_params(which="both", labelsize=8)
+    if described.format != "number" or described.scale == "log":
         axis.set_major_formatter(lambda value, _: text(value, described.format))
-        axis.set_minor_formatter(lambda value, _: text(value, described.format) if described.format == "percent" else "")
-        axis.set_tick_params(which="both", labelsize=8)

@@ -16,11 +16,14 @@ from fedrts import methods, schema
 from fedrts.comparison.record import FILE as COMPARISON
 from fedrts.config import Experiment, flat
 from fedrts.errors import InputError
+from fedrts.files import require_plain
 from fedrts.folder import RunFolder
 
 Line = dict[str, Any]
 
-_DEFAULTS = {key: value for key, value in flat(Experiment().model_dump(mode="json")).items() if "." in key and value is not None}
+_DEFAULTS = {
+    key: value for key, value in flat(Experiment().model_dump(mode="json")).items() if ("." in key or key == "tags") and value is not None
+}
 """Of the keys that an earlier version did not know and so did not write."""
 
 
@@ -116,7 +119,7 @@ def read(path: Path) -> Run:
     schema.check(schema.Fairness | None, fairness, "fairness.json")
     dense = _is_dense(settings["method"], summary)
     keys = {**_DEFAULTS, **flat(settings), "density": 1.0 if dense else settings["density"]}
-    return Run(str(path), keys, versions, dense, history, topology, clients or [], summary, fairness, _links(path / "masks.safetensors"))
+    return Run(str(path), keys, versions, dense, history, topology, clients or [], summary, fairness, _links(folder))
 
 
 def _is_dense(method: str, summary: Mapping[str, Any] | None) -> bool:
@@ -127,16 +130,19 @@ def _is_dense(method: str, summary: Mapping[str, Any] | None) -> bool:
 
 
 def _json(file: Path) -> Any:
+    require_plain(file)
     try:
         return json.loads(file.read_bytes()) if file.exists() else None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file.name} is damaged: {error}") from error
 
 
-def _links(file: Path) -> dict[str, int]:
-    """Sizes of the masks; only the file's header is read."""
+def _links(folder: RunFolder) -> dict[str, int]:
+    """Sizes of the masks."""
+    file = folder.path / "masks.safetensors"
     if not file.exists():
         return {}
+    folder.checked(file.name)
     try:
         with safe_open(file, "numpy") as masks:
             return {name: math.prod(masks.get_slice(name).get_shape()) for name in masks.keys()}  # noqa: SIM118

@@ -62,14 +62,14 @@ def grouped(runs: Sequence[Run]) -> tuple[list[Problem], list[str]]:
     first: dict[str, Run] = {}
     repeats = []
     for run in runs:
-        key = _text({**_compared(run), "seed": run.seed, "finished": run.finished, "problem": _problem(run)})
+        key = _text({**_compared(run), "seed": run.seed, "finished": run.finished, "problem": _problem(run), "data": _given(run, "data")})
         if first.setdefault(key, run) is not run:
             repeats.append(f"{run.path}: left out, it repeats {first[key].path} (same setting and seed)")
     by_problem: dict[str, list[Run]] = {}
     for run in first.values():
         by_problem.setdefault(_text({"problem": _problem(run)}), []).append(run)
     problems: list[Problem] = []
-    for number, members in enumerate(by_problem.values()):
+    for number, members in enumerate(part for together in by_problem.values() for part in _by_data(together)):
         data, model = (short(str(members[0].settings[key])) for key in ("data", "model"))
         slug = re.sub(r"[^a-z0-9]+", "-", f"{data}-{model}".lower()).strip("-")
         taken = any(problem.id == slug for problem in problems)
@@ -79,7 +79,10 @@ def grouped(runs: Sequence[Run]) -> tuple[list[Problem], list[str]]:
 
 
 def _problem(run: Run) -> list[Any]:
-    """What is learned by which model. Those of a script have no names: data go by their samples and labels, models by their layers."""
+    """What is learned by which model.
+
+    Those of a script have no names: data go by their samples and labels, models by their layers, and both by what their run says.
+    """
     data, model = run.settings["data"], run.settings["model"]
     labels = [sum(counts) for counts in zip(*(client.get("labels") or [] for client in run.clients), strict=True)]
     return [
@@ -87,14 +90,33 @@ def _problem(run: Run) -> list[Any]:
         model,
         [sum(client["samples"] for client in run.clients), labels] if data == CUSTOM else None,
         run.links if model == CUSTOM else None,
+        [_given(run, "model"), _given(run, "task")],
     ]
+
+
+def _given(run: Run, what: str) -> str | None:
+    """What was given in Python, as a finished run says."""
+    found: str | None = (run.summary or {}).get("given", {}).get(what)
+    return found
+
+
+def _by_data(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs of one problem, apart where a setting and seed was played on several data: others may have drawn theirs by the seed."""
+    places = [_text({**_compared(run), "seed": run.seed, "finished": run.finished}) for run in runs]
+    if len(set(places)) == len(runs):
+        return [list(runs)]
+    parts: dict[str | None, list[Run]] = {}
+    for run in runs:
+        parts.setdefault(_given(run, "data"), []).append(run)
+    return list(parts.values())
 
 
 def _told_apart(run: Run) -> list[str]:
     """Words for a title where names say nothing."""
     samples = [f"{sum(client['samples'] for client in run.clients):,} samples"] if run.settings["data"] == CUSTOM else []
     links = [f"{sum(run.links.values()):,} links"] if run.settings["model"] == CUSTOM and run.links else []
-    return samples + links
+    task = _given(run, "task")
+    return samples + links + ([task.partition(" #")[0]] if task else [])
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -135,6 +157,8 @@ def shown(value: object) -> str:
     """A setting's value for people."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+        return ", ".join(value) or "–"
     return text_of(value)
 
 
@@ -173,6 +197,9 @@ def _named(run: Run, keys: Iterable[str]) -> str:
     words = []
     for key in keys:
         if key not in values or (key == "density" and run.dense):
+            continue
+        if key == "tags":
+            words += [f"#{tag}" for tag in values[key]]
             continue
         value = shown(values[key])
         words.append(short(value) if key == "method" else f"d={value}" if key == "density" else f"{key.rpartition('.')[2]}={value}")

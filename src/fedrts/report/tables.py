@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from fedrts.comparison.target import Point, cost_to_target
-from fedrts.report.model import Cell, Column, Mean, Table
+from fedrts.report.model import Cell, Column, Folder, Mean, Table
 from fedrts.report.people import class_values, client_values
 from fedrts.report.quantities import ACCURACY, Metric, last_ten, mean, over, spread, worst_decile
 from fedrts.report.read import Run
@@ -160,10 +160,12 @@ def configuration(problem: Problem) -> list[Table]:
 
 def runs(problem: Problem) -> Table:
     """Every run folder."""
+    tagged = any(run.settings.get("tags") for run in problem.runs)
     columns = [
-        Column("folder"),
+        Column("folder", "text", "its name, linked"),
         Column("setting"),
         Column("seed", "integer"),
+        *([Column("tags", "text", "the run's own words, `tags` of the experiment")] if tagged else []),
         Column("state"),
         Column("accuracy", "percent", "mean of the last ten rounds so far"),
         Column("rejected", "integer", "replies that did not count, drop-outs and late ones aside"),
@@ -177,7 +179,19 @@ def runs(problem: Problem) -> Table:
             reasons = [entry["reason"] for line in run.history for entry in line["rejected"]]
             excused = sum(reason in EXCUSED for reason in reasons)
             version = ", ".join(str(run.versions[name]) for name in ("fedrts", "torch") if name in run.versions)
-            rows.append([run.path, setting.label, run.seed, state, last_ten(run, ACCURACY.key), len(reasons) - excused, excused, version])
+            rows.append(
+                [
+                    Folder(run.path),
+                    setting.label,
+                    run.seed,
+                    *([shown(run.settings["tags"])] if tagged else []),
+                    state,
+                    last_ten(run, ACCURACY.key),
+                    len(reasons) - excused,
+                    excused,
+                    version,
+                ]
+            )
     return Table(f"{problem.id}-runs", "Runs", "One line a run folder.", columns, rows, folded=len(rows) > _FOLDED)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from fedrts.report.format import cell
-from fedrts.report.model import Bars, Cell, Figure, Heat, Mean, Report, Table
+from fedrts.report.model import Bars, Cell, Figure, Folder, Heat, Mean, Report, Table
+from fedrts.spreadsheet import csv_text
 
 FILES = "report"
 """The folder beside report.html with pictures and CSV files."""
@@ -23,7 +22,7 @@ def table_csv(table: Table) -> str:
         for name in ([column.title, f"{column.title} ±"] if more else [column.title])
     ]
     rows = [[part for value, more in zip(row, with_error, strict=True) for part in _plain(value, more)] for row in table.rows]
-    return _csv([head, *rows])
+    return csv_text([head, *rows])
 
 
 def figure_csv(figure: Figure) -> str:
@@ -35,18 +34,18 @@ def figure_csv(figure: Figure) -> str:
             for name, row in zip(figure.rows, figure.values, strict=True)
             for column, value in zip(figure.columns, row, strict=True)
         ]
-        return _csv([[figure.y.title, figure.x.title, figure.what], *lines])
+        return csv_text([[figure.y.title, figure.x.title, figure.what], *lines])
     if isinstance(figure, Bars):
         head, rows = ["row", "part", figure.x.title], zip(figure.rows, *(values for _, values in figure.parts), strict=True)
         names = [name for name, _ in figure.parts]
-        return _csv([head, *([row, name, value] for row, *values in rows for name, value in zip(names, values, strict=True))])
+        return csv_text([head, *([row, name, value] for row, *values in rows for name, value in zip(names, values, strict=True))])
     lines = [[series.name, point.x, point.y, point.error, point.runs] for series in figure.series for point in series.points]
     lines += [[name, None, value, None, None] for name, value in figure.references]
-    return _csv([["series", figure.x.title, figure.y.title, "standard error", "runs"], *lines])
+    return csv_text([["series", figure.x.title, figure.y.title, "standard error", "runs"], *lines])
 
 
-def markdown(report: Report, pictures: bool) -> str:
-    """The whole report; `pictures`: with links to the PNG files."""
+def markdown(report: Report, pictures: bool, folder: Path = Path()) -> str:
+    """The whole report, of a file in `folder`; `pictures`: with links to the PNG files."""
     lines = [f"# {_escaped(report.title)}", "", report.text, "", "## Failures", ""]
     lines += [f"- {_escaped(line)}" for line in report.problems] or [
         "None: every run is finished, no reply was rejected, nothing was left out."
@@ -57,18 +56,24 @@ def markdown(report: Report, pictures: bool) -> str:
             lines += ["", f"### {section.title}", *(["", section.text] if section.text else [])]
             for item in section.items:
                 lines += ["", f"#### {_escaped(item.title)}", "", _escaped(item.caption), ""]
-                lines += table_lines(item) if isinstance(item, Table) else _figure_lines(item, pictures)
+                lines += table_lines(item, folder) if isinstance(item, Table) else _figure_lines(item, pictures)
     return "\n".join(lines) + "\n"
 
 
-def table_lines(table: Table) -> list[str]:
+def table_lines(table: Table, folder: Path = Path()) -> list[str]:
     """A Markdown table, and what its columns mean."""
     sides = ["---" if column.format == "text" else "---:" for column in table.columns]
     rows = [[column.title for column in table.columns], sides]
-    rows += [[cell(value, column.format) for value, column in zip(row, table.columns, strict=True)] for row in table.rows]
     notes = [f"*{column.title}*: {column.note}" for column in table.columns if column.note]
     drawn = ["| " + " | ".join(entry if entry in sides else _escaped(entry) for entry in row) + " |" for row in rows]
+    for row in table.rows:
+        cells = [_linked(value, cell(value, column.format), folder) for value, column in zip(row, table.columns, strict=True)]
+        drawn.append("| " + " | ".join(cells) + " |")
     return [*drawn, *(["", "; ".join(notes) + "."] if notes else [])]
+
+
+def _linked(value: Cell | Mean, words: str, folder: Path) -> str:
+    return f"[{_escaped(words)}]({value.beside(folder)})" if isinstance(value, Folder) else _escaped(words)
 
 
 def _figure_lines(figure: Figure, pictures: bool) -> list[str]:
@@ -80,12 +85,6 @@ def _plain(value: Cell | Mean, with_error: bool) -> list[Cell]:
     if isinstance(value, Mean):
         return [value.value, value.error]
     return [value, None] if with_error else [value]
-
-
-def _csv(rows: Iterable[Sequence[Cell]]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(rows)
-    return buffer.getvalue()
 
 
 def _escaped(words: str) -> str:

@@ -74,6 +74,8 @@ class Document:
         for metric in self.preset.metrics:
             means = self._means(outcome, metric) if outcome.compared.has(metric) else "No run has a value of it."
             blocks += [f"{METRICS[metric][0].upper()}{METRICS[metric][1:]} (`{metric}`):", means]
+        if self.preset.ratio_to is not None:
+            blocks += [f"Bytes of an outer round, relative to {self.preset.ratio_to}'s, in the paper's accounting:", self._ratios(outcome)]
         if self.preset.costs:
             blocks += ["One client in an outer round, in the paper's accounting:", self._costs(outcome)]
         if self.preset.target is not None:
@@ -99,6 +101,18 @@ class Document:
             return "" if found is None else f" (published {results.text(found)})"
 
         return means_table(results, len(self.scale.seeds), beside)
+
+    def _ratios(self, outcome: Outcome) -> str:
+        """`paper_comm_mb` of every method and column over that of the preset's `ratio_to`."""
+        assert outcome.compared is not None
+        results = outcome.compared.results("paper_comm_mb")
+        ratios = {}
+        for (method, column), values in results.values.items():
+            reference = self._in_the_place_of(str(self.preset.ratio_to), results, column)
+            shared = {seed: value / reference[seed] for seed, value in values.items() if seed in reference}
+            if shared:
+                ratios[method, column] = shared
+        return means_table(Results("comm_ratio", results.axes, ratios), len(self.scale.seeds))
 
     # -- costs on paper ---------------------------------------------------------------------------------------------
 
@@ -146,9 +160,13 @@ class Document:
 
     def _goals(self, results: Results, column: Column) -> Mapping[int, float]:
         """By seed, the target's accuracy in the place of a column."""
-        densities = [other[-1] for method, other in results.values if method == self.preset.target and other[:-1] == column[:-1]]
+        return self._in_the_place_of(str(self.preset.target), results, column)
+
+    def _in_the_place_of(self, method: str, results: Results, column: Column) -> Mapping[int, float]:
+        """By seed, what a method has at a column's density, else at its highest."""
+        densities = [other[-1] for name, other in results.values if name == method and other[:-1] == column[:-1]]
         density = column[-1] if column[-1] in densities else max(densities, default=None)
-        return results.values.get((str(self.preset.target), (*column[:-1], density)), {})
+        return results.values.get((method, (*column[:-1], density)), {})
 
     def _reached(self, outcome: Outcome, points: Sequence[Point], seeds: int, **where: Any) -> list[str]:
         if not points:

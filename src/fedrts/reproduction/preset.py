@@ -15,6 +15,7 @@ from fedrts.comparison.grid import Grid, check_method
 from fedrts.comparison.table import check_metric, key_of
 from fedrts.config import Table
 from fedrts.errors import InputError, nearest
+from fedrts.files import require_plain
 
 ScaleName = Literal["paper", "small"]
 PUBLISHED = ("megabytes", "flops", "memory", "gigabytes")
@@ -38,12 +39,14 @@ class Scale(Table):
     seeds: list[int]
     grid: dict[str, list[Any]] = Field(default_factory=dict, description="other keys and their values")
     experiment: dict[str, Any] = Field(default_factory=dict, description="settings of all parts")
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="method_options of single methods, by name")
     costs_of: dict[str, Any] = Field(default_factory=dict, description="settings of the costs on paper, where they are others")
     parts: list[Part]
 
     def grid_of(self, settings: Mapping[str, Any]) -> Grid:
         """The grid of a part that has these settings."""
-        return Grid(config.merged(self.experiment, settings), self.methods, self.densities, self.seeds, self.grid)
+        base = config.merged(self.experiment, settings)
+        return Grid(base, self.methods, self.densities, self.seeds, self.grid, options=self.options)
 
 
 class Preset(Table):
@@ -54,6 +57,7 @@ class Preset(Table):
     x: str = Field("density", description="of lines: density, or a key of the grid")
     metrics: list[str] = Field(min_length=1, description="keys of summary.json, a table each")
     target: str | None = Field(None, description="method whose accuracy is to be reached, for a table of costs until then")
+    ratio_to: str | None = Field(None, description="method to whose traffic of an outer round that of the others is related")
     costs: bool = Field(False, description="with a table of costs on paper")
     claims: list[str] = Field(default_factory=list, description="what the paper says")
     remark: str = ""
@@ -80,6 +84,7 @@ def names() -> list[str]:
 def text(name: str) -> str:
     """A preset of the package as it is written, or a file of one's own."""
     if name.endswith(".toml"):
+        require_plain(name)
         try:
             return Path(name).read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
@@ -97,8 +102,10 @@ def parsed(content: str, name: str) -> Preset:
             check_metric(metric)
         for scale in (preset.paper, preset.small):
             _check_parts([part.name for part in scale.parts])
-            if preset.target is not None:
-                check_method(preset.target, scale.methods, "target")
+            for key, named in (("target", [preset.target]), ("ratio_to", [preset.ratio_to]), ("options", scale.options)):
+                for method in named:
+                    if method is not None:
+                        check_method(method, scale.methods, key)
             if preset.figure == "lines" and preset.x not in ("density", *scale.grid):
                 raise InputError(f"x = '{preset.x}' is neither density nor a key of the grid")
             if preset.figure == "lines" and not all(_is_number(value) for value in scale.grid.get(preset.x, [])):

@@ -18,14 +18,25 @@ class Schedule:
     adjust: float = 0.4
     """α_adj."""
     first_outer: int = 0
+    outer_at_end: bool = False
+    """T_end may be an outer round too, the last one."""
 
     def is_outer(self, t: int) -> bool:
-        return t % self.interval == 0 and self.first_outer <= t < self.end
+        return t % self.interval == 0 and self.first_outer <= t < self._stop
+
+    def is_frozen(self, t: int) -> bool:
+        """Has the topology changed for the last time before round t?"""
+        return t >= self.end and not self.is_outer(t)
 
     def outers_before(self, t: int) -> int:
         """How many outer rounds there are before round t."""
         first = -(-self.first_outer // self.interval)
-        return max(0, -(-min(t, self.end) // self.interval) - first)
+        return max(0, -(-min(t, self._stop) // self.interval) - first)
+
+    @property
+    def _stop(self) -> int:
+        """The first round that can no longer be outer."""
+        return self.end + self.outer_at_end
 
     def fraction(self, t: int) -> float:
         """f(t) = α_adj/2 · (1 + cos(πt/T_end)) before T_end, 0 from then on (the cosine would rise again)."""

@@ -54,7 +54,9 @@ def join_planes(planes: Bits, dtype: np.dtype[Any]) -> Integers:
     """The integers `[m]` of `planes [width, m]`, which `dtype` must hold: inverse of `split_planes`."""
     integers: Integers = np.zeros(planes.shape[1], dtype)
     for place, plane in enumerate(planes):
-        integers |= plane.astype(dtype) << place
+        shifted = plane.astype(dtype)
+        shifted <<= place
+        integers |= shifted
     return integers
 
 
@@ -110,8 +112,8 @@ class Reader:
         return bits[:number]
 
     def integers(self, number: int, width: int) -> Integers:
-        """The next `number` integers of `width` bits each: inverse of `pack_integers`."""
-        return join_planes(self.bits(number * width).reshape(width, number), np.dtype(np.int64))
+        """The next `number` integers of `width` bits each, in the narrowest type that holds them: inverse of `pack_integers`."""
+        return join_planes(self.bits(number * width).reshape(width, number), np.min_scalar_type((1 << width) - 1))
 
     def tensor(self, number: int, dtype: torch.dtype) -> Tensor:
         """The next `number` values of a type, as a tensor of its own."""

@@ -243,10 +243,20 @@ def _decode_rows(reader: Reader, grid: _Grid) -> Bits:
     if lengths.sum() != count:
         raise WireError("the rows do not add up to the count")
     columns = reader.integers(count, _width(grid.columns))
-    positions = np.repeat(np.arange(grid.rows) * grid.columns, lengths) + columns
-    if np.any(columns >= grid.columns) or np.any(positions[1:] <= positions[:-1]):
-        raise WireError("columns out of range or not ascending")
-    return _bits_at(positions, grid.links)
+    if np.any(columns >= grid.columns):
+        raise WireError("columns out of range")
+    bits = np.zeros(grid.links, np.bool_)
+    type_ = np.min_scalar_type(grid.links)
+    done = 0
+    for start in range(0, grid.rows, _BLOCK):
+        held = lengths[start : start + _BLOCK]
+        positions = np.repeat(np.arange(start, start + len(held), dtype=type_) * type_.type(grid.columns), held)
+        positions += columns[done : done + len(positions)]
+        if np.any(positions[1:] <= positions[:-1]):
+            raise WireError("columns are not ascending")
+        bits[positions] = True
+        done += len(positions)
+    return bits
 
 
 def _encode_columns(links: _Links) -> bytes:
@@ -293,10 +303,10 @@ def _rice(gaps: Integers) -> tuple[int, int]:
     What the next k saves of the zeros, Σ ⌈⌊g / 2^k⌋ / 2⌉, never grows with k: the first k whose successor saves no
     more than the bit that it adds to each gap is the best.
     """
-    k, zeros = 0, int(gaps.sum())
+    k, zeros, halved = 0, int(gaps.sum()), gaps.copy()
     while True:
-        gaps = gaps >> 1
-        fewer = int(gaps.sum())
+        halved >>= 1
+        fewer = int(halved.sum())
         if zeros - fewer <= len(gaps):
             return k, zeros + len(gaps) * (k + 1)
         k, zeros = k + 1, fewer
@@ -327,8 +337,11 @@ def _decode_gap(reader: Reader, grid: _Grid) -> Bits:
     quotients = _gaps(stream[listed * k :])
     if len(quotients) != listed:
         raise WireError(f"{len(quotients)} gaps instead of {listed}")
-    gaps = quotients.astype(np.min_scalar_type((int(quotients.max(initial=0)) + 1 << k) - 1)) << k
-    gaps |= join_planes(stream[: listed * k].reshape(k, listed), gaps.dtype)
+    gaps = quotients.astype(np.min_scalar_type((int(quotients.max(initial=0)) + 1 << k) - 1), copy=False)
+    if k:
+        gaps <<= k
+        gaps |= join_planes(stream[: listed * k].reshape(k, listed), gaps.dtype)
+    del stream, quotients
     best, length = _rice(gaps)
     if k != best or payload != bytes_of(length) or int(gaps.sum()) > unlisted:
         raise WireError("the gaps do not fit, or could be shorter")

@@ -104,3 +104,14 @@ def test_the_least_slope_by_hand():
     assert theorem.asymptotic_slope([0.9, 0.3, 0.7], 2) == pytest.approx(0.4 / kl)
     assert theorem.asymptotic_slope([0.5, 0.0], 1) == pytest.approx(0.5 / math.log(2))
     assert theorem.asymptotic_slope([0.5, 0.5], 1) == 0
+
+
+@pytest.mark.parametrize("reward", [total, any_success])
+def test_arrays_may_be_read_backwards(reward):
+    """A view with negative strides, which torch refuses, has the gaps of the same numbers in a list; and is left as it was."""
+    means = np.array([0.2, 0.5, 0.7, 0.4])
+    found, expected = theorem.gaps(means[::-1], 2, reward), theorem.gaps(means[::-1].tolist(), 2, reward)
+    assert found.marginal.tolist() == expected.marginal.tolist()
+    assert found.largest.tolist() == expected.largest.tolist()
+    assert found.widest == expected.widest
+    assert means.tolist() == [0.2, 0.5, 0.7, 0.4]

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,3 +57,9 @@ def test_gained_counts_new_links_only():
     before, after = (Mask(torch.tensor(bits, dtype=torch.bool), [4]) for bits in ([1, 1, 0, 0], [1, 0, 1, 0]))
     assert after.gained(before) == 1
     assert before.gained(before) == 0
+
+
+@pytest.mark.parametrize("bits", [torch.ones(5), torch.ones(4, dtype=torch.bool), torch.ones(1, 5, dtype=torch.bool)])
+def test_a_mask_is_a_vector_of_bits_over_all_layers(bits):
+    with pytest.raises(ValueError, match=r"a mask over layers of \[3, 2\] cannot be"):
+        Mask(bits, [3, 2])

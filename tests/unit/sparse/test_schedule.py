@@ -31,3 +31,17 @@ def test_quota_fits_into_every_layer(t, end, adjust, layers):
         assert 0 <= q <= active
         assert active + q <= size
         assert q == math.floor(fraction * active) or q == size - active
+
+
+@given(st.integers(1, 12), st.integers(1, 50), st.booleans())
+def test_an_outer_round_at_the_end_is_one_more(interval, end, late):
+    """t = ΔT·i ≤ T_end instead of < T_end; f is 0 there, and the topology rests afterwards."""
+    first = interval if late else 0
+    plain, last = (Schedule(interval, end, 0.4, first, outer_at_end=flag) for flag in (False, True))
+    expected = list(range(first, end + 1, interval))
+    assert [t for t in range(80) if last.is_outer(t)] == expected
+    assert [t for t in range(80) if plain.is_outer(t)] == [t for t in expected if t < end]
+    assert [last.outers_before(t) for t in range(80)] == [sum(other < t for other in expected) for t in range(80)]
+    assert [t for t in range(80) if not last.is_frozen(t)] == [*range(end), *([end] if end in expected else [])]
+    assert [t for t in range(80) if not plain.is_frozen(t)] == list(range(end))
+    assert last.quota(end, [5], [9]) == (0,)

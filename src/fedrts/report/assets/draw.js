@@ -25,11 +25,11 @@ const widthOf = (content, size = 12, weight = "") => {
   return measure.measureText(content).width;
 };
 /** Text of at most this width: the middle gives way, names of layers differ at their ends. */
-const cut = (content, width) => {
-  if (widthOf(content) <= width) return content;
+const cut = (content, width, weight = "") => {
+  if (widthOf(content, 12, weight) <= width) return content;
   for (let kept = content.length - 1; kept > 2; kept -= 1) {
     const shorter = `${content.slice(0, Math.floor(kept / 3))}…${content.slice(-Math.ceil((2 * kept) / 3))}`;
-    if (widthOf(shorter) <= width) return shorter;
+    if (widthOf(shorter, 12, weight) <= width) return shorter;
   }
   return "…";
 };
@@ -73,7 +73,7 @@ const drawLines = (figure, width, hidden) => {
   const root = make("svg", { viewBox: `0 0 ${width} ${height}`, width, height });
   const points = shown.flatMap((s) => s.points);
   const named = shown.length <= 6 && width >= 380;
-  const room = named ? Math.min(width * 0.28, Math.max(0, ...shown.map((s) => widthOf(s.name, 12, "600"))) + 14) : 10;
+  const room = named ? Math.min(width * 0.36, Math.max(0, ...shown.map((s) => widthOf(s.name, 12, "600"))) + 14) : 10;
   const ys = points.flatMap(([, y, e]) => [y - (e || 0), y + (e || 0)]).concat(figure.references.map(([, y]) => y));
   const probe = scale({ ...figure.y, padded: true }, ys.length ? ys : [0, 1], 1, 0, 5);
   const left = Math.max(...probe.marks.map((v) => widthOf(tick(v, figure.y.format, probe.step)))) + 12;
@@ -115,10 +115,13 @@ const drawLines = (figure, width, hidden) => {
     }));
   });
   if (named) {
-    const ends = shown.map((s, i) => ({ name: s.name, y: grid[i].at(-1).y, x: grid[i].at(-1).x, hue: s.hue })).sort((a, b) => a.y - b.y);
+    const ends = shown.map((s, i) => ({ name: s.name, y: grid[i].at(-1).y, x: grid[i].at(-1).x, hue: s.hue, at: grid[i].at(-1).y })).sort((a, b) => a.y - b.y);
     for (let i = 1; i < ends.length; i += 1) ends[i].y = Math.max(ends[i].y, ends[i - 1].y + 14);
     const over = ends.length ? Math.max(0, ends.at(-1).y - box.bottom) : 0;
-    for (const end of ends) make("text", { class: "name", x: box.right + 8, y: end.y - over + 4 }, root, cut(end.name, room - 8));
+    for (const end of ends) {
+      make("path", { class: "leader", style: hue(end.hue), d: `M${end.x + 5},${end.at}L${box.right + 6},${end.y - over}` }, root);
+      make("text", { class: "name", style: hue(end.hue), x: box.right + 8, y: end.y - over + 4 }, root, cut(end.name, room - 8, "600"));
+    }
   }
   return { root, grid, groups };
 };

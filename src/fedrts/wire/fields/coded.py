@@ -21,9 +21,12 @@ def write_positions(bits: Bits, shape: Sequence[int]) -> bytes:
 
 
 def read_positions(reader: Reader, shape: Sequence[int], count: int | None = None) -> Bits:
-    """Inverse of `write_positions`; a `count` of true bits known from elsewhere is checked."""
+    """Inverse of `write_positions`; a `count` of true bits known from elsewhere is checked.
+
+    The smallest coding is never longer than a bitmap: this bounds the memory that decoding takes, whatever a sender chose.
+    """
     coding = reader.byte()
-    payload = reader.take(reader.varint(most=reader.left))
+    payload = reader.take(reader.varint(most=min(reader.left, bytes_of(math.prod(shape)))))
     return positions.decode(coding, payload.data, shape, count)
 
 

@@ -1,0 +1,70 @@
+"""Progress in a notebook: one line that changes in place."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+from fedrts.observe import Observer, Silent
+from fedrts.observe.progress import Progress
+
+if TYPE_CHECKING:
+    from fedrts.config import Experiment
+    from fedrts.rounds import Record
+
+_WIDTH = 100
+_BAR = 20
+_BETWEEN = 0.2
+"""Seconds from one change of the line to the next: every one is a message to the browser."""
+
+
+def in_notebook() -> bool:
+    """Does a kernel of Jupyter (or what is like it) run this?"""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+def default_observer() -> Observer:
+    """Who watches a run where nobody was named: a bar in a notebook, elsewhere nobody."""
+    return NotebookObserver() if in_notebook() else Silent()
+
+
+class NotebookObserver:
+    """Shows a run as a bar and a few words in a notebook's output."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        self.file = file or sys.stdout
+        self.progress = Progress()
+        self.length = 0
+        self.shown = 0.0
+
+    def started(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None:
+        self.progress.start(experiment, facts, first_round)
+        self._show()
+
+    def played(self, record: Record) -> None:
+        self.progress.play(record)
+        self._show(self.progress.done == self.progress.rounds)
+
+    def judging(self, done: int, total: int) -> None:
+        self.progress.judge(done, total)
+        self._show(done == total)
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        self.progress.finish()
+        self._show()
+
+    def stopped(self) -> None:
+        if self.length:
+            print(file=self.file, flush=True)
+            self.length = 0
+
+    def _show(self, at_once: bool = True) -> None:
+        now = self.progress.clock()
+        if not at_once and now - self.shown < _BETWEEN:
+            return
+        self.shown = now
+        full = int(_BAR * self.progress.share)
+        line = f"{'█' * full}{'░' * (_BAR - full)} {' · '.join(self.progress.fitting(_WIDTH - _BAR - 1))}"
+        print(f"\r{line:<{self.length}}", end="", file=self.file, flush=True)  # blanks over what was longer before
+        self.length = len(line)
