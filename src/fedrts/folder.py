@@ -135,8 +135,8 @@ class RunFolder:
                 lock(log, self.path, shared=True)
         except OSError:
             return False
-        except InputError:
-            return True
+        except InputError as error:
+            return isinstance(error.__cause__, BlockingIOError)
         return False
 
     def revised(self, experiment: Experiment, given: Collection[str]) -> dict[str, Any]:
