@@ -27,6 +27,8 @@ from sidebyside import agree, in_double, unequal
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported, as `connected` has it
 ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'fedrts[ray]'")
 
+pytestmark = pytest.mark.timeout(600)  # Ray starts processes that import torch, one after the other: on a busy machine that takes minutes
+
 TWO = choice.Settings(name="ray", kernel="vectorised", slots=2, workers=1, actors=2, cpus=0.5)
 
 
@@ -181,7 +183,7 @@ def test_an_interrupted_run_leaves_no_process_and_resumes_to_the_same_bits(tmp_p
         time.sleep(0.01)
         assert cut.poll() is None
     cut.send_signal(how)
-    _, said = cut.communicate(timeout=60)
+    _, said = cut.communicate(timeout=300)
     assert (cut.returncode, "fedrts resume" in said) == (130, True), said
     assert not [name for name in _processes() if f"--out {tmp_path}" in name or f"--raylet-pid={cut.pid}" in name]
     subprocess.run([*base, "resume", str(tmp_path / "cut"), "--quiet"], check=True)
