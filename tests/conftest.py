@@ -2,12 +2,16 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 import toys
+from fedrts.folder import RunFolder
+
+TREE = Path(__file__).resolve().parent.parent
 
 torch.set_num_threads(1)  # two test processes share two cores
 
@@ -27,3 +31,15 @@ settings.load_profile("fedrts")
 def toy():
     """Assemble a small run: `toy("fedrts", "cnn", rounds=5, …)`."""
     return toys.toy
+
+
+@pytest.fixture(autouse=True)
+def _no_run_folder_in_the_working_tree(monkeypatch):
+    """A test that runs something says where: a run without `out` would leave its folder here."""
+    create = RunFolder.create
+
+    def elsewhere(folder, experiment):
+        assert not folder.path.resolve().is_relative_to(TREE), f"a test writes {folder.path}: give it an out under tmp_path"
+        create(folder, experiment)
+
+    monkeypatch.setattr(RunFolder, "create", elsewhere)

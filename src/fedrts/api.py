@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fedrts import checkpoint, config
+from fedrts import checkpoint, config, rates
 from fedrts import rounds as loop
 from fedrts.aggregate import check_reducer
 from fedrts.assemble import Assembled, assemble, layout_of, put_together
@@ -23,7 +23,7 @@ from fedrts.config import Experiment
 from fedrts.data.own import federate
 from fedrts.data.partition import SITES
 from fedrts.engines import choice, ray
-from fedrts.errors import InputError, optional
+from fedrts.errors import InputError, note, optional
 from fedrts.fairness import judged
 from fedrts.folder import RunFolder, Trust, check_finite, check_saved, check_versions, resume_command
 from fedrts.ledger import Ledger
@@ -85,6 +85,8 @@ def run(
 
 def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None = None, door: Door | None = None) -> Result:
     """Run a resolved experiment in a new folder; over Flower with nodes that come to `door` (None: on this machine)."""
+    if resolved.topology.init_mask == "given" and resolved.init is None:
+        raise InputError("topology.init_mask = 'given' needs weights to start from: name their file with --init")
     resolved = with_folder(resolved)
     folder = RunFolder(str(resolved.out))
     folder.create(resolved)
@@ -102,33 +104,59 @@ def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None 
 def resume(
     path: str | Path,
     *,
+    rounds: int | None = None,
     data_dir: str | Path | None = None,
     observer: Observer | None = None,
     door: Door | None = None,
     changes: Mapping[str, Any] | None = None,
     trust: Trust = False,
 ) -> Result:
-    """Continue an interrupted run to exactly the result it would have had. A finished one is only loaded.
+    """Continue an interrupted run to exactly the result it would have had. A finished one is only loaded, or goes on for more `rounds`.
 
+    In rounds that were not planned the topology stays as it is from `topology.end` on, and a falling learning rate at its last value.
     `changes` are settings that may be others than those of the run's file, such as `{"engine": {"wait": 60}}`. Code that the folder
     names by import path runs only if you `trust` it: True, or a list of paths; what `changes` name is your own.
     """
     folder = RunFolder(path)
     with folder.trusted(trust, changes or {}):
-        return _resume(folder, data_dir, observer or default_observer(), door, changes or {})
+        more = {} if rounds is None else _prolonged(folder, _planned(folder), rounds)
+        return _resume(folder, data_dir, observer or default_observer(), door, config.merged(changes or {}, more), bool(more))
 
 
-def _resume(folder: RunFolder, data_dir: str | Path | None, observer: Observer, door: Door | None, changes: Mapping[str, Any]) -> Result:
+def _planned(folder: RunFolder) -> Experiment:
+    return config.validated(Experiment, config.from_file(folder.experiment_file()))
+
+
+def _prolonged(folder: RunFolder, planned: Experiment, rounds: int) -> dict[str, Any]:
+    """The settings with which a run goes on for more rounds than were planned; none if they are as many."""
+    config.validated(Experiment, {"rounds": rounds})
+    if rounds < planned.rounds:
+        raise InputError(f"rounds = {rounds}: the run in {folder.path} has {planned.rounds}; more can be played, not fewer")
+    if rounds == planned.rounds:
+        return {}
+    train, horizon = planned.train, planned.train.schedule_rounds or planned.rounds
+    last = train.lr * rates.share(train.schedule, horizon, horizon, train.lr_end)
+    rate = f"the learning rate {'is' if train.schedule == 'constant' else 'stays at'} {last:g}"
+    note(f"{rounds} rounds instead of {planned.rounds}: the topology is fixed from round {planned.end} on, as planned; {rate}")
+    return {"rounds": rounds, "train": {"schedule_rounds": horizon}, "topology": {"end": planned.end}}
+
+
+def _resume(
+    folder: RunFolder, data_dir: str | Path | None, observer: Observer, door: Door | None, changes: Mapping[str, Any], prolonged: bool
+) -> Result:
     file = folder.experiment_file()
     folder.verify()
     resolved = config.resolve(config.from_file(file), changes, {"out": str(folder.path)})
     check_versions(tomllib.loads(file.read_text("utf-8-sig")).get("versions", {}))
     if resolved.model == config.CUSTOM:
         raise InputError(f"the run in {folder.path} trains a model given in Python: call fedrts.train(…, out=…, resume=True) again")
+    if resolved.clients.partition == SITES and door is None:
+        again = resume_command(folder.path, resolved.model_dump())
+        raise InputError(f"the run in {folder.path} trains at sites: continue it with `{again}` (or --insecure, as it began)")
     assembled = assemble(resolved, data_dir)
     if not folder.begun:  # its file may be another than that of the start
         check_uploads(assembled, assembled.method.begin(assembled.setup))
-    return _play(assembled, folder, observer, data_dir, door)
+    return _play(assembled, folder, observer, data_dir, door, prolonged)
 
 
 def train(
@@ -151,28 +179,41 @@ def train(
 
     `clients` and `test` are map-style datasets of (input, target); `loss(output, target)` is a batch's mean loss (default
     cross-entropy) and `correct(output, target)` the number of right answers in it; `task` replaces both. `prunable(name,
-    parameter)` replaces the rule of what may be pruned. Other keywords are those of `run` (`lr`, `epochs`, `topology={…}`).
-    With `out` a run folder is written; `resume=True` continues it after an interruption. The model is trained in place: to compare,
-    give every call one of its own.
+    parameter)` replaces the rule of what may be pruned. Other keywords are those of `run` (`lr`, `epochs`, `dropout`,
+    `topology={…}`).
+    With `out` a run folder is written; `resume=True` continues it after an interruption, or for more `rounds`. The model is trained in
+    place: to compare, give every call one of its own.
     """
     clients = list(clients)
     if not clients:
         raise InputError("clients is empty: give one dataset per client")
     if not isinstance(model, nn.Module):
         raise InputError(f"model is {model!r}: give a torch.nn.Module (models by name are for fedrts.run)")
+    if keywords.get("data", config.CUSTOM) != config.CUSTOM:
+        raise InputError(f"data = {keywords['data']!r} is for fedrts.run: fedrts.train trains on the datasets in `clients`; leave it out")
+    if task is not None and (loss or correct) is not None:
+        raise InputError("task brings its own loss and metrics: give either a task, or loss and correct")
     chosen, options = config.from_method(method, keywords)
     given = config.from_keywords({**keywords, "rounds": rounds, **chosen})
     federation = {"total": len(clients), "per_round": min(10, len(clients)), "min_size": 1}
-    base = {"data": config.CUSTOM, "model": config.CUSTOM, "clients": federation, "out": str(out) if out else None}
+    base: dict[str, Any] = {"data": config.CUSTOM, "model": config.CUSTOM, "clients": federation, "out": str(out) if out else None}
+    folder = RunFolder(out) if out else None
+    begun = folder is not None and resume and (folder.path / "experiment.toml").exists()
+    more: dict[str, Any] = {}
+    if folder is not None and begun:  # what was decided stays: the model may show another mask by now, and more rounds may be asked for
+        planned = _planned(folder)
+        base["topology"] = {"init_mask": planned.topology.init_mask, "end": planned.end}
+        base["train"] = {"schedule_rounds": planned.train.schedule_rounds}
+        more = _prolonged(folder, planned, rounds)
+        base = config.merged(base, more)
     resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
     held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
     assembled = put_together(resolved, model, held, rows, prunable, try_task=True, noise=Repeatable)
     check_uploads(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
     _check_engine(assembled)
-    folder = RunFolder(out) if out else None
-    if folder is not None and not (resume and (folder.path / "experiment.toml").exists()):
+    if folder is not None and not begun:
         folder.create(assembled.experiment)
-    return _play(assembled, folder, observer or default_observer())
+    return _play(assembled, folder, observer or default_observer(), prolonged=bool(more))
 
 
 def load(
@@ -239,13 +280,22 @@ def check_uploads(run: Assembled, state: State) -> None:
 
 
 def _play(
-    run: Assembled, folder: RunFolder | None, observer: Observer, data_dir: str | Path | None = None, door: Door | None = None
+    run: Assembled,
+    folder: RunFolder | None,
+    observer: Observer,
+    data_dir: str | Path | None = None,
+    door: Door | None = None,
+    prolonged: bool = False,
 ) -> Result:
     if folder is None:
         with _engaged(run, None, data_dir, door) as run:
             return _play_rounds(run, None, None, observer)
     with folder.writing(), _engaged(run, folder.path, data_dir, door) as run:
         saved = folder.load(run.experiment, run.identity, run.experiment.device, lambda: _begun(run))
+        if prolonged:
+            if saved is None and folder.begun:
+                raise InputError(f"{folder.path} has no checkpoint to go on from: start a new run from its model.safetensors, with --init")
+            folder.prolong(run.experiment)
         folder.rewind(saved)
         return _play_rounds(run, folder, saved, observer)
 
@@ -254,6 +304,14 @@ def _begun(run: Assembled) -> State:
     """A run's state before its first round, with what its method remembers ever after; a set-up may forget what it began with."""
     state = run.method.begin(run.setup)
     return replace(state, memory={}) if run.method.exchanges(run.plan.round(-1, state.mask)) else state
+
+
+def _note_idle_clients(run: Assembled) -> None:
+    """Say so where clients cannot train: BatchNorm has no statistics of one sample."""
+    alone = sum(size == 1 for size in run.rows.sizes) if run.bench.has_batchnorm else 0
+    if alone:
+        whose = f"{alone} of {len(run.rows.sizes)} clients"
+        note(f"{whose} have one sample, of which BatchNorm has no statistics: they train nothing; leave them out, or use another norm")
 
 
 def _check_engine(run: Assembled) -> None:
@@ -284,6 +342,7 @@ def _engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, d
 
 def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer) -> Result:
     plan, experiment = run.plan, run.experiment
+    _note_idle_clients(run)
     state = saved.state if saved else plan.method.begin(run.setup)
     first = saved.next_round if saved else -1
     history = [] if folder is None else folder.history()

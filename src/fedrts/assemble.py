@@ -23,8 +23,9 @@ from fedrts.engines import choice, ray
 from fedrts.errors import InputError, note, reason
 from fedrts.guard import Guard
 from fedrts.initial import load_weights
-from fedrts.methods.base import Method
-from fedrts.methods.contract import Setup
+from fedrts.likeness import likeness
+from fedrts.methods.base import Method, Sparse
+from fedrts.methods.contract import Round, Setup
 from fedrts.privacy import Noise, Protection, Repeatable, Unpredictable
 from fedrts.registry import import_path
 from fedrts.rounds import Plan
@@ -32,9 +33,13 @@ from fedrts.server_optimizer import ServerOptimizer
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout, Prunable
+from fedrts.sparse.mask import Mask
 from fedrts.sparse.mode import training
 from fedrts.sparse.schedule import Schedule
 from fedrts.tasks import Classification, check, cross_entropy, metric_names
+
+_TRIED = 64
+"""Test samples on which one's own count of right answers is tried."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,12 @@ class Assembled:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint belongs to beside the experiment: the model's layout, its layers, who holds how many samples, and the data."""
+        """What a checkpoint belongs to beside the experiment: the model's layout and layers, who holds how many samples, data, own task."""
         held = repr((list(self.plan.samples), self.data.sampled_fingerprint))  # all that earlier versions noted of the data
         samples = hashlib.blake2b(held.encode(), digest_size=8).hexdigest()
         layers = [entry.name for entry in self.layout.layers]
-        return {"model": self.layout.fingerprint, "clients": samples, "layers": layers, "data": self.data.fingerprint}
+        known = {"model": self.layout.fingerprint, "clients": samples, "layers": layers, "data": self.data.fingerprint}
+        return known | {"task": likeness(self.data.task)} if self.experiment.data == config.CUSTOM else known
 
 
 def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tuple[Data, Holdings]:
@@ -125,9 +131,9 @@ def put_together(
         init_mask=e.topology.init_mask,
         init_scale=e.topology.init_scale,
     )
-    training = LocalTraining(
-        t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal, t.schedule, t.lr_end, e.rounds, t.amsgrad
-    )
+    experiment, setup = _with_given_mask(experiment, setup, method)
+    falling = (t.schedule, t.lr_end, t.schedule_rounds or e.rounds)
+    training = LocalTraining(t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal, *falling, t.amsgrad)
     if t.batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
         raise InputError("train.batch_size = 1 gives BatchNorm no statistics: use at least 2")
     try:
@@ -176,6 +182,24 @@ def with_samples(run: Assembled, samples: Sequence[int], held_out: Mapping[int, 
     return replace(run, rows=rows, setup=replace(run.setup, samples=sum(samples)), plan=plan)
 
 
+def _with_given_mask(experiment: Experiment, setup: Setup, method: Method) -> tuple[Experiment, Setup]:
+    """Where nothing is said of the first mask and the weights to start from show one, it is theirs."""
+    layout, links = setup.layout, setup.weights[: setup.layout.links]
+    said = "init_mask" in experiment.topology.model_fields_set
+    started = experiment.init is not None or experiment.model == config.CUSTOM
+    if said or method.dense or not started or not setup.shows_mask:
+        return experiment, setup
+    own = type(method).initial_mask is not Sparse.initial_mask
+    if own or method.exchanges(Round.of(-1, Schedule(), Mask.full(layout.sizes), layout)):  # the method, or a set-up, chooses the mask
+        return experiment, setup
+    note(
+        f"the first mask is that of the given weights: {links.count_nonzero():,} of {layout.links:,} prunable ones are not 0, "
+        f"{sum(setup.shown_counts(method.density)):,} are to be active (topology.init_mask = 'given'; 'random' draws another)"
+    )
+    topology = experiment.topology.model_copy(update={"init_mask": "given"})
+    return experiment.model_copy(update={"topology": topology}), replace(setup, init_mask="given")
+
+
 def _started(experiment: Experiment, method: Method, module: nn.Module) -> nn.Module:
     """The module as the method wants it, with the weights of `init`: those of the model itself, or of one that the method had prepared."""
     if experiment.init is None:
@@ -214,3 +238,5 @@ def _check_task(module: nn.Module, held: Data) -> None:
         least, most = (int(of(torch.cat([held.y, held.test_y]))) for of in (torch.min, torch.max))
         if least < 0 or most >= outputs:
             raise InputError(f"labels must be 0 to {outputs - 1}, one for each output of the model: these are {least} to {most}")
+    if isinstance(held.task, Classification):
+        held.task.check_count(module, held.inputs(held.test_x[:_TRIED]), held.test_y[:_TRIED])

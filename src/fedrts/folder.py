@@ -20,11 +20,13 @@ from torch import Tensor
 import fedrts
 from fedrts import checkpoint, schema
 from fedrts.checkpoint import Saved, explained, write_atomically
-from fedrts.config import Experiment, Settings, flat, foreign, from_file, nested, with_newer_keys
+from fedrts.config import CUSTOM, Experiment, Settings, flat, foreign, from_file, nested, with_newer_keys
+from fedrts.data.partition import SITES
 from fedrts.errors import InputError, note
 from fedrts.files import require_plain, sha256
 from fedrts.guard import Guard
 from fedrts.ledger import Ledger
+from fedrts.likeness import alike
 from fedrts.methods.contract import State
 from fedrts.registry import only_allowing
 
@@ -41,6 +43,7 @@ _IDENTITY = {
     "data": "data (training, validation or test rows)",
 }
 """What a checkpoint belongs to; earlier versions did not note all of it."""
+_RESULTS = ("summary.json", "model.safetensors", "masks.safetensors", "fairness.json", "privacy.json")
 _LOGS = ("history.jsonl", "topology.jsonl")
 _MODEL = ("model.safetensors", "masks.safetensors")
 _BACKUP = "restore it from a backup"
@@ -76,6 +79,12 @@ class RunFolder:
         if occupied:
             raise InputError(f"{self.path} is not empty (it holds '{occupied[0]}'): choose another --out")
         self.write_experiment(experiment)
+
+    def prolong(self, experiment: Experiment) -> None:
+        """A run is to go on for more rounds than it was planned for: what it came to no longer holds, its newest checkpoint does."""
+        self.write_experiment(experiment)
+        for name in _RESULTS:
+            (self.path / name).unlink(missing_ok=True)
 
     def write_experiment(self, experiment: Experiment) -> None:
         """experiment.toml, with the versions of what runs it."""
@@ -117,6 +126,18 @@ class RunFolder:
     def begun(self) -> bool:
         """Is there a round that is not forgotten?"""
         return any((self.path / "checkpoint").glob("*")) or (self.path / "summary.json").exists()
+
+    @property
+    def is_running(self) -> bool:
+        """Is a process writing to it now?"""
+        try:
+            with open(self.path / _LOGS[0], "rb") as log:
+                lock(log, self.path, shared=True)
+        except OSError:
+            return False
+        except InputError as error:
+            return isinstance(error.__cause__, BlockingIOError)
+        return False
 
     def revised(self, experiment: Experiment, given: Collection[str]) -> dict[str, Any]:
         """What `experiment` changes here, of the keys that were `given`: what may change after the first round, as settings.
@@ -209,7 +230,8 @@ class RunFolder:
     def _foreign(self, saved: Saved, experiment: Experiment, identity: Mapping[str, Any]) -> str | None:
         """Why a checkpoint is another run's; None if it is not."""
         now = _comparable(experiment)
-        then = with_newer_keys(saved.facts["experiment"], now)
+        then = _with_horizon(with_newer_keys(saved.facts["experiment"], now))
+        now = _with_horizon(now)
         changed = sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key))
         if changed:
             what = ", ".join(f"{key} (was {then.get(key)!r}, is {now.get(key)!r})" for key in changed)
@@ -217,6 +239,8 @@ class RunFolder:
         for what, name in _IDENTITY.items():
             if saved.facts["identity"].get(what, identity[what]) != identity[what]:
                 return f"the {name} is not that of the checkpoint in {self.path}: give the same, or start a new run"
+        if not alike(*(known.get("task", "") for known in (saved.facts["identity"], identity))):
+            return f"the loss, `correct` or task is not that of the checkpoint in {self.path}: give the same, or start a new run"
         return None
 
     # -- results --------------------------------------------------------------------------------------------------
@@ -352,7 +376,12 @@ def check_versions(file: Mapping[str, Any]) -> None:
 
 
 def resume_command(path: str | Path, settings: Settings) -> str:
-    """The command that continues a run with these settings, whatever code of one's own it names."""
+    """The command that continues a run with these settings, whatever code of one's own it names; in Python where objects were given."""
+    clients = settings.get("clients")
+    if settings.get("model") == CUSTOM:
+        return f"fedrts.train(…, out={str(path)!r}, resume=True)"
+    if isinstance(clients, Mapping) and clients.get("partition") == SITES:
+        return shlex.join(["fedrts", "server", str(Path(path) / "experiment.toml"), "--out", str(path), "--tls", "DIR"])
     return shlex.join(["fedrts", "resume", str(path), *_allowing(foreign(settings))])
 
 
@@ -365,19 +394,25 @@ def _comparable(experiment: Experiment) -> dict[str, Any]:
     return {key: value for key, value in flat(settings).items() if key not in _NOT_COMPARED}
 
 
+def _with_horizon(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat settings with the rounds of the schedules in the place of those that are played: more may be."""
+    rest = {key: value for key, value in settings.items() if key != "rounds"}
+    return {**rest, "train.schedule_rounds": settings.get("train.schedule_rounds", settings["rounds"])}
+
+
 def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
     """TOML has no null: a key without a value is left out."""
     return {k: _without_none(v) if isinstance(v, Mapping) else v for k, v in settings.items() if v is not None}
 
 
-def lock(file: IO[bytes], path: Path) -> None:
-    """Keep other processes out of `path` while `file`, which lies in it, is open."""
+def lock(file: IO[bytes], path: Path, shared: bool = False) -> None:
+    """Keep other processes out of `path` while `file`, which lies in it, is open; `shared`: only those that write."""
     try:
         import fcntl
     except ImportError:  # not on Windows: two processes in one folder are then the user's care
         return
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise InputError(f"another process is writing to {path}: wait for it, or stop it") from error
     except OSError as error:

@@ -30,7 +30,8 @@ def inspect_run(path: Path) -> dict[str, Any]:
     history, summary = folder.history(), folder.summary()
     names = ("method", "data", "model", "seed", "rounds")
     content: dict[str, Any] = {name: getattr(experiment, name) for name in names}
-    content["state"] = "finished" if summary else f"unfinished; continue with: {resume_command(path, settings)}"
+    unfinished = "running" if folder.is_running else f"unfinished; continue with: {resume_command(path, settings)}"
+    content["state"] = "finished" if summary else unfinished
     content["rounds_played"] = sum(line["round"] >= 0 for line in history)
     source = summary or next((line for line in reversed(history) if line["accuracy"] is not None), {})
     for name in ("density", "accuracy", "accuracy_last10", "perplexity", "comm_ratio"):

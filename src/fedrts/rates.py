@@ -34,5 +34,5 @@ SCHEDULES: dict[str, Callable[[float, float], float]] = {f.__name__: f for f in 
 
 
 def share(schedule: str, index: int, rounds: int, end: float) -> float:
-    """The share of the rate in round `index` of 0 … rounds − 1; the set-up (−1) counts as round 0."""
-    return SCHEDULES[schedule](max(index, 0) / max(rounds - 1, 1), end)
+    """The share of the rate in round `index` of 0 … rounds − 1, and the last one's in later rounds; the set-up (−1) counts as round 0."""
+    return SCHEDULES[schedule](min(max(index, 0) / max(rounds - 1, 1), 1.0), end)

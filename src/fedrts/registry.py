@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
@@ -21,6 +22,8 @@ from typing import Generic, TypeVar, cast
 from fedrts.errors import InputError, nearest, printable, reason
 
 T = TypeVar("T")
+IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
+"""What may be one: `pkg.module:name`."""
 
 
 @dataclass(frozen=True)

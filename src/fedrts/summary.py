@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
-from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -19,6 +16,7 @@ from fedrts.assemble import Assembled
 from fedrts.config import CUSTOM
 from fedrts.data.contract import Data, has_classes
 from fedrts.ledger import Ledger
+from fedrts.likeness import likeness
 from fedrts.methods.contract import State
 from fedrts.privacy import spent
 from fedrts.sparse.cost import Book
@@ -106,26 +104,9 @@ def describe_given(run: Assembled) -> dict[str, str]:
     """What was given in Python and has no name in the experiment, so that runs of different problems can be told apart."""
     task = run.data.task
     named = task.criterion if isinstance(task, Classification) else task
-    digest = hashlib.blake2b(repr(_traits(task)).encode(), digest_size=4).hexdigest()
+    digest = likeness(task).partition(" ")[2][:8]
     name = getattr(named, "__name__", type(named).__name__)
     return {"model": run.layout.fingerprint, "data": run.data.fingerprint, "task": f"{name} #{digest}"}
-
-
-def _traits(thing: object, depth: int = 3) -> Any:
-    """What tells a loss, a metric or a task from another: its name, its code, its plain settings."""
-    if isinstance(thing, bool | int | float | str | bytes | None):
-        return thing
-    if isinstance(thing, tuple):
-        return [_traits(entry, depth) for entry in thing]
-    if isinstance(thing, CodeType):
-        return [thing.co_code, thing.co_names, _traits(thing.co_consts, depth)]
-    name = getattr(thing, "__qualname__", type(thing).__qualname__)
-    if isinstance(thing, FunctionType):
-        return [name, _traits(thing.__code__, depth)]
-    if isinstance(thing, partial):
-        return [_traits(thing.func, depth), _traits(thing.args, depth), [(key, _traits(value)) for key, value in thing.keywords.items()]]
-    inside = vars(thing) if depth and hasattr(thing, "__dict__") and not isinstance(thing, type) else {}
-    return [name, [(key, _traits(value, depth - 1)) for key, value in sorted(inside.items()) if not key.startswith("_")]]
 
 
 def paper_megabytes(run: Assembled, state: State) -> float:

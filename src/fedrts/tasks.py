@@ -69,6 +69,21 @@ class Classification:
             correct += float(count(output, targets))
         return {"loss": loss / len(x), "accuracy": correct / len(x)}
 
+    def check_count(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
+        """Does `correct` count? What is no number of samples does not, nor does a mean, which a batch and its halves have alike."""
+        count = self.correct or labelled_rightly
+        with training(module, False), torch.no_grad():
+            output = module(x)
+            whole = float(count(output, y))
+            halves = [whole / 2, whole / 2]
+            if isinstance(output, Tensor) and len(y) > 1:
+                halves = [float(count(*half)) for half in zip(output.tensor_split(2), y.tensor_split(2), strict=True)]
+        if not 0 <= whole <= len(y) or abs(sum(halves) - whole) > 1e-3 * len(y):
+            raise InputError(
+                f"`correct` must give the number of right answers in a batch (is it a mean?): it gives {whole:g} for {len(y)} samples, "
+                f"and {halves[0]:g} and {halves[1]:g} for their halves"
+            )
+
 
 def labelled_rightly(output: Tensor, target: Tensor) -> Tensor:
     """How many of the outputs `[m, classes]` are largest at the label `[m]`."""

@@ -133,10 +133,13 @@ def test_many_clients_in_one_round():
         x = torch.randn(7, 4, generator=torch.Generator().manual_seed(seed))
         return TensorDataset(x, (x.sum(1) > 0).long())
 
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    def net():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
     keywords = {"rounds": 2, "lr": 0.5, "batch_size": 4, "density": 0.8, "per_round": 500}
     results = [
-        fedrts.train(model=model, clients=[site(seed) for seed in range(500)], test=site(999), engine=engine, **keywords)
+        fedrts.train(model=net(), clients=[site(seed) for seed in range(500)], test=site(999), engine=engine, **keywords)
         for engine in ("serial", "batched")
     ]
     assert len(results[1].history[0]["clients"]) == 500
@@ -310,9 +313,9 @@ def test_a_deadline_wants_replies_one_by_one(toy):
     assert isinstance(run.plan.engine, SerialEngine)
 
 
-def test_precision_needs_a_gpu_on_the_cpu():
+def test_precision_needs_a_gpu_on_the_cpu(tmp_path):
     with pytest.raises(fedrts.InputError, match=r"engine.precision = 'bf16' needs a GPU"):
-        fedrts.run(data="digits", rounds=1, precision="bf16", device="cpu")
+        fedrts.run(data="digits", rounds=1, precision="bf16", device="cpu", out=tmp_path / "run")
 
 
 def test_turns_fill_slots_without_overlap():

@@ -17,6 +17,7 @@ LAYERS = [
     "errors",
     "files",
     "spreadsheet",
+    "likeness",
     "registry",
     "schema",
     "sparse",

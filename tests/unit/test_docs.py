@@ -104,3 +104,9 @@ def test_links_lead_somewhere(path):
         assert there.exists(), target
         if anchor:
             assert anchor in anchors(there.read_text("utf-8")), target
+
+
+def test_the_first_page_leads_to_every_other():
+    docs = ROOT / "docs"
+    first = (docs / "index.md").read_text("utf-8")
+    assert [page.name for page in sorted(docs.glob("*.md")) if page.name != "index.md" and f"]({page.name})" not in first] == []

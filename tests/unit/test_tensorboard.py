@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 import fedrts
 from fedrts import config
@@ -80,8 +81,10 @@ def test_without_a_folder_there_is_nowhere_to_write():
         TensorBoardObserver().started(config.resolve({}), {}, 0)
 
 
-def test_a_run_that_begins_again_replaces_what_it_said(tmp_path):
+def test_a_run_that_begins_again_replaces_what_it_said(tmp_path, monkeypatch):
     """It fell before its first checkpoint."""
+    # files of one second are read in the order of a counter of this process, as text: 10 would come before 9
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     with pytest.raises(KeyboardInterrupt):
         fedrts.run(**SMALL, observer=Several(TensorBoardObserver(), Falls(after=2)), checkpoint={"every": 100}, out=tmp_path / "run")
     fedrts.resume(tmp_path / "run", observer=TensorBoardObserver())

@@ -1,4 +1,4 @@
-"""A line of topology.jsonl against a count by hand."""
+"""Lines of topology.jsonl, and which rounds are evaluated, against a count by hand."""
 
 import pytest
 import torch
@@ -33,3 +33,9 @@ def test_overlap_is_the_share_of_the_links_before_that_are_still_there(toy, befo
     assert line["changed"] == {entry.name: grown if place == 0 else 0 for place, entry in enumerate(run.layout.layers)}
     assert line["active"] == {entry.name: len(after) if place == 0 else 0 for place, entry in enumerate(run.layout.layers)}
     assert line["round"] == 3
+
+
+@pytest.mark.parametrize(("every", "expected"), [(5, [4, 9, 14, 19, *range(20, 30)]), (1, list(range(30))), (50, list(range(20, 30)))])
+def test_every_fifth_round_is_evaluated_and_the_last_ten(toy, every, expected):
+    plan = toy("random", "mlp", rounds=30, eval={"every": every}).plan
+    assert [index for index in range(-1, 30) if plan.is_evaluated(index)] == expected

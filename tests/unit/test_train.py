@@ -231,7 +231,8 @@ def test_a_run_may_start_from_the_weights_of_a_model_that_a_method_prepared(tmp_
     }
     keywords |= {"epochs": 1, "density": 0.5, "clients": 4}
     fedrts.run(**keywords, out=tmp_path / "first")
-    second = fedrts.run(**keywords, lr=1e-12, seed=1, init=tmp_path / "first" / "model.safetensors", topology={"adjust": 0.0})
+    changes = {"lr": 1e-12, "seed": 1, "topology": {"adjust": 0.0, "init_mask": "given"}, "out": tmp_path / "second"}
+    second = fedrts.run(**keywords, **changes, init=tmp_path / "first" / "model.safetensors")
     first = fedrts.load(tmp_path / "first")
     bias = next(name for name in first.state_dict() if name.endswith("gain"))
     torch.testing.assert_close(second.model.state_dict()[bias], first.state_dict()[bias])
@@ -337,7 +338,7 @@ def test_a_part_under_two_names_trains_one_by_one():
 @pytest.mark.parametrize("workers", [1, 2])
 def test_side_by_side_resumes_to_the_same_bits_whatever_was_recorded_before(tmp_path, workers):
     digits = {"rounds": 4, "model": "mlp", "epochs": 1, "checkpoint": {"every": 1}, "engine": {"name": "batched", "workers": workers}}
-    whole = fedrts.run(**digits)
+    whole = fedrts.run(**digits, out=tmp_path / "whole")
     with pytest.raises(Stop):
         fedrts.run(**digits, out=tmp_path / "run", observer=Stopper(after=2))
     assert torch.equal(fedrts.resume(tmp_path / "run").state.weights, whole.state.weights)

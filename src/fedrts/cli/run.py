@@ -130,12 +130,18 @@ def watched(observer: Observer, folder: Path, profile: bool) -> Observer:
 
 
 @app.command()
-def resume(run_dir: RunDir, data_dir: DataDir = None, allow: Allow = None, quiet: Quiet = False) -> None:
-    """Continue an interrupted run to exactly the result it would have had."""
+def resume(
+    run_dir: RunDir,
+    rounds: Annotated[int | None, typer.Option(help="Go on to so many rounds, more than were planned; of a finished run too.")] = None,
+    data_dir: DataDir = None,
+    allow: Allow = None,
+    quiet: Quiet = False,
+) -> None:
+    """Continue an interrupted run to exactly the result it would have had; with --rounds, for longer than was planned."""
     from fedrts import api, config
     from fedrts.folder import RunFolder, resume_command
 
-    if RunFolder(run_dir).summary() is not None:
+    if rounds is None and RunFolder(run_dir).summary() is not None:
         RunFolder(run_dir).verify()
         print(f"{run_dir} is finished; `fedrts inspect {run_dir}` shows it")
         return
@@ -143,7 +149,7 @@ def resume(run_dir: RunDir, data_dir: DataDir = None, allow: Allow = None, quiet
     again = resume_command(run_dir, config.from_file(RunFolder(run_dir).experiment_file()))
 
     def go_on(observer: Observer) -> Result:
-        return api.resume(run_dir, data_dir=data_dir, observer=observer, trust=allow or ())
+        return api.resume(run_dir, rounds=rounds, data_dir=data_dir, observer=observer, trust=allow or ())
 
     interruptible(go_on, quiet, again, tensorboard)
 

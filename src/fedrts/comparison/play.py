@@ -104,6 +104,8 @@ def _play(task: Task, reporter: Reporter) -> None:
         return
     wanted = {key: value for key, value in config.flat(task.experiment.model_dump(mode="json")).items() if value is not None}
     there = config.with_newer_keys(config.flat(config.from_file(task.folder / "experiment.toml")), wanted)
+    if "init_mask" not in task.experiment.topology.model_fields_set:  # decided by the weights to start from
+        wanted["topology.init_mask"] = there.get("topology.init_mask", "random")
     for key in sorted(there.keys() | wanted.keys()):
         if not key.startswith(_MAY_DIFFER) and there.get(key) != wanted.get(key):
             what = f"{key} is {there.get(key)!r}, not {wanted.get(key)!r}"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from fedrts import data
 from fedrts.config.tree import Settings, flat
 from fedrts.engines.ray import is_elsewhere
-
-_IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
+from fedrts.registry import IMPORT_PATH
 
 
 def foreign(settings: Settings) -> list[str]:
@@ -18,7 +15,7 @@ def foreign(settings: Settings) -> list[str]:
     """
     texts = {key: value for key, value in flat(settings).items() if isinstance(value, str)}
     schemes = tuple(name.removesuffix("PATH") for name in data.names() if name.endswith(":PATH"))
-    found = [value for key, value in texts.items() if _IMPORT_PATH.fullmatch(value) and not (key == "data" and value.startswith(schemes))]
+    found = [value for key, value in texts.items() if IMPORT_PATH.fullmatch(value) and not (key == "data" and value.startswith(schemes))]
     address = texts.get("engine.address", "")
     if texts.get("engine.name") == "ray" and is_elsewhere(address):
         found.append(address)

@@ -57,10 +57,11 @@ def with_newer_keys(old: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
 def complete(experiment: Experiment) -> Experiment:
     """`experiment` with `auto` decided and names and options checked; a pure function of it and of this machine's devices."""
     method = make_method(experiment)
-    if experiment.model != CUSTOM:
-        check_options("model_options", experiment.model_options, models.get(experiment.model), ("input_shape", "classes"), {"prune_output"})
-    if experiment.data != CUSTOM:
-        check_options("data_options", experiment.data_options, data.get(experiment.data), ("folder",), {"validation"})
+    model = _given_in_python if experiment.model == CUSTOM else models.get(experiment.model)
+    check_options("model_options", experiment.model_options, model, ("input_shape", "classes"), {"prune_output"})
+    of_name = experiment.data != CUSTOM
+    loader = data.get(experiment.data) if of_name else _given_in_python
+    check_options("data_options", experiment.data_options, loader, ("folder",), {"validation"} if of_name else set())
     options = {key: value for key, value in method.model_dump().items() if key != "density"}
     train = experiment.train
     rate = DEFAULT_RATE[train.server_optimizer] if train.server_lr is None else train.server_lr
@@ -77,6 +78,10 @@ def complete(experiment: Experiment) -> Experiment:
             "train": experiment.train.model_copy(update={"server_lr": rate}),
         }
     )
+
+
+def _given_in_python() -> None:
+    """What is given as an object has no options."""
 
 
 def method_class(name: str) -> type[Method]:

@@ -16,6 +16,7 @@ from fedrts.methods.base import Method
 SHORT = {
     "clients": ("clients", "total"),
     "per_round": ("clients", "per_round"),
+    "dropout": ("clients", "dropout"),
     "epochs": ("train", "epochs"),
     "batch_size": ("train", "batch_size"),
     "lr": ("train", "lr"),
@@ -35,6 +36,9 @@ def from_keywords(keywords: Settings) -> dict[str, Any]:
         value = str(value) if isinstance(value, Path) else value
         if name in SHORT and not isinstance(value, Mapping):
             table, entry = SHORT[name]
+            whole = keywords.get(table)
+            if isinstance(whole, Mapping) and whole.get(entry) is not None:
+                raise InputError(f"{table}.{entry} is given twice, as {name}={value!r} and in {table}={{…}}: say it once")
             settings = merged(settings, {table: {entry: value}})
         else:
             settings = merged(settings, {name: value})

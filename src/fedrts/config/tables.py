@@ -53,6 +53,7 @@ class Train(Table):
     lr: Number = Field(0.01, gt=0, description="learning rate, of the first round")
     schedule: Literal["constant", "cosine", "step", "exponential"] = Field("constant", description="how the rate falls over the rounds")
     lr_end: Number = Field(0.01, gt=0, le=1, description="share of lr that is left in the last round, under a schedule that falls")
+    schedule_rounds: int | None = Field(None, ge=1, description="rounds over which the rate falls, and then stays; default: all")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, new for every client and round")
     momentum: Number = Field(0.0, ge=0, lt=1, description="of sgd")
     amsgrad: bool = Field(False, description="of adam: divide by the largest second moment so far")
@@ -81,7 +82,9 @@ class Topology(Table):
     outer_at_end: bool = Field(False, description="is T_end itself an outer round, where it is a multiple of the interval?")
     budget: Literal["all", "prunable"] = Field("all", description="does the density count over all parameters or the prunable ones?")
     layer_density: Literal["erk", "er", "uniform"] = Field("erk", description="how the density is spread over layers")
-    init_mask: Literal["random", "magnitude"] = Field("random", description="the first topology")
+    init_mask: Literal["random", "magnitude", "given"] = Field(
+        "random", description="the first topology; given: that of the weights to start from, and the default where their zeros show one"
+    )
     init_scale: Literal["dense", "sparse"] = Field(
         "dense",
         description="of the first weights: the dense model's, or times √(links / active links) of a layer, so that signals keep strength",

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from fedrts.config.tree import Settings
+from fedrts.config.sources import SHORT
+from fedrts.config.tree import Settings, flat
 from fedrts.errors import InputError, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
+_MOST = 2**31
+"""What whole numbers stay below: nobody means more, and nothing would come of it."""
 
 
 def validated(kind: type[Model], settings: Settings, prefix: str = "") -> Model:
     """`kind` of `settings`; the first mistake is an InputError that names the key and what is allowed."""
     try:
-        return kind.model_validate(settings)
+        found = kind.model_validate(settings)
     except ValidationError as error:
         raise InputError(_explained(error, kind, prefix)) from error
+    for key, value in flat(found.model_dump()).items():
+        if type(value) is int and value >= _MOST and key.rpartition(".")[2] != "seed":
+            raise InputError(f"{prefix}{key} must be a whole number below {_MOST:,} (got {value})")
+    return found
 
 
 def check_options(table: str, options: Settings, function: Any, own: Iterable[str], extra: set[str]) -> None:
@@ -41,15 +49,30 @@ def _explained(error: ValidationError, kind: type[BaseModel], prefix: str) -> st
     if first["type"] == "missing":
         return f"the key '{prefix}{'.'.join(path)}' is missing"
     if first["type"] == "extra_forbidden":
-        return (
-            f"unknown key '{prefix}{'.'.join(path)}'{nearest(path[-1], table.model_fields if (table := _table(kind, path[:-1])) else ())}"
-        )
+        return f"unknown key '{prefix}{'.'.join(path)}'{_meant(kind, path)}"
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
     path = path[: _depth(kind, path)]  # where several types are allowed, pydantic names the one that it tried
     tried = [entry["msg"] for entry in error.errors() if [str(part) for part in entry["loc"]][: len(path)] == path]
     message = "a table of keys" if first["type"] in ("model_type", "dict_type") else " or ".join(map(_in_signs, tried))
+    if path[-1] in SHORT and first["type"] == "model_type":  # a flag of that name stands for one of them
+        message += f", such as {'.'.join(SHORT[path[-1]])}"
     return f"{prefix}{'.'.join(path)} must be {_allowed(kind, path) or message} (got {first['input']!r})"
+
+
+def _meant(kind: type[BaseModel], path: list[str]) -> str:
+    """The key that an unknown one may stand for: of that very name in another table, or of the name that is nearest in any table."""
+    *table, name = path
+    own = _table(kind, table)
+    here = list(own.model_fields) if own else []
+    elsewhere: dict[str, list[str]] = {}
+    for place, inner in ((place, _table(kind, [place])) for place in kind.model_fields):
+        for key in inner.model_fields if inner else ():
+            elsewhere.setdefault(key, []).append(f"{place}.{key}")
+    close = difflib.get_close_matches(name, [*here, *elsewhere], n=1, cutoff=0.6)
+    if not close or close[0] in here:
+        return nearest(name, here)
+    return f"; did you mean {' or '.join(map(repr, elsewhere[close[0]]))}?"
 
 
 def _in_signs(message: str) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedrts.errors import InputError
-from fedrts.registry import Registry
+from fedrts.errors import InputError, reason
+from fedrts.registry import IMPORT_PATH, Registry
 
 if TYPE_CHECKING:
     from fedrts.data.contract import Data, Recipe
@@ -43,12 +43,26 @@ def register(name: str, recipe: Recipe | None = None, source: Source | None = No
 def get(name: str) -> Loader:
     """The loader of a registered name, of `folder:PATH` or `npz:PATH`, or of an import path `pkg.module:name`."""
     scheme, colon, path = name.partition(":")
-    if not colon or f"{scheme}:PATH" not in data.names():
-        return data.get(name)
+    if f"{scheme}:PATH" not in data.names():
+        return data.get(name) if not colon else _imported(name)
     loader = data.get(f"{scheme}:PATH")
     bound = functools.partial(loader, Path(path))
     vars(bound).update(vars(loader), __doc__=loader.__doc__)
     return bound
+
+
+def _imported(name: str) -> Loader:
+    """The loader at an import path; where there is none, perhaps none was meant."""
+    schemes = ", ".join(known for known in data.names() if known.endswith(":PATH"))
+    ways = f"data is a name from `fedrts data`, {schemes}, or an import path PKG.MODULE:NAME"
+    if not IMPORT_PATH.fullmatch(name):
+        raise InputError(f"there is no data set '{name}': {ways}")
+    try:
+        return data.get(name)
+    except InputError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError | AttributeError):
+            raise InputError(f"there is no data set '{name}' ({reason(error.__cause__)}): {ways}") from error
+        raise
 
 
 def absolute(name: str) -> str:

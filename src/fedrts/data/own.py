@@ -35,6 +35,11 @@ def federate(clients: Sequence[Dataset[Any]], test: Dataset[Any], task: Task) ->
 def _arrays(dataset: Dataset[Any], where: str) -> tuple[Tensor, Tensor]:
     try:
         length = len(dataset)  # type: ignore[arg-type]
+        if type(dataset).__name__ == "DataFrame":
+            raise InputError(
+                f"{where} is a DataFrame, not a dataset: give torch.utils.data.TensorDataset(torch.tensor(frame[inputs].values, "
+                "dtype=torch.float32), torch.tensor(frame[target].values))"
+            )
     except TypeError as error:
         raise InputError(f"{where} must be a map-style dataset, which has a length and items: {error}") from error
     if length == 0:
@@ -43,8 +48,8 @@ def _arrays(dataset: Dataset[Any], where: str) -> tuple[Tensor, Tensor]:
         return dataset.tensors[0], dataset.tensors[1]
     try:
         x, y = default_collate([dataset[index] for index in range(length)])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{where} must give (input, target) pairs of equal shapes: {error}") from error
+    except Exception as error:  # whatever a user's own dataset raises
+        raise InputError(f"{where} must give (input, target) pairs of equal shapes: {type(error).__name__}: {reason(error)}") from error
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         raise InputError(f"{where} must give one tensor as input and one as target, not {type(x).__name__} and {type(y).__name__}")
     return x, y

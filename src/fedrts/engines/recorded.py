@@ -53,10 +53,14 @@ class Recorded:
         return Gradients(*program(weights, x, y))
 
     def _program(self, weights: Tensor, x: Tensor, y: Tensor) -> Program:
-        """The recording of a form; the kernel itself where there can be none."""
+        """The recording of a form; the kernel itself where there can be none. Other failures show when a model is tried."""
         try:
             return recorded(self.kernel, weights, x, y)
         except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError):
+            return self._plain
+        except Exception:
+            if not self._programs:
+                raise
             return self._plain
 
     def _plain(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
@@ -70,6 +74,10 @@ def recorded(kernel: Kernel, weights: Tensor, x: Tensor, y: Tensor) -> Program:
     with recorder:
         found = kernel(weights, x, y)
     return recorder.program(found)
+
+
+class RecordingError(Exception):
+    """The model does what no recording can do again."""
 
 
 class Recorder(Watching):
@@ -89,6 +97,8 @@ class Recorder(Watching):
         if func is _aten._local_scalar_dense.default:
             raise ValueError("what happens depends on the numbers in a tensor")
         found = func(*args, **(kwargs or {}))
+        if func.namespace == "profiler":  # marks of a profiler compute nothing, and nn.DataParallel makes them too
+            return found
         node = self.graph.call_function(func, *tree_map_only(Tensor, self._node, (args, kwargs or {})))
         if isinstance(found, Tensor):
             self._know(found, node)
@@ -102,7 +112,11 @@ class Recorder(Watching):
         """What was recorded, as a function of the inputs that returns `outputs`."""
         self.graph.output(tuple(map(self._node, outputs)))
         lean(self.graph)
-        program: Program = GraphModule(self._constants, self.graph).forward
+        try:
+            program: Program = GraphModule(self._constants, self.graph).forward
+        except SyntaxError as error:  # an argument is an object that no text makes again
+            text = (error.text or "").partition(";")[0].strip()
+            raise RecordingError(f"an operation of the model cannot be recorded ({text})") from error
         return program
 
     def _know(self, tensor: Tensor, node: Node) -> None:

@@ -41,8 +41,10 @@ def digest(facts: Facts) -> str:
     return hashlib.sha256(asked.encode()).hexdigest()
 
 
-def parsed(text: str) -> dict[str, object]:
+def parsed(text: object) -> dict[str, object]:
     """The settings of an experiment as the server wrote it."""
+    if not isinstance(text, str):
+        raise DeclinedError("the server's experiment is no text: it is no fedrts server, or one of another version")
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -39,6 +39,8 @@ _LEAST_ALLOWANCE = 10.0
 """Seconds that nodes have for any order, however fast they were."""
 _RECENT = 5
 """Replies of a client by which one knows how long it takes."""
+_LEARNED = 3
+"""So many of them are needed: one quick reply says little."""
 _LOST = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 
@@ -90,7 +92,7 @@ class Paces:
 
     def allowance(self, current: Round) -> float:
         """Seconds after which who has not answered is late; without any experience of this kind of exchange there is no limit."""
-        usual = [statistics.median(seconds) for seconds in self._seconds[_kind(current)].values()]
+        usual = [statistics.median(seconds) for seconds in self._seconds[_kind(current)].values() if len(seconds) >= _LEARNED]
         return max(_LEAST_ALLOWANCE, self.patience * max(usual)) if usual and self.patience else float("inf")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
@@ -91,11 +92,13 @@ class Sparse(Method):
 
     def initial_mask(self, setup: Setup) -> Mask:
         layout, device = setup.layout, setup.weights.device
+        strength = setup.weights[: layout.links].abs()
         if setup.init_mask == "magnitude":
-            scores = setup.weights[: layout.links].abs()
-        else:
-            scores = random.uniform(setup.rng("initial mask"), layout.links, device)
-        return Mask.top(scores, setup.counts(self.density), layout.sizes)
+            return Mask.top(strength, setup.counts(self.density), layout.sizes)
+        drawn = random.uniform(setup.rng("initial mask"), layout.links, device)
+        if setup.init_mask == "given":
+            return Mask.top(torch.where(strength > 0, strength, drawn - 1), setup.shown_counts(self.density), layout.sizes)
+        return Mask.top(drawn, setup.counts(self.density), layout.sizes)
 
 
 class Scored(Sparse):

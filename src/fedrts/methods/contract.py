@@ -20,9 +20,12 @@ from fedrts.sparse.cost import Book
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
+from fedrts.sparse.topk import by_layer
 from fedrts.wire.fields import Field, OnOwnMask, Values
 from fedrts.wire.quantise import ValueType
 
+_FEW = 0.01
+"""Share of links that may be 0 in a dense model."""
 Rng = Callable[[str], int]
 """The key (see `sparse.random`) of a named purpose in this round."""
 
@@ -311,6 +314,20 @@ class Setup:
         weights = self.weights.clone()
         weights[: self.layout.links] *= spread.to(weights.device)
         return weights
+
+    def shown_counts(self, density: float) -> list[int]:
+        """K^l as the weights that are not 0 show them, times what makes the whole as dense as asked for."""
+        shown, sizes = by_layer(self.weights[: self.layout.links] != 0, self.layout.sizes), self.layout.sizes
+        kept = budget.links_to_keep(self.layout, density, self.budget)
+        if sum(shown) == kept and min(shown) > 0:
+            return list(shown)
+        return budget.proportional(sizes, kept, [max(count, 1) / size for count, size in zip(shown, sizes, strict=True)])
+
+    @property
+    def shows_mask(self) -> bool:
+        """Have the weights zeros as a mask leaves them: more than a few, and not a layer of nothing else?"""
+        shown = by_layer(self.weights[: self.layout.links] != 0, self.layout.sizes)
+        return bool(shown) and min(shown) > 0 and sum(shown) < (1 - _FEW) * self.layout.links
 
     def counts(self, density: float) -> list[int]:
         """K^l: the links that each layer may keep at this density."""

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -104,3 +104,11 @@ def test_an_infeasible_density_names_the_smallest_feasible_one_and_it_is():
 def test_a_model_without_prunable_weights_is_refused():
     with pytest.raises(InputError, match="no prunable weights"):
         budget.links_to_keep(Layout.of(nn.Linear(3, 3)), 0.5)
+
+
+@example(29, 50)  # 0.58 · 50 is 28.999…
+@example(57, 100)
+@given(st.integers(0, 10**6), st.integers(1, 10**6))
+def test_the_density_that_an_error_names_suffices(needed, total):
+    needed = min(needed, total)
+    assert math.floor(budget._smallest_density(needed, total) * total) >= needed

@@ -1,12 +1,13 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedrts.sparse import posterior
+from fedrts.sparse import posterior, random
 
 
 @given(st.integers(1, 30), st.floats(0.1, 100), st.integers(0, 10**6))
@@ -65,3 +66,14 @@ def test_extreme_posteriors_stay_finite():
     assert xi[0] < 1e-3
     assert xi[1] > 0.999
     assert xi[3] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_draws_on_a_cpu_are_numpys_and_stay_so():
+    """A resumed run, or one of a later version, must draw the same topology: chunk by chunk a stream of SFC64."""
+    links = (1 << 16) + 3
+    alpha, beta = torch.full((links,), 2.0), torch.linspace(1.0, 9.0, links)
+    drawn = posterior.draw(alpha, beta, key=11)
+    for start, stop in ((0, 1 << 16), (1 << 16, links)):
+        stream = np.random.Generator(np.random.SFC64(random.key(11, start)))
+        a, b = (stream.standard_gamma(shape[start:stop].numpy(), dtype=np.float32) for shape in (alpha, beta))
+        assert np.array_equal(drawn[start:stop].numpy(), a / (a + b))

@@ -64,3 +64,9 @@ def test_nothing_touches_the_global_generator():
     before = torch.random.get_rng_state()
     random.uniform(1, 10), random.permutation(1, 10), random.choose(1, 10, 3)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(("key", "number"), [(0, 0), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 - 1, -1)])
+def test_a_key_stands_in_a_tensor_as_the_int64_of_its_bits(key, number):
+    assert random.signed(key) == number
+    assert torch.tensor([random.signed(key)]).item() == number

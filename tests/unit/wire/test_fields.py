@@ -15,7 +15,7 @@ from fedrts.sparse.cost import Book
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
 from fedrts.wire.checks import fault, fetched
-from fedrts.wire.fields import Frame, Indices, Payload, Selection, Short, Signs, Values
+from fedrts.wire.fields import Frame, Indices, Masks, Payload, Selection, Short, Signs, Values
 from fedrts.wire.packing import Reader
 from fedrts.wire.quantise import Quantised
 
@@ -299,3 +299,18 @@ def test_named_links_with_their_values(dtype):
     assert fault(field.checks(replace(payload, values=payload.values[:2]), frame)) is not None
     assert fault(field.checks(replace(payload, values=None), frame)) is not None
     assert fault(Indices(of="gradient", k=(2, 1)).checks(payload, frame)) is not None
+
+
+@pytest.mark.parametrize(
+    ("payload", "wrong"),
+    [
+        (torch.ones(2, LAYOUT.links, dtype=torch.bool), False),
+        (torch.ones(2, LAYOUT.links), True),
+        (torch.ones(3, LAYOUT.links, dtype=torch.bool), True),
+        (torch.ones(2, LAYOUT.links + 1, dtype=torch.bool), True),
+        (named(1), True),
+    ],
+)
+def test_several_masks_are_bits_of_all_links(payload: Payload, wrong: bool) -> None:
+    found = fault(Masks("pool", 2).checks(payload, FRAME))
+    assert found == ("'pool' is not 2 masks of this model" if wrong else None)
