@@ -3,8 +3,8 @@
     python benchmarks/busy.py [--model mlp]… [--way serial]… [--repeat N] [--json FILE] [--out FILE.md]
 
 A scheduler that is fair halves every core, so twice the time is the fair share; 1.5 times that is allowed. Every run is a process of its
-own, alone and beside the loops in turn, and the median of its repeats counts. The time is that of all rounds but the first, which imports
-and records; of a comparison, that of its slowest cell. Needs a machine that does nothing else. Exit code 1: a run takes too long.
+own, alone and beside the loops in turn, and the median of its repeats counts. The time is that of all rounds; of a
+comparison, that of its slowest cell. Needs a machine that does nothing else. Exit code 1: a run takes too long.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -28,7 +29,7 @@ MODELS = {
     "cnn": ["--model", "cnn", "--rounds", "6"],
     "resnet18_small": ["--model", "resnet18_small", "--set", "model_options.width=8", "--rounds", "5"],
 }
-"""Experiments with the digits: some two seconds each after their first rounds."""
+"""Experiments with the digits: seconds each."""
 WAYS = {
     "serial": ["run", "--engine", "serial"],
     "batched": ["run", "--engine", "batched"],
@@ -93,22 +94,18 @@ def busy(loops: int) -> Iterator[None]:
 
 
 def seconds(arguments: list[str]) -> float:
-    """Of the rounds but the first of a command; of several runs at once, those of the slowest."""
+    """Of the rounds of a command; of several runs at once, those of the slowest."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fedrts", *arguments, "--device", "cpu", "--quiet", "--out", f"{folder}/out"]
         subprocess.run(command, check=True)
-        return max(map(_after_the_first, Path(folder).rglob("history.jsonl")))
-
-
-def _after_the_first(history: Path) -> float:
-    return sum(float(json.loads(line)["seconds"]) for line in history.read_text("utf-8").splitlines()[1:])
+        return max(float(json.loads(file.read_text("utf-8"))["seconds"]) for file in Path(folder).rglob("summary.json"))
 
 
 def document(repeat: int, cores: int, lines: list[str]) -> str:
     return f"""# A busy machine
 
-`python benchmarks/busy.py --repeat {repeat}` on {cores} cores ({platform.machine()}, {platform.system()}), torch {version("torch")}.
-Seconds of all rounds but the first, medians of {repeat} runs, alone and beside {cores} busy loops in turn.
+`python benchmarks/busy.py {shlex.join(sys.argv[1:])}` on {cores} cores ({platform.machine()}, {platform.system()}), torch {version("torch")}.
+Seconds of all rounds, medians of {repeat} runs, alone and beside {cores} busy loops in turn.
 A fair scheduler doubles the time; 1.5 times that is allowed.
 
 """ + "\n".join([*lines, ""])

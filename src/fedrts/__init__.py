@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,9 +19,8 @@ __version__ = "0.1.0"
 
 __all__ = ["InputError", "Result", "compare", "cost", "data", "load", "methods", "models", "report", "resume", "run", "train"]
 
-OPENMP_CAME_FIRST = "torch" in sys.modules and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
-"""Was OpenMP loaded before it could hear the next line? See `fedrts.engines.threads`."""
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin at barriers for a core that is taken make a busy machine crawl
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # by default threads spin at barriers for milliseconds: on a busy machine a core lost
 
 _HOMES = dict.fromkeys(("Result", "load", "resume", "run", "train"), "fedrts.api")
 _HOMES |= {"compare": "fedrts.comparison", "cost": "fedrts.accounting", "InputError": "fedrts.errors"}
