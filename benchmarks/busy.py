@@ -104,7 +104,8 @@ def seconds(arguments: list[str]) -> float:
 def document(repeat: int, cores: int, lines: list[str]) -> str:
     return f"""# A busy machine
 
-`python benchmarks/busy.py {shlex.join(sys.argv[1:])}` on {cores} cores ({platform.machine()}, {platform.system()}), torch {version("torch")}.
+`python benchmarks/busy.py {shlex.join(sys.argv[1:])}`
+on {cores} cores ({platform.machine()}, {platform.system()}), torch {version("torch")}.
 Seconds of all rounds, medians of {repeat} runs, alone and beside {cores} busy loops in turn.
 A fair scheduler doubles the time; 1.5 times that is allowed.
 

@@ -19,10 +19,8 @@ __version__ = "0.1.0"
 
 __all__ = ["InputError", "Result", "compare", "cost", "data", "load", "methods", "models", "report", "resume", "run", "train"]
 
-if (
-    "OMP_WAIT_POLICY" not in os.environ
-):  # torch's threads spin at barriers: for milliseconds by default, which on a busy machine is a core lost
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # by default threads spin at barriers for milliseconds: on a busy machine a core lost
 
 _HOMES = dict.fromkeys(("Result", "load", "resume", "run", "train"), "fedrts.api")
 _HOMES |= {"compare": "fedrts.comparison", "cost": "fedrts.accounting", "InputError": "fedrts.errors"}
