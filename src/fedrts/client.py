@@ -42,7 +42,7 @@ class LocalTraining:
     lr_end: float = 1.0
     rounds: int = 1
     amsgrad: bool = False
-    """Of adam: divide by the largest second moment so far."""
+    """Adam divides by the largest second moment so far."""
 
     def rate(self, round_index: int) -> float:
         """The learning rate of a round."""

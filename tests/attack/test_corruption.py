@@ -173,6 +173,9 @@ def test_a_checkpoint_of_an_earlier_version_still_resumes(stopped):
 def test_a_resumed_run_goes_on_with_the_digest_of_its_logs(stopped):
     fedrts.resume(stopped)
     RunFolder(stopped).verify()
+    summary = RunFolder(stopped).summary()
+    assert summary is not None
+    assert summary["digests"]["history.jsonl"] == f"sha256:{hashlib.sha256((stopped / 'history.jsonl').read_bytes()).hexdigest()}"
 
 
 def arrays(seed: int = 0) -> dict[str, np.ndarray]:
