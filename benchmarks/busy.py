@@ -30,11 +30,14 @@ MODELS = {
     "resnet18_small": ["--model", "resnet18_small", "--set", "model_options.width=8", "--rounds", "5"],
 }
 """Experiments with the digits: seconds each."""
+NEEDS = {"ray": "ray", "flower": "flwr"}
+"""The packages of ways that are optional extras."""
 WAYS = {
     "serial": ["run", "--engine", "serial"],
     "batched": ["run", "--engine", "batched"],
     "batched, 2 workers": ["run", "--engine", "batched", "--set", "engine.workers=2"],
     "ray": ["run", "--engine", "ray"],
+    "flower": ["run", "--engine", "flower"],
     "compare --jobs 2": ["compare", "--methods", "fedrts,random", "--jobs", "2"],
 }
 ALLOWED = 1.5
@@ -51,7 +54,7 @@ def main() -> None:
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     fair = 2.0  # a loop on every core takes half of it
-    ways = options.way or [way for way in WAYS if way != "ray" or find_spec("ray")]
+    ways = options.way or [way for way in WAYS if way not in NEEDS or find_spec(NEEDS[way])]
     lines = ["| model | way | alone (s) | beside loops (s) | slowdown | ÷ fair share | |", "| --- | --- | --- | --- | --- | --- | --- |"]
     print("\n".join(lines))
     slowdowns: dict[str, float] = {}

@@ -97,6 +97,7 @@ def connected(settings: Settings, store_bytes: int | None = None) -> Iterator[An
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if local:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # read on import; off, Ray listens on loopback only, on Linux too
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 leaves actors a thirtieth of a core that somebody else wants too
     ray = optional("ray", "ray")
     if ray.is_initialized():
         yield ray
