@@ -40,11 +40,12 @@ import torch
 from torch import Tensor
 
 from diagnosis_report import Raw, render
-from fedrts import config, rounds
-from fedrts.assemble import Assembled, assemble
+from fedrts import config
 from fedrts.errors import InputError
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Means, Rng, Round, State
+from fedrts.runs.build import Assembled, assemble
+from fedrts.server import rounds
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.topk import top
 from fedrts.wire.fields import Message, Selection

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import fedrts
-from fedrts import tally
+from fedrts.server import collect
 
 SEEDS = (0, 1, 2)
 
@@ -37,7 +37,7 @@ def dropout() -> None:
     for share in (0.0, 0.1, 0.3, 0.5):
         results = runs(rounds=40, clients={"dropout": share})
         lines = [line for result in results for line in result.history]
-        missing = sum(entry["reason"] == tally.DROPPED for line in lines for entry in line["rejected"]) / len(lines)
+        missing = sum(entry["reason"] == collect.DROPPED for line in lines for entry in line["rejected"]) / len(lines)
         repeated = sum(len(line["clients"]) + len(line["rejected"]) > 10 for line in lines) / len(results)
         sent = statistics.mean(result.summary["upload_bytes"] + result.summary["download_bytes"] for result in results) / 1e6
         accuracy = mean_and_error([result.summary["accuracy_last10"] for result in results])

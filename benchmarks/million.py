@@ -26,7 +26,7 @@ import fedrts
 from fedrts import data
 from fedrts.data.contract import Data
 from fedrts.observe import Silent
-from fedrts.rounds import sampled
+from fedrts.server.rounds import sampled
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 ROWS, WIDTH, CLASSES = 3, 16, 10

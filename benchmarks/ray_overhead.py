@@ -25,15 +25,16 @@ from typing import Any
 
 import torch
 
-from fedrts import config, rounds
-from fedrts.aggregate import Sums
-from fedrts.assemble import assemble
+from fedrts import config
 from fedrts.engines import choice
 from fedrts.engines.ray import connected, pack, spread, unpack
 from fedrts.methods.contract import State
-from fedrts.rounds import Plan
+from fedrts.runs.build import assemble
+from fedrts.server import rounds
+from fedrts.server.aggregate import Sums
+from fedrts.server.collect import Tally
+from fedrts.server.rounds import Plan
 from fedrts.sparse.mask import Mask
-from fedrts.tally import Tally
 
 HERE = Path(__file__).resolve().parent
 WARM_UP, ROUNDS, REPEATS, ACTORS = 3, 20, 2, 2

@@ -18,10 +18,10 @@ from functools import partial
 import torch
 
 from fedrts import __version__, methods
-from fedrts.aggregate import Sums
-from fedrts.client import Order, Reply
-from fedrts.guard import Guard, faults
+from fedrts.client.order import Order, Reply
 from fedrts.methods.contract import Round, Setup, State
+from fedrts.server.aggregate import Sums
+from fedrts.server.guard import Guard, faults
 from fedrts.sparse import random
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.schedule import Schedule

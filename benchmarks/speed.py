@@ -30,10 +30,10 @@ import torch
 
 import fedrts
 from fedrts import config
-from fedrts.assemble import federation
 from fedrts.errors import InputError, Note
 from fedrts.observe import Silent
-from fedrts.rounds import Record
+from fedrts.runs.build import federation
+from fedrts.server.rounds import Record
 from rivals import plain
 from rivals.laps import Laps
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedrts import __version__, methods
-from fedrts.client import Order
+from fedrts.client.order import Order
 from fedrts.methods.contract import Round, Setup
 from fedrts.sparse import random
 from fedrts.sparse.cost import Book

@@ -19,7 +19,8 @@ from typing import Any
 import typer
 from pydantic import BaseModel
 
-from fedrts import catalogue, cli, config, data, methods
+from fedrts import cli, config, data, methods
+from fedrts.methods import describe
 
 FOLDER = Path(__file__).parent
 PART = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
@@ -30,11 +31,11 @@ Makers = dict[str, Callable[[], str]]
 
 def pages() -> dict[str, Makers]:
     """What is generated on each page, by the name in its marker."""
-    made: dict[str, Makers] = {"methods/README.md": {"table": catalogue.table}}
+    made: dict[str, Makers] = {"methods/README.md": {"table": describe.table}}
     for name in methods.names():
         made[f"methods/{name}.md"] = {
-            "travels": lambda name=name: catalogue.travels(name),  # type: ignore[misc]
-            "options": lambda name=name: catalogue.options(name),  # type: ignore[misc]
+            "travels": lambda name=name: describe.travels(name),  # type: ignore[misc]
+            "options": lambda name=name: describe.options(name),  # type: ignore[misc]
         }
     return made | {"configuration.md": {"keys": keys, "recipes": recipes}, "commands.md": {"commands": commands}}
 

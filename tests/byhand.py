@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedrts.client import Job
+from fedrts.client.job import Job
 from fedrts.sparse import random
 from fedrts.wire.fields import Values
 from helping import ask

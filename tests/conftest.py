@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import toys
-from fedrts.folder import RunFolder
+from fedrts.runs.folder import RunFolder
 
 TREE = Path(__file__).resolve().parent.parent
 

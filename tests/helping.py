@@ -1,6 +1,6 @@
 """Small things that several tests need."""
 
-from fedrts.client import Order
+from fedrts.client.order import Order
 from fedrts.methods.contract import Round
 from fedrts.sparse.layout import Entry, Layout
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import torch
 
-from fedrts import rounds
-from fedrts.assemble import Assembled
-from fedrts.client import Workbench
+from fedrts.client.workbench import Workbench
 from fedrts.engines.batched import BatchedEngine
 from fedrts.engines.kernels import Kernel, Objective, Vectorised
 from fedrts.engines.serial import SerialEngine
 from fedrts.methods.contract import Setup
-from fedrts.rounds import Played
+from fedrts.runs.build import Assembled
+from fedrts.server import rounds
+from fedrts.server.rounds import Played
 from toys import toy
 
 FAMILIES = {"mlp": "no norm", "cnn": "BatchNorm", "tiny_gpt": "GPT"}

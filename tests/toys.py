@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from fedrts import config, data, methods
-from fedrts.assemble import Assembled, assemble
 from fedrts.data.contract import Data
+from fedrts.runs.build import Assembled, assemble
 from fedrts.tasks import Language
 
 

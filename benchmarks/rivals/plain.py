@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from fedrts import config
-from fedrts.assemble import Assembled, assemble
+from fedrts.runs.build import Assembled, assemble
 from rivals.laps import Laps, say
 
 

@@ -14,29 +14,31 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fedrts import checkpoint, config, rates
-from fedrts import rounds as loop
-from fedrts.aggregate import check_reducer
-from fedrts.assemble import Assembled, assemble, layout_of, put_together
-from fedrts.checkpoint import Pace, Saved
+from fedrts import config
+from fedrts.client import schedules
+from fedrts.client.privacy import Repeatable
 from fedrts.config import Experiment
 from fedrts.data.own import federate
 from fedrts.data.partition import SITES
 from fedrts.engines import choice, ray
 from fedrts.errors import InputError, note, optional
-from fedrts.fairness import judged
-from fedrts.folder import RunFolder, Trust, check_finite, check_saved, check_versions, resume_command
-from fedrts.ledger import Ledger
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
 from fedrts.observe import Observer, judging
 from fedrts.observe.notebook import default_observer
 from fedrts.observe.progress import megabytes
-from fedrts.phases import phase
-from fedrts.privacy import Repeatable
-from fedrts.rounds import Played
+from fedrts.runs import checkpoint
+from fedrts.runs.build import Assembled, assemble, layout_of, put_together
+from fedrts.runs.checkpoint import Pace, Saved
+from fedrts.runs.fairness import judged
+from fedrts.runs.folder import RunFolder, Trust, check_finite, check_saved, check_versions, resume_command
+from fedrts.runs.summary import describe_clients, describe_privacy, summarise
+from fedrts.server import rounds as loop
+from fedrts.server.client_records import ClientRecords
+from fedrts.server.phases import phase
+from fedrts.server.reducers import check_reducer
+from fedrts.server.rounds import Played
 from fedrts.sparse.layout import Prunable
-from fedrts.summary import describe_clients, describe_privacy, summarise
 from fedrts.tasks import Classification, Loss, Task
 from fedrts.wire.fields import Frame
 
@@ -135,7 +137,7 @@ def _prolonged(folder: RunFolder, planned: Experiment, rounds: int) -> dict[str,
     if rounds == planned.rounds:
         return {}
     train, horizon = planned.train, planned.train.schedule_rounds or planned.rounds
-    last = train.lr * rates.share(train.schedule, horizon, horizon, train.lr_end)
+    last = train.lr * schedules.share(train.schedule, horizon, horizon, train.lr_end)
     rate = f"the learning rate {'is' if train.schedule == 'constant' else 'stays at'} {last:g}"
     note(f"{rounds} rounds instead of {planned.rounds}: the topology is fixed from round {planned.end} on, as planned; {rate}")
     return {"rounds": rounds, "train": {"schedule_rounds": horizon}, "topology": {"end": planned.end}}
@@ -346,9 +348,9 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
     state = saved.state if saved else plan.method.begin(run.setup)
     first = saved.next_round if saved else -1
     history = [] if folder is None else folder.history()
-    ledger = Ledger.of(plan.guard)
+    ledger = ClientRecords.of(plan.guard)
     if saved:
-        ledger = Ledger.restored(saved.ledger, state.mask.sizes, plan.guard, experiment.device)
+        ledger = ClientRecords.restored(saved.ledger, state.mask.sizes, plan.guard, experiment.device)
         if "uploads" not in saved.ledger:  # an earlier version did not count them
             for line in history:
                 asked = [*line["clients"], *(entry["client"] for entry in line["rejected"])]
@@ -393,7 +395,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
     return Result(run.module.eval(), masks, history, summary, state)
 
 
-def _write_round(folder: RunFolder, played: Played, run: Assembled, ledger: Ledger, pace: Pace) -> None:
+def _write_round(folder: RunFolder, played: Played, run: Assembled, ledger: ClientRecords, pace: Pace) -> None:
     folder.append("history.jsonl", played.record.as_dict())
     if played.topology is not None:
         folder.append("topology.jsonl", played.topology)

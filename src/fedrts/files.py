@@ -1,18 +1,63 @@
-"""Files that others may have made: only plain ones are opened, and what they expand to is limited."""
+"""Files: only plain ones are opened, what they expand to is limited, and whole ones only are written."""
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import hashlib
+import io
 import os
 import stat
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fedrts.errors import InputError
 
+
+def write_atomically(path: Path, data: bytes, temporary: str = ".{}.tmp") -> None:
+    """`data` under `path`, whole or not at all: temporary file, fsync, rename, fsync of the folder."""
+    temporary_path = path.with_name(temporary.format(path.name))
+    try:
+        with explained(path):
+            with open(temporary_path, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary_path, path)
+            _sync_folder(path.parent)
+    except InputError:
+        with contextlib.suppress(OSError):
+            temporary_path.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """A failure to write as one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror}; free the space or change the permissions, then try again or resume the run"
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
 RATIO = 100
 """How many times its own size a compressed file may expand to: arrays and images that carry information stay far below."""
+
+
 ALWAYS = 2**28
 """Bytes that any compressed file may expand to."""
+
 
 _KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
 
@@ -49,3 +94,27 @@ def check_expansion(path: str | Path, stored: int, expanded: int, remedy: str) -
 def sha256(data: bytes) -> str:
     """A checksum as `sha256:…`, which `sha256sum` prints too."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV; text that a spreadsheet would compute gets an apostrophe before it, which it does not show. Numbers stay numbers."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows([_harmless(cell) for cell in row] for row in rows)
+    return buffer.getvalue()
+
+
+def _harmless(cell: object) -> object:
+    if not isinstance(cell, str) or not cell.startswith(_FORMULA) or _is_number(cell):
+        return cell
+    return f"'{cell}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import fedrts
-from fedrts import methods, rounds
+from fedrts import methods
 from fedrts.engines.batched import BatchedEngine
 from fedrts.engines.kernels import Objective, OneByOne, Vectorised
 from fedrts.engines.recorded import Recorded
@@ -21,6 +21,7 @@ from fedrts.engines.slots import busy, length, schedule
 from fedrts.errors import Note
 from fedrts.methods.contract import ProbeGradient
 from fedrts.methods.fedrts import FedRTS
+from fedrts.server import rounds
 from sidebyside import FAMILIES, GRADIENTS_WITHIN, OFTEN, UNEQUAL, agree, both, gradient_difference, in_double, unequal
 
 FEW = ("fedavg", "fedrts", "feddst", "fedmef", "prunefl")

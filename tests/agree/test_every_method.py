@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedrts import methods, rounds
-from fedrts.aggregate import Sums
-from fedrts.guard import decode_reply, encode_reply, faults
+from fedrts import methods
+from fedrts.client.envelope import decode_reply, encode_reply
 from fedrts.methods.contract import Rewire
-from fedrts.rounds import Plan
+from fedrts.server import rounds
+from fedrts.server.aggregate import Sums
+from fedrts.server.guard import faults
+from fedrts.server.rounds import Plan
 from fedrts.sparse import budget, random
 from fedrts.sparse.mask import Mask
 from fedrts.wire import codec

@@ -13,12 +13,12 @@ from torch.utils.data import TensorDataset
 
 import byhand
 import fedrts
-from fedrts import rounds
 from fedrts.engines import batched
 from fedrts.engines.training import Slots
 from fedrts.methods import FedMef
 from fedrts.methods.contract import Exchange, Train
 from fedrts.methods.fedmef import Extrusion, weak_marks
+from fedrts.server import rounds
 from fedrts.sparse.frugal import BitReLU, SparseInputConv2d, SparseInputLinear, StandardisedConv2d
 from fedrts.wire.fields import Values
 from helping import ask

@@ -10,10 +10,10 @@ from torch import nn
 
 import byhand
 import fedrts
-from fedrts import rounds
-from fedrts.client import Order
+from fedrts.client.order import Order
 from fedrts.methods import FedPAQ
 from fedrts.methods.contract import Exchange, Round, Setup
+from fedrts.server import rounds
 from fedrts.sparse import random
 from fedrts.sparse.cost import Book
 from fedrts.sparse.layout import Entry, Layout

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import byhand
-from fedrts import rounds
-from fedrts.aggregate import Sums
 from fedrts.methods import FedRTSNoTS
 from fedrts.methods.contract import ProbeGradient, State
+from fedrts.server import rounds
+from fedrts.server.aggregate import Sums
 from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule

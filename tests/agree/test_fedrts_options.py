@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedrts import config, rounds
+from fedrts import config
 from fedrts.errors import InputError
 from fedrts.methods import FedRTS
+from fedrts.server import rounds
 from fedrts.sparse import importance, posterior
 from helping import ask
 from plain import Plain, largest, spans

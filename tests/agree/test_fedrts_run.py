@@ -4,8 +4,8 @@ import itertools
 
 import torch
 
-from fedrts import rounds
 from fedrts.methods.contract import ProbeGradient
+from fedrts.server import rounds
 from fedrts.wire.fields import Selection
 from helping import ask
 
@@ -51,7 +51,7 @@ def test_votes_are_the_largest_gradients_after_training(toy):
     (exchange,) = run.method.exchanges(current)
     (reply,) = ask(run, exchange, state, 0, [2])
     # again by hand: the trained weights, the batch after the last epoch, a plain backward pass
-    from fedrts.client import Job
+    from fedrts.client.job import Job
     from fedrts.sparse import random
 
     bench = run.plan.engine.bench

@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byhand import largest, spans
-from fedrts import config, rounds
-from fedrts.aggregate import Sums
+from fedrts import config
 from fedrts.errors import InputError
 from fedrts.methods import FedRTS, FedRTSTrial
 from fedrts.methods.contract import State
+from fedrts.server import rounds
+from fedrts.server.aggregate import Sums
 from fedrts.sparse import posterior, random
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 import byhand
 import fedrts
-from fedrts import rounds
-from fedrts.aggregate import Sums
-from fedrts.guard import encode_reply
+from fedrts.client.envelope import encode_reply
 from fedrts.methods import FedTiny
 from fedrts.methods.contract import Calibrate, Evaluate, Exchange, Means, ProbeGradient, Round, Setup, State, Train
 from fedrts.observe import Silent
+from fedrts.server import rounds
+from fedrts.server.aggregate import Sums
 from fedrts.sparse import budget, random
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask

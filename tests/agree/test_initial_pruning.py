@@ -11,12 +11,13 @@ from torch import nn
 from torch.func import functional_call
 
 import fedrts
-from fedrts import models, rounds
-from fedrts.assemble import put_together
-from fedrts.guard import encode_reply
+from fedrts import models
+from fedrts.client.envelope import encode_reply
 from fedrts.methods import SNIP, GraSP, SynFlow
 from fedrts.methods.contract import Means, Setup, State
 from fedrts.methods.snip import sensitivity
+from fedrts.runs.build import put_together
+from fedrts.server import rounds
 from fedrts.sparse import budget, random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 import byhand
 import fedrts
-from fedrts import rounds
-from fedrts.aggregate import Sums
 from fedrts.errors import InputError
 from fedrts.methods import FedMef, FedRTSEarly, FedRTSNoTS
 from fedrts.methods.contract import State, Train
 from fedrts.methods.fedmef import weak_marks
+from fedrts.server import rounds
+from fedrts.server.aggregate import Sums
 from fedrts.sparse import posterior, random
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule

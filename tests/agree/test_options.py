@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import fedrts
-from fedrts import methods, rounds
+from fedrts import methods
 from fedrts.observe import Silent
-from fedrts.server_optimizer import ServerOptimizer
+from fedrts.server import rounds
+from fedrts.server.optimizer import ServerOptimizer
 from fedrts.sparse import budget
 from helping import ask
 from plain import Plain, bits_of, rigl

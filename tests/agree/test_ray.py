@@ -15,13 +15,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedrts
-from fedrts import rounds
 from fedrts.engines import choice
 from fedrts.engines import ray as engine_module
 from fedrts.engines.ray import connected, shares, spread
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError
 from fedrts.observe import Silent
+from fedrts.server import rounds
 from sidebyside import agree, in_double, unequal
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported, as `connected` has it

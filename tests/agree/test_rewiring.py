@@ -7,14 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrts import rounds
-from fedrts.aggregate import Sums
 from fedrts.errors import InputError
 from fedrts.methods import FedCUCB, FedDST
 from fedrts.methods.bandit import Outcome
 from fedrts.methods.contract import State
 from fedrts.methods.fedsgc import by_direction
 from fedrts.methods.prunefl import greedy
+from fedrts.server import rounds
+from fedrts.server.aggregate import Sums
 from fedrts.sparse import random, rigl
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule

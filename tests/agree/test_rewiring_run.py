@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedrts import rounds
-from fedrts.aggregate import Sums
-from fedrts.guard import Guard
 from fedrts.methods.contract import State
+from fedrts.server import rounds
+from fedrts.server.aggregate import Sums
+from fedrts.server.guard import Guard
 from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import OwnValues
 from helping import ask

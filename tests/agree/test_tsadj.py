@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrts.aggregate import Sums
 from fedrts.methods import FedRTS
 from fedrts.methods.contract import State
+from fedrts.server.aggregate import Sums
 from fedrts.sparse import posterior, random
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule

@@ -13,10 +13,10 @@ import safetensors.torch
 import torch
 
 import fedrts
-from fedrts import checkpoint
 from fedrts.data.contract import Data
 from fedrts.errors import InputError
-from fedrts.folder import RunFolder
+from fedrts.runs import checkpoint
+from fedrts.runs.folder import RunFolder
 
 WRITTEN = ("model.safetensors", "masks.safetensors", "history.jsonl", "topology.jsonl")
 TINY = {"clients": {"total": 4, "per_round": 2}, "train": {"epochs": 1}, "model": "mlp", "model_options": {"hidden": [8]}, "device": "cpu"}

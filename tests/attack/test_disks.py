@@ -15,9 +15,9 @@ import safetensors.torch
 import torch
 
 import fedrts
-from fedrts import checkpoint
 from fedrts.errors import InputError, Note
-from fedrts.inspection import inspect_run
+from fedrts.export.inspection import inspect_run
+from fedrts.runs import checkpoint
 
 Facts = dict[str, Any]
 Change = Callable[[Facts, dict[str, torch.Tensor]], object]
@@ -113,7 +113,7 @@ def test_logs_that_cannot_be_cut_back_are_one_line(stopped, monkeypatch):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return getattr(self.file, name)
 
-    from fedrts import folder
+    from fedrts.runs import folder
 
     real = folder.RunFolder.rewind
 

@@ -20,7 +20,6 @@ from flwr.common.constant import ErrorCode
 
 from federating import trusting
 from fedrts import config
-from fedrts.assemble import Assembled, with_samples
 from fedrts.cli.deployment import roster as roster_command
 from fedrts.errors import InputError, RefusedError
 from fedrts.flower import FAREWELL, HELLO, PROTOCOL, WORK, final, fleet, messages, node, people
@@ -31,12 +30,13 @@ from fedrts.flower.host import Host
 from fedrts.flower.keys import Authority, issue
 from fedrts.flower.node import Parting, Worker, serve
 from fedrts.flower.roster import Entry, Roster
-from fedrts.folder import RunFolder
-from fedrts.guard import Lateness
-from fedrts.ledger import Ledger
 from fedrts.report.content import absences
 from fedrts.report.read import Run
-from fedrts.rounds import play, play_round
+from fedrts.runs.build import Assembled, with_samples
+from fedrts.runs.folder import RunFolder
+from fedrts.server.client_records import ClientRecords
+from fedrts.server.guard import Lateness
+from fedrts.server.rounds import play, play_round
 from flower.test_engine import LinkHere, _at_once, answering, connected, experiment, played, two_nodes  # noqa: F401
 
 Answer = Callable[[Message, Worker], Message | None]
@@ -390,7 +390,7 @@ def two_sites(**keywords: Any) -> tuple[Assembled, LinkHere, FlowerEngine]:
 
 def test_a_study_of_two_sites_does_not_go_on_alone():
     run, link, engine = two_sites()
-    steps = play(run.plan, run.method.begin(run.setup), 0, Ledger.of(run.plan.guard))
+    steps = play(run.plan, run.method.begin(run.setup), 0, ClientRecords.of(run.plan.guard))
     assert next(steps).record.clients == [0, 1]
     worked = []
     link.manners[7] = lambda message, worker: worked.append(message) or worker.reply(message)
@@ -410,7 +410,7 @@ def test_a_site_that_hangs_is_waited_for_where_there_is_no_quorum_without_it(mon
     run, link, engine = two_sites(topology={"interval": 20, "end": 4, "first_outer": 20})
     engine.wait, engine.paces = 5.0, Paces(5.0)
     monkeypatch.setattr("fedrts.flower.engine._LEAST_ALLOWANCE", 0.2)
-    steps = play(run.plan, run.method.begin(run.setup), 0, Ledger.of(run.plan.guard))
+    steps = play(run.plan, run.method.begin(run.setup), 0, ClientRecords.of(run.plan.guard))
     for _ in range(3):
         assert next(steps).record.clients == [0, 1]
     held: list[Message] = []
@@ -432,7 +432,7 @@ def test_a_site_that_hangs_is_waited_for_where_there_is_no_quorum_without_it(mon
 
 def test_a_site_that_is_lost_is_said_loudly_and_stands_in_history_and_report():
     run, link, _ = two_sites(guard={"quorum": 0.5})
-    steps, lines = play(run.plan, run.method.begin(run.setup), 0, Ledger.of(run.plan.guard)), []
+    steps, lines = play(run.plan, run.method.begin(run.setup), 0, ClientRecords.of(run.plan.guard)), []
     lines.append(next(steps).record.as_dict())
     del link.workers[8]
     lines += [next(steps).record.as_dict() for _ in range(2)]
@@ -466,7 +466,7 @@ def test_a_nodes_own_word_never_excuses_it(word: str, how: str):
     run, link = experiment(clients={"per_round": 5}), two_nodes()
     said = answering({}, {"failed": [1, 3], "reasons": [word, word]})
     link.manners[8] = said if how == "facts" else failing(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, word)
-    ledger = Ledger.of(run.plan.guard)
+    ledger = ClientRecords.of(run.plan.guard)
     ready = connected(run, link)
     lines = [step.record.as_dict() for step in play(ready.plan, ready.method.begin(ready.setup), 0, ledger)]
     assert lines[0]["rejected"][0]["reason"] == f"its node says: {word}"
@@ -479,7 +479,7 @@ def test_a_nodes_own_word_never_excuses_it(word: str, how: str):
 def test_a_node_cannot_say_that_it_is_not_there(code: int):
     run, link = experiment(clients={"per_round": 5}), two_nodes()
     link.manners[8] = failing(code, "Node Unavailable")
-    ledger = Ledger.of(run.plan.guard)
+    ledger = ClientRecords.of(run.plan.guard)
     ready = connected(run, link)
     list(play(ready.plan, ready.method.begin(ready.setup), 0, ledger))
     assert ledger.strikes.counts == {1: 3, 3: 3}
@@ -494,11 +494,12 @@ def test_a_node_that_hangs_costs_ever_fewer_rounds_and_comes_back():
     run = experiment(clients={"per_round": 5}, rounds=16, topology={"interval": 20, "end": 16, "first_outer": 20})
     link = two_nodes()
     link.manners[8] = silent
-    ledger, ready = Ledger.of(run.plan.guard), connected(run, link, timeout=0.5)
+    ledger, ready = ClientRecords.of(run.plan.guard), connected(run, link, timeout=0.5)
     lines, state = [], ready.method.begin(ready.setup)
     for index in range(16):
         step = play_round(ready.plan, state, index, ledger)
-        state, ledger = step.state, Ledger.restored(ledger.tensors(), state.mask.sizes, run.plan.guard, "cpu")  # as after a checkpoint
+        state = step.state
+        ledger = ClientRecords.restored(ledger.tensors(), state.mask.sizes, run.plan.guard, "cpu")  # as after a checkpoint
         lines.append(step.record.as_dict())
         if len(lines) == 8:
             link.manners.pop(8)
@@ -510,21 +511,21 @@ def test_a_node_that_hangs_costs_ever_fewer_rounds_and_comes_back():
 
 def test_what_is_known_of_late_and_departed_clients_survives_a_checkpoint():
     run = experiment()
-    ledger = Ledger.of(run.plan.guard)
+    ledger = ClientRecords.of(run.plan.guard)
     ledger.lateness = Lateness(1)
     with pytest.warns(UserWarning, match="late"):
         ledger.lateness.add(3, 7)
     ledger.departed[2] = 5
     state = run.method.begin(run.setup)
-    again = Ledger.restored(ledger.tensors(), state.mask.sizes, run.plan.guard, "cpu")
+    again = ClientRecords.restored(ledger.tensors(), state.mask.sizes, run.plan.guard, "cpu")
     assert (again.lateness.counts, again.lateness.again, again.departed) == ({3: 1}, {3: 9}, {2: 5})
     before = {name: tensor for name, tensor in ledger.tensors().items() if name not in ("late", "departed")}
-    assert not Ledger.restored(before, state.mask.sizes, run.plan.guard, "cpu").departed  # of an earlier version
+    assert not ClientRecords.restored(before, state.mask.sizes, run.plan.guard, "cpu").departed  # of an earlier version
 
 
 def test_where_everybody_is_needed_a_late_client_is_asked_all_the_same():
     run, _, _ = two_sites(guard={"attempts": 1})
-    ledger = Ledger.of(run.plan.guard)
+    ledger = ClientRecords.of(run.plan.guard)
     ledger.lateness.counts[1], ledger.lateness.again[1] = 3, 99
     assert next(play(run.plan, run.method.begin(run.setup), 0, ledger)).record.clients == [0, 1]
     assert not ledger.lateness.again
@@ -550,7 +551,7 @@ def test_a_hanging_node_is_waited_for_no_longer_than_past_rounds_suggest(monkeyp
     monkeypatch.setattr("fedrts.flower.engine._LEAST_ALLOWANCE", 0.2)
     run, link = experiment(clients={"per_round": 5}, topology={"interval": 20, "end": 4, "first_outer": 20}), two_nodes()
     ready = connected(run, link, timeout=60.0, paces=Paces(5.0))
-    steps = play(ready.plan, ready.method.begin(ready.setup), 0, Ledger.of(run.plan.guard))
+    steps = play(ready.plan, ready.method.begin(ready.setup), 0, ClientRecords.of(run.plan.guard))
     for _ in range(3):
         next(steps)
     link.manners[8] = silent
@@ -565,7 +566,7 @@ def test_a_hanging_node_is_waited_for_no_longer_than_past_rounds_suggest(monkeyp
 def test_a_site_that_withdraws_is_asked_no_more_and_history_says_since_when(tmp_path: Path):
     run, link, engine = two_sites()
     engine.fleet.roster.file = tmp_path / "roster.json"
-    steps = play(run.plan, run.method.begin(run.setup), 0, ledger := Ledger.of(run.plan.guard))
+    steps = play(run.plan, run.method.begin(run.setup), 0, ledger := ClientRecords.of(run.plan.guard))
     lines = [next(steps).record.as_dict()]
     link.start(8, [])
     link.workers[8] = Worker(Host(), link.said.append, withdraws=True)
@@ -593,7 +594,7 @@ def test_those_who_stay_need_not_wait_for_those_who_withdrew():
         engine.fleet.roster.leave(client, "withdrawn")
     plan = replace(run.plan, per_round=10, samples=[*run.plan.samples, *[1] * 8])
     del link.workers[8]
-    assert next(play(plan, run.method.begin(run.setup), 0, Ledger.of(run.plan.guard))).record.clients == [0], "one of two is half"
+    assert next(play(plan, run.method.begin(run.setup), 0, ClientRecords.of(run.plan.guard))).record.clients == [0], "one of two is half"
 
 
 def test_a_node_that_never_introduces_itself_holds_nobody_up(monkeypatch: pytest.MonkeyPatch):
@@ -602,7 +603,7 @@ def test_a_node_that_never_introduces_itself_holds_nobody_up(monkeypatch: pytest
     link.start(9, [1, 3], lambda message, worker: None)
     ready = connected(run, link, wait=60.0)
     monkeypatch.setattr(fleet, "_ANSWER", 0.1)
-    record = next(play(ready.plan, ready.method.begin(ready.setup), 0, Ledger.of(run.plan.guard))).record
+    record = next(play(ready.plan, ready.method.begin(ready.setup), 0, ClientRecords.of(run.plan.guard))).record
     assert record.clients == [0, 2, 4]
     assert record.seconds < 20
 
@@ -620,7 +621,7 @@ def test_a_withdrawal_by_somebody_unknown_changes_nothing():
 def test_a_site_that_is_removed_while_a_round_waits_for_it_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch):
     run, link, engine = two_sites()
     engine.wait = 60.0
-    steps = play(run.plan, run.method.begin(run.setup), 0, Ledger.of(run.plan.guard))
+    steps = play(run.plan, run.method.begin(run.setup), 0, ClientRecords.of(run.plan.guard))
     next(steps)
     del link.workers[8]
     looks, look = [], engine.fleet.look

@@ -21,14 +21,15 @@ import tomli_w
 import torch
 
 import fedrts
-from fedrts import checkpoint, cli, config
-from fedrts.assemble import assemble
+from fedrts import cli, config
 from fedrts.comparison.grid import Grid
 from fedrts.comparison.tuning import used
 from fedrts.errors import InputError
-from fedrts.folder import RunFolder
 from fedrts.observe import Silent
 from fedrts.registry import import_path, only_allowing
+from fedrts.runs import checkpoint
+from fedrts.runs.build import assemble
+from fedrts.runs.folder import RunFolder
 
 PLANTED = """
 from pathlib import Path

@@ -23,9 +23,9 @@ from fedrts.comparison.results import csv_of
 from fedrts.config import from_file
 from fedrts.data import images, unpack
 from fedrts.errors import InputError
-from fedrts.initial import load_weights
 from fedrts.report.model import Column, Mean, Table
 from fedrts.report.text import table_csv
+from fedrts.runs.initial_weights import load_weights
 from fedrts.sparse.mask import Mask
 from fedrts.wire import positions
 from fedrts.wire.errors import WireError

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 import fedrts
 from fedrts.errors import InputError
-from fedrts.likeness import alike, likeness
+from fedrts.runs.likeness import alike, likeness
 from fedrts.tasks import Classification
 
 SMALL = {"rounds": 2, "epochs": 1, "batch_size": 8, "density": 0.5}

@@ -11,9 +11,9 @@ from torch.utils.data import TensorDataset
 import fedrts
 from fedrts.config import Experiment, flat, from_assignments, from_file, from_keywords, resolve, validated
 from fedrts.errors import InputError
-from fedrts.folder import RunFolder
-from fedrts.inspection import inspect_run
+from fedrts.export.inspection import inspect_run
 from fedrts.observe import Silent
+from fedrts.runs.folder import RunFolder
 
 
 class Stop(Exception):

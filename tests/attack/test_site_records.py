@@ -18,15 +18,15 @@ from scipy import stats
 
 from federating import trusting
 from fedrts import config
-from fedrts.assemble import Assembled, assemble
-from fedrts.client import Workbench
+from fedrts.client.privacy import Account, Protection, Unpredictable, spent
+from fedrts.client.workbench import Workbench
 from fedrts.errors import InputError
 from fedrts.flower import HELLO, WORK, messages
 from fedrts.flower.deployment import introduction
 from fedrts.flower.node import Worker
 from fedrts.flower.site import Site
 from fedrts.flower.state import Records
-from fedrts.privacy import Account, Protection, Unpredictable, spent
+from fedrts.runs.build import Assembled, assemble
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
 from helping import order_of

@@ -67,7 +67,7 @@ def arrange(moment: Moment) -> None:
         os.kill(os.getpid(), moment.by)
 
     if moment.what == "torn":
-        from fedrts import folder
+        from fedrts.runs import folder
 
         real_append = folder.RunFolder.append
 

@@ -8,14 +8,17 @@ import pytest
 import torch
 
 import fedrts
-from fedrts import api, rounds
-from fedrts.aggregate import Clipped, Sorted, Sums, reduction
-from fedrts.client import Failure, Reply
+from fedrts import api
+from fedrts.client.envelope import decode_reply, encode_reply
+from fedrts.client.order import Failure, Reply
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, Note
-from fedrts.guard import Guard, decode_reply, encode_reply, faults
-from fedrts.ledger import Ledger
 from fedrts.observe import Silent
+from fedrts.server import rounds
+from fedrts.server.aggregate import Sums
+from fedrts.server.client_records import ClientRecords
+from fedrts.server.guard import Guard, faults
+from fedrts.server.reducers import Clipped, Sorted, reduction
 from fedrts.wire.errors import WireError
 from fedrts.wire.fields import Selection
 from helping import ask, order_of
@@ -150,7 +153,7 @@ def without(run):
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_bad_reply_is_rejected_and_changes_nothing(run, without, attack):
     tamper, reason = ATTACKS[attack]
-    ledger = Ledger.of(run.plan.guard)
+    ledger = ClientRecords.of(run.plan.guard)
     played = rounds.play_round(plan_of(run, tamper), run.method.begin(run.setup), 0, ledger)
     (rejected,) = played.record.rejected
     assert re.search(reason, rejected["reason"]), rejected
@@ -182,7 +185,7 @@ def test_a_second_reply_of_a_client_does_not_count(run, again):
     def twice(reply, order):
         return [reply, reply] if again == "duplicate" else [reply, replace(reply, round=-1)]
 
-    ledger = Ledger.of(run.plan.guard)
+    ledger = ClientRecords.of(run.plan.guard)
     played = rounds.play_round(plan_of(run, twice, attackers=(0,)), state, 0, ledger)
     assert ledger.strikes.counts == {}
     assert [entry["client"] for entry in played.record.rejected] == [0]
@@ -202,7 +205,7 @@ def test_honest_replies_survive_the_wire(run):
 def test_repeated_offenders_are_asked_no_more(toy):
     run = toy("fedrts", "mlp", rounds=20, clients={"total": 5, "per_round": 4})
     plan = plan_of(run, ATTACKS["NaN"][0])
-    ledger = Ledger.of(plan.guard)
+    ledger = ClientRecords.of(plan.guard)
     with pytest.warns(Note, match="client 2 is asked no more"):
         records = [played.record for played in rounds.play(plan, run.method.begin(run.setup), -1, ledger)]
     bad = [record.round for record in records if record.rejected]
@@ -214,16 +217,16 @@ def test_repeated_offenders_are_asked_no_more(toy):
 
 @pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
 def test_the_ledger_survives_its_tensors(run):
-    ledger = Ledger.of(run.plan.guard)
+    ledger = ClientRecords.of(run.plan.guard)
     state = run.method.begin(run.setup)
     for index in (0, 1, 3):
         state = rounds.play_round(plan_of(run, ATTACKS["NaN"][0]), state, index, ledger).state
-    again = Ledger.restored(ledger.tensors(), state.mask.sizes, run.plan.guard, "cpu")
+    again = ClientRecords.restored(ledger.tensors(), state.mask.sizes, run.plan.guard, "cpu")
     assert again.strikes.counts == ledger.strikes.counts == {ATTACKER: 3}
     assert again.traffic.holds == ledger.traffic.holds
     assert again.messages == ledger.messages == 3 * (5 + 4)
     earlier = {name: tensor for name, tensor in ledger.tensors().items() if name != "uploads"}
-    assert Ledger.restored(earlier, state.mask.sizes, run.plan.guard, "cpu").uploads == {}
+    assert ClientRecords.restored(earlier, state.mask.sizes, run.plan.guard, "cpu").uploads == {}
     assert again.uploads == ledger.uploads == dict.fromkeys(range(5), (3, 2))
     assert list(again.traffic.masks) == list(ledger.traffic.masks)
     assert all(again.traffic.masks[name] == mask for name, mask in ledger.traffic.masks.items())
@@ -234,7 +237,7 @@ def test_below_the_quorum_others_are_asked_and_nothing_is_half_applied(toy):
     bad = set(run.plan.sample(0)) - {min(run.plan.sample(0))}
     plan = plan_of(run, ATTACKS["NaN"][0], attackers=tuple(bad), quorum=1.0)
     state = run.method.begin(run.setup)
-    ledger = Ledger.of(plan.guard)
+    ledger = ClientRecords.of(plan.guard)
     played = rounds.play_round(plan, state, 0, ledger)
     assert played.record.rejected
     assert not set(played.record.clients) & bad
@@ -243,7 +246,7 @@ def test_below_the_quorum_others_are_asked_and_nothing_is_half_applied(toy):
     assert ledger.uploads == {client: (times,) * 2 for client in range(5) if (times := sum(client in clients for clients in asked))}
     assert set(played.record.clients) == next(clients for clients in attempts if not clients & bad)
     direct = rounds._attempt(
-        run.plan, state, 0, attempts.index(set(played.record.clients)), Ledger.of(plan.guard), rounds.Record(0, True, [])
+        run.plan, state, 0, attempts.index(set(played.record.clients)), ClientRecords.of(plan.guard), rounds.Record(0, True, [])
     )
     assert torch.equal(direct.weights, played.state.weights)
 

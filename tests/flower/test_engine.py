@@ -25,7 +25,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from federating import trusting
 from fedrts import config
-from fedrts.assemble import Assembled, assemble, with_samples
+from fedrts.client.privacy import Protection, spent
 from fedrts.errors import InputError
 from fedrts.flower import HELLO, PROTOCOL, engine, fleet, messages
 from fedrts.flower.deployment import engaged, introduction
@@ -36,9 +36,9 @@ from fedrts.flower.messages import Incoming
 from fedrts.flower.node import Worker
 from fedrts.flower.site import Site, accepted
 from fedrts.flower.state import Records
-from fedrts.ledger import Ledger
-from fedrts.privacy import Protection, spent
-from fedrts.rounds import play
+from fedrts.runs.build import Assembled, assemble, with_samples
+from fedrts.server.client_records import ClientRecords
+from fedrts.server.rounds import play
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
 from fedrts.wire.errors import WireError
@@ -159,7 +159,7 @@ def two_nodes() -> LinkHere:
 
 def played(run: Assembled) -> tuple[list[dict[str, Any]], Any]:
     state, lines = run.method.begin(run.setup), []
-    for step in play(run.plan, state, -1, Ledger.of(run.plan.guard)):
+    for step in play(run.plan, state, -1, ClientRecords.of(run.plan.guard)):
         state = step.state
         lines.append({**step.record.as_dict(), "seconds": 0})
     return lines, state
@@ -292,7 +292,7 @@ def test_a_node_with_bad_manners_is_named_with_the_reason_and_the_round_goes_on(
 def test_who_is_not_there_is_not_reachable_and_not_blamed():
     run, link = experiment(clients={"per_round": 5}), LinkHere()
     link.start(7, [0, 2, 4])
-    ledger = Ledger.of(run.plan.guard)
+    ledger = ClientRecords.of(run.plan.guard)
     ready = connected(run, link)
     steps = list(play(ready.plan, ready.method.begin(ready.setup), 0, ledger))
     assert all(step.record.rejected == [{"client": client, "reason": "not reachable"} for client in (1, 3)] for step in steps)

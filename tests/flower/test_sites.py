@@ -17,7 +17,6 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from federating import trusting
 from fedrts import config
-from fedrts.assemble import Assembled, assemble
 from fedrts.data.contract import Data
 from fedrts.data.images import statistics
 from fedrts.flower import deployment, engine, fleet
@@ -27,9 +26,10 @@ from fedrts.flower.host import Host
 from fedrts.flower.node import Worker
 from fedrts.flower.normalisation import Normalisation, common
 from fedrts.flower.site import Site
-from fedrts.ledger import Ledger
-from fedrts.rounds import play
-from fedrts.summary import summarise
+from fedrts.runs.build import Assembled, assemble
+from fedrts.runs.summary import summarise
+from fedrts.server.client_records import ClientRecords
+from fedrts.server.rounds import play
 from fedrts.wire.errors import WireError
 from flower.test_engine import LinkHere
 
@@ -83,7 +83,7 @@ def federated(run: Assembled, link: LinkHere, hosts: list[Host], folder: Path | 
 
 
 def lines_of(run: Assembled) -> list[dict[str, Any]]:
-    return [played.record.as_dict() for played in play(run.plan, run.method.begin(run.setup), -1, Ledger.of(run.plan.guard))]
+    return [played.record.as_dict() for played in play(run.plan, run.method.begin(run.setup), -1, ClientRecords.of(run.plan.guard))]
 
 
 def test_a_site_trains_on_all_that_it_is_given(tmp_path: Path):
@@ -126,7 +126,7 @@ def test_what_sites_say_is_what_the_model_is(tmp_path: Path):
     link = LinkHere()
     hosts = [site_with(arrays(tmp_path, "a", 100, 0), {"test": 0.2}), site_with(arrays(tmp_path, "b", 60, 1, bright=60), {"test": 0.5})]
     run = federated(study(), link, hosts)
-    *_, last = play(run.plan, run.method.begin(run.setup), -1, Ledger.of(run.plan.guard))
+    *_, last = play(run.plan, run.method.begin(run.setup), -1, ClientRecords.of(run.plan.guard))
     run.layout.bind(run.module, last.state.weights.clone())
     for entry, worker in zip(last.record.federated["clients"], link.workers.values(), strict=True):
         data = worker.site.run.bench.data
@@ -151,7 +151,7 @@ def test_a_study_that_nobody_tests_is_played_and_says_so(tmp_path: Path):
     link = LinkHere()
     run = federated(study(), link, [site_with(arrays(tmp_path, "a", 40, 0)), site_with(arrays(tmp_path, "b", 40, 1))])
     assert any("nobody has data to test the model on" in line for line in link.said)
-    ledger = Ledger.of(run.plan.guard)
+    ledger = ClientRecords.of(run.plan.guard)
     played = list(play(run.plan, run.method.begin(run.setup), -1, ledger))
     summary = summarise(run, played[-1].state, ledger, [entry.record.as_dict() for entry in played])
     assert [summary[key] for key in ("accuracy", "accuracy_last10", "best_accuracy", "loss")] == [None] * 4
@@ -161,7 +161,7 @@ def test_the_coordinators_own_test_set_comes_first(tmp_path: Path):
     hosts = [site_with(arrays(tmp_path, "a", 100, 0), {"test": 0.2}), site_with(arrays(tmp_path, "b", 60, 1), {"test": 0.5})]
     own = arrays(tmp_path, "coordinator", 50, 9)
     run = federated(study(data=own, data_options={"test": 0.5}, clients={"partition": "sites"}), LinkHere(), hosts)
-    *_, last = play(run.plan, run.method.begin(run.setup), -1, Ledger.of(run.plan.guard))
+    *_, last = play(run.plan, run.method.begin(run.setup), -1, ClientRecords.of(run.plan.guard))
     assert last.record.accuracy == run.plan.engine.evaluate(last.state)["accuracy"]
     assert last.record.federated["samples"] == 50
 

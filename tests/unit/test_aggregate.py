@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrts.aggregate import Sums
+from fedrts.server.aggregate import Sums
 from fedrts.wire.fields import Selection
 
 

@@ -13,9 +13,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedrts.checkpoint import Pace, Saved, _digest, load, save, write_atomically
 from fedrts.errors import InputError, Note
+from fedrts.files import write_atomically
 from fedrts.methods.contract import State
+from fedrts.runs.checkpoint import Pace, Saved, _digest, load, save
 from fedrts.sparse.mask import Mask
 
 SIZES = (40, 24)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedrts import rounds
-from fedrts.client import Job
+from fedrts.client.job import Job
 from fedrts.engines.serial import SerialEngine
 from fedrts.methods.contract import Exchange, ProbeGradient, Train
+from fedrts.server import rounds
 from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import OnOwnMask, Values
@@ -57,7 +57,7 @@ def test_training_is_a_plain_loop_with_a_mask_on_the_gradients(toy, model, train
 
 def test_one_client_and_one_step_is_sgd(toy):
     run = toy("fedavg", "mlp", clients={"total": 1, "per_round": 1}, train={"batch_size": 120})
-    from fedrts import rounds
+    from fedrts.server import rounds
 
     state = run.method.begin(run.setup)
     after = rounds.play_round(run.plan, state, 1).state

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrts import api, cli, config
-from fedrts.assemble import assemble
 from fedrts.config import Experiment, from_assignments, from_file, from_keywords, resolve
 from fedrts.errors import InputError, Note
-from fedrts.folder import RunFolder
+from fedrts.runs.build import assemble
+from fedrts.runs.folder import RunFolder
 
 
 def settings(**changes: Any) -> dict[str, Any]:

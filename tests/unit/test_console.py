@@ -12,10 +12,10 @@ from fedrts import api
 from fedrts.cli import tables
 from fedrts.comparison.play import News
 from fedrts.comparison.watch import LiveWatcher
-from fedrts.folder import RunFolder
 from fedrts.observe import Several, Silent
 from fedrts.observe.console import ConsoleObserver, Line
-from fedrts.rounds import Record
+from fedrts.runs.folder import RunFolder
+from fedrts.server.rounds import Record
 
 FACTS = {"parameters": 10, "active": 5, "density": 0.5, "engine": "serial engine", "bytes": 0, "missing": 0}
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedrts import methods, rounds
+from fedrts import methods
+from fedrts.server import rounds
 
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 import fedrts
-from fedrts import methods, rounds
-from fedrts.accounting import ACCOUNTINGS, FRESH, HOLDER, PUBLISHED, STRICT, optimizer_states
-from fedrts.client import LocalTraining
+from fedrts import methods
+from fedrts.client.training import LocalTraining
+from fedrts.costs.measured import optimizer_states
+from fedrts.costs.table import ACCOUNTINGS, FRESH, HOLDER, PUBLISHED, STRICT
 from fedrts.errors import InputError
+from fedrts.server import rounds
 
 ALONE = {"total": 1, "per_round": 1, "partition": "iid", "min_size": 1}
 """One client with all the data, so that a run's totals are this client's."""

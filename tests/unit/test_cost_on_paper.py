@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedrts import methods, models
-from fedrts.accounting import flops_on_paper
-from fedrts.client import LocalTraining
+from fedrts.client.training import LocalTraining
+from fedrts.costs.on_paper import flops_on_paper
 from fedrts.methods.contract import Exchange, ProbeGradient, Round, Train
 from fedrts.sparse import budget
 from fedrts.sparse.cost import Book, Macs, as_published, bitmap, by_density

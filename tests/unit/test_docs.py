@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedrts import catalogue, methods
+from fedrts import methods
+from fedrts.methods import describe
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"
@@ -79,7 +80,7 @@ def test_the_idea_has_three_sentences(name):
 def test_the_source_of_every_default_is_told(name):
     prose = section(name, "Options").split("<!-- end -->")[1]
     assert len(prose.split()) > 5
-    for option in catalogue.described(name).options:
+    for option in describe.described(name).options:
         assert f"`{option}`" in prose
 
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from fedrts import cli, config, rounds
+from fedrts import cli, config
 from fedrts.errors import InputError
+from fedrts.server import rounds
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,9 +9,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedrts
-from fedrts import api, fairness
-from fedrts.folder import RunFolder
+from fedrts import api
 from fedrts.observe import Silent
+from fedrts.runs import fairness
+from fedrts.runs.folder import RunFolder
 from fedrts.tasks import Classification
 
 

@@ -7,7 +7,7 @@ import pytest
 import fedrts
 from fedrts import config
 from fedrts.errors import InputError
-from fedrts.folder import RunFolder
+from fedrts.runs.folder import RunFolder
 
 TINY = {
     "data": "digits",

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 import fedrts
 from fedrts import models
 from fedrts.errors import InputError
-from fedrts.initial import load_weights
+from fedrts.runs.initial_weights import load_weights
 
 
 def gpt(seed):

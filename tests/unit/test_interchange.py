@@ -7,7 +7,7 @@ import torch
 
 from fedrts import models
 from fedrts.errors import InputError
-from fedrts.initial import load_weights
+from fedrts.runs.initial_weights import load_weights
 
 
 def shapes(module):

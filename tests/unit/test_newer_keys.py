@@ -8,8 +8,9 @@ import safetensors.torch
 import tomli_w
 
 import fedrts
-from fedrts import checkpoint, config
+from fedrts import config
 from fedrts.errors import InputError
+from fedrts.runs import checkpoint
 
 TINY = {
     "data": "digits",

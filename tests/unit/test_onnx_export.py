@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedrts import models, onnx_export
+from fedrts import models
 from fedrts.errors import InputError
+from fedrts.export import onnx as onnx_export
 
 FAMILIES = {
     "mlp": ((64,), {}),

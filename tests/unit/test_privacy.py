@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 import fedrts
-from fedrts import api, config, guard, privacy
+from fedrts import api, config
+from fedrts.client import privacy
+from fedrts.client.privacy import Account, Protection, Repeatable, Response, Unpredictable, gaussian_delta, gaussian_epsilon, respond, spent
 from fedrts.errors import InputError
-from fedrts.ledger import Ledger
-from fedrts.privacy import Account, Protection, Repeatable, Response, Unpredictable, gaussian_delta, gaussian_epsilon, respond, spent
-from fedrts.summary import describe_privacy
+from fedrts.runs.summary import describe_privacy
+from fedrts.server import guard
+from fedrts.server.client_records import ClientRecords
 from helping import order_of
 
 
@@ -208,12 +210,12 @@ def test_messages_of_different_protection_add_up():
 
 def test_who_gave_most_is_told_by_what_it_is_worth(toy):
     run = toy(privacy={"clip": 1.0, "noise": 3.0, "index_epsilon": 2.0})
-    ledger = Ledger.of(run.plan.guard)
+    ledger = ClientRecords.of(run.plan.guard)
     ledger.uploads = {1: (10, 0), 4: (9, 9)}
     stated = describe_privacy(run, ledger)["most"]
     assert (stated["client"], stated["messages"], stated["index_sets"]) == (4, 9, 9)
     assert stated["epsilon"] == spent(run.bench.protection, 9, 9)
-    assert describe_privacy(run, Ledger.of(run.plan.guard))["most"] == {
+    assert describe_privacy(run, ClientRecords.of(run.plan.guard))["most"] == {
         "client": None,
         "messages": 0,
         "index_sets": 0,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedrts import config
 from fedrts.errors import InputError
 from fedrts.methods.contract import State
-from fedrts.server_optimizer import ServerOptimizer
+from fedrts.server.optimizer import ServerOptimizer
 from fedrts.sparse.mask import Mask
 
 LINKS, DENSE, STATISTICS = 4, 2, 1

@@ -8,10 +8,10 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fedrts import crossentropy, models, tasks
-from fedrts.crossentropy import linear_cross_entropy
+from fedrts import models, tasks
 from fedrts.errors import reason
-from fedrts.tasks import Classification, Language, cross_entropy
+from fedrts.tasks import Classification, Language, cross_entropy, crossentropy
+from fedrts.tasks.crossentropy import linear_cross_entropy
 
 WORDS, TIME = 23, 6
 

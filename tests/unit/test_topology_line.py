@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedrts.methods.contract import State
-from fedrts.rounds import describe
+from fedrts.server.rounds import describe
 from fedrts.sparse.mask import Mask
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import fedrts
 from fedrts.errors import InputError, Note
-from fedrts.inspection import evaluate_run
+from fedrts.export.inspection import evaluate_run
 from fedrts.methods.base import Sparse
 
 

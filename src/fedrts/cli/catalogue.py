@@ -18,11 +18,11 @@ def methods(
     markdown: Annotated[bool, typer.Option("--markdown", help="What each keeps, does and sends, as a Markdown table.")] = False,
 ) -> None:
     """List the methods with their options."""
-    from fedrts import catalogue
     from fedrts import methods as kinds
+    from fedrts.methods import describe
 
     if markdown:
-        print(catalogue.table())
+        print(describe.table())
         return
 
     rows = []
@@ -102,9 +102,9 @@ def show(
 ) -> None:
     """Show which client would hold what, as a table and a picture."""
     from fedrts import config
-    from fedrts.assemble import federation
     from fedrts.observe.picture import check_drawable, draw_clients
-    from fedrts.summary import describe_clients
+    from fedrts.runs.build import federation
+    from fedrts.runs.summary import describe_clients
 
     if out is not None:
         check_drawable(out)

@@ -25,7 +25,7 @@ from fedrts.cli.tables import print_csv
 from fedrts.errors import InputError
 
 if TYPE_CHECKING:
-    from fedrts.accounting import Cost
+    from fedrts.costs.table import Cost
 
 
 @app.command()
@@ -55,13 +55,14 @@ def cost(
     if input_shape is not None and data is not None:
         raise InputError("--data and --input-shape exclude each other: both say what the model reads")
     shape = None if input_shape is None else _whole_numbers("--input-shape", input_shape)
-    from fedrts import accounting, config
+    from fedrts import config
+    from fedrts.costs import table as costs
 
     names = ("model", "method", "density", "data", "clients", "epochs", "batch_size", "value_type", "seed")
     flags = {name: value for name, value in locals().items() if name in names}
     layers = [config.from_file(experiment)] if experiment else []
     layers += [config.from_keywords(flags), config.from_assignments(assignments or [])]
-    found = accounting.of_settings(layers, None, shape, classes, samples, exact, data_dir)
+    found = costs.of_settings(layers, None, shape, classes, samples, exact, data_dir)
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     elif as_csv:
@@ -84,7 +85,7 @@ def _print_cost(found: Cost) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedrts.accounting import ACCOUNTINGS
+    from fedrts.costs.table import ACCOUNTINGS
 
     console = Console(highlight=False)
     console.print(

@@ -38,7 +38,7 @@ def server(
 ) -> None:
     """Coordinate a federation: wait for nodes and train. The same command goes on after a stop or a crash."""
     from fedrts import api, config, flower
-    from fedrts.folder import RunFolder
+    from fedrts.runs.folder import RunFolder
 
     if (tls is None) != insecure:
         raise InputError("give either --tls DIR (see `fedrts keys init`) or --insecure")

@@ -16,7 +16,7 @@ from fedrts.cli.tables import print_table
 @app.command()
 def inspect(run_dir: RunDir, as_json: AsJson = False) -> None:
     """Show what a run folder holds: progress, results, and the density of every layer."""
-    from fedrts.inspection import inspect_run
+    from fedrts.export.inspection import inspect_run
 
     content = inspect_run(run_dir)
     if as_json:
@@ -37,8 +37,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Test the model of a run folder."""
-    from fedrts.folder import finite
-    from fedrts.inspection import evaluate_run
+    from fedrts.export.inspection import evaluate_run
+    from fedrts.runs.folder import finite
 
     metrics = evaluate_run(run_dir, data, data_dir, allow or ())
     print(json.dumps(finite(metrics)) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in metrics.items()))
@@ -61,6 +61,6 @@ def export(
     allow: Allow = None,
 ) -> None:
     """Write the model of a run folder for use elsewhere. Tensors load with `load_state_dict(strict=True)`; ONNX needs no PyTorch."""
-    from fedrts.inspection import export_run
+    from fedrts.export.inspection import export_run
 
     print(export_run(run_dir, format.value, out, data_dir, allow or ()))

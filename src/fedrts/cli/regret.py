@@ -38,7 +38,7 @@ def regret(
     quiet: Quiet = False,
 ) -> None:
     """Regret of Thompson sampling (TSAdj) against CUCB, greedy and random on the bandit of the theory, and the theorem's bound."""
-    from fedrts import regret as files
+    from fedrts.bandit import document as files
     from fedrts.bandit.study import Settings
 
     own = files.read_means(means) if means else None

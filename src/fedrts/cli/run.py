@@ -69,7 +69,7 @@ def run(
 ) -> None:
     """Run an experiment. Without arguments: FedRTS at density 0.2 on handwritten digits, offline, in under a minute."""
     from fedrts import api, config
-    from fedrts.folder import resume_command
+    from fedrts.runs.folder import resume_command
 
     names = (
         "method",
@@ -107,9 +107,9 @@ def measured(experiment: Experiment, data_dir: Path | None, quiet: bool) -> Expe
     from rich.console import Console
     from rich.table import Table
 
-    from fedrts import tuning
+    from fedrts.runs import engine_tuning
 
-    tuned = tuning.tune(experiment, data_dir)
+    tuned = engine_tuning.tune(experiment, data_dir)
     table = Table(title="tuned: remembered from an earlier run" if tuned.remembered else "tuned", title_justify="left")
     for heading in ("engine", "kernel", "slots", "threads", "samples/s"):
         table.add_column(heading, justify="left" if heading in ("engine", "kernel") else "right")
@@ -139,7 +139,7 @@ def resume(
 ) -> None:
     """Continue an interrupted run to exactly the result it would have had; with --rounds, for longer than was planned."""
     from fedrts import api, config
-    from fedrts.folder import RunFolder, resume_command
+    from fedrts.runs.folder import RunFolder, resume_command
 
     if rounds is None and RunFolder(run_dir).summary() is not None:
         RunFolder(run_dir).verify()

@@ -31,6 +31,6 @@ def _cell(value: object) -> str:
 
 def print_csv(rows: list[dict[str, Any]]) -> None:
     """Rows with the same keys."""
-    from fedrts.spreadsheet import csv_text
+    from fedrts.files import csv_text
 
     print(csv_text([list(rows[0]), *(list(row.values()) for row in rows)]), end="")

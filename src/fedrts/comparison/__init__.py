@@ -19,7 +19,7 @@ from fedrts.comparison.results import DEFAULT_METRIC, Compared
 from fedrts.comparison.table import check_metric
 from fedrts.engines.choice import Settings
 from fedrts.errors import InputError
-from fedrts.folder import RunFolder
+from fedrts.runs.folder import RunFolder
 
 
 class Watcher(Protocol):

@@ -15,8 +15,8 @@ import torch
 from fedrts import api, config
 from fedrts.config import Experiment
 from fedrts.errors import InputError, Note
-from fedrts.folder import RunFolder
-from fedrts.rounds import Record
+from fedrts.runs.folder import RunFolder
+from fedrts.server.rounds import Record
 
 _MAY_DIFFER = ("out", "engine.", "device")
 """Beginnings of keys of a run that were decided, or chosen elsewhere, when it began."""

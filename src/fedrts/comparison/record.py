@@ -13,11 +13,11 @@ from typing import Any
 import tomli_w
 
 from fedrts import config, data
-from fedrts.checkpoint import write_atomically
 from fedrts.comparison.grid import Cell, Grid
 from fedrts.config import Experiment
 from fedrts.errors import InputError
-from fedrts.folder import lock
+from fedrts.files import write_atomically
+from fedrts.runs.folder import lock
 
 FILE = "compare.toml"
 _FINGERPRINTS = ("fingerprints", "digests")

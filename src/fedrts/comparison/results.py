@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrts.checkpoint import explained, write_atomically
 from fedrts.comparison import table
 from fedrts.comparison.grid import Cell, Grid
 from fedrts.comparison.play import News
 from fedrts.comparison.table import METRICS, Results, markdown
 from fedrts.comparison.tuning import Chosen
 from fedrts.errors import InputError, optional
-from fedrts.spreadsheet import csv_text
+from fedrts.files import csv_text, explained, write_atomically
 
 DEFAULT_METRIC = "accuracy_last10"
 

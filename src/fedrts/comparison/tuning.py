@@ -10,8 +10,8 @@ from typing import Any
 from fedrts import config
 from fedrts.comparison.grid import Cell
 from fedrts.errors import InputError
-from fedrts.folder import RunFolder
-from fedrts.rounds import ALWAYS_EVALUATED
+from fedrts.runs.folder import RunFolder
+from fedrts.server.rounds import ALWAYS_EVALUATED
 
 Group = tuple[Any, ...]
 

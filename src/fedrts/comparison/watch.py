@@ -13,8 +13,8 @@ from rich.table import Table
 
 from fedrts.comparison.play import News, Task
 from fedrts.comparison.statistics import mean_of
-from fedrts.folder import RunFolder
 from fedrts.observe.console import Outlasting
+from fedrts.runs.folder import RunFolder
 
 _MOST_LINES = 30
 """Of a live table; a longer one does not fit a screen."""

@@ -15,7 +15,7 @@ from fedrts.data.contract import Recipe
 from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
 from fedrts.registry import only_allowing
-from fedrts.server_optimizer import DEFAULT_RATE
+from fedrts.server.optimizer import DEFAULT_RATE
 
 CUSTOM = "custom"
 """The model or data set of a run whose objects were given in Python."""

@@ -13,8 +13,8 @@ from fedrts.data.partition import SITES, Partition
 from fedrts.engines.choice import KernelName
 from fedrts.engines.choice import Name as EngineName
 from fedrts.engines.kernels import Precision
-from fedrts.guard import Guard, Reducer
-from fedrts.server_optimizer import Kind
+from fedrts.server.guard import Guard, Reducer
+from fedrts.server.optimizer import Kind
 from fedrts.wire.quantise import ValueType
 
 Number = Annotated[float, Field(allow_inf_nan=False)]

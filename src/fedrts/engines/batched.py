@@ -1,6 +1,6 @@
 """Many clients as one program: their weights stacked `[clients, n]`, their batches gathered by row number, one call for all of them.
 
-What a client does is the same as in `client.py`; here every tensor has a leading axis. Exchanges with steps of set-ups, which happen
+What a client does is the same as in `client/steps.py`; here every tensor has a leading axis. Exchanges with steps of set-ups, which happen
 once, are carried out one client after the other.
 """
 
@@ -15,7 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedrts.client import Job, Order, Reply, Workbench
+from fedrts.client.job import Job
+from fedrts.client.order import Order, Reply
+from fedrts.client.workbench import Workbench
 from fedrts.data.holdings import Holdings
 from fedrts.engines.kernels import Kernel
 from fedrts.engines.serial import SerialEngine

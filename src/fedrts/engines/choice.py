@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedrts.client import Workbench
-from fedrts.engines import Engine
+from fedrts.client.workbench import Workbench
 from fedrts.engines.batched import BatchedEngine
 from fedrts.engines.kernels import Kernel, Objective, OneByOne, Precision, Streamed, Vectorised
 from fedrts.engines.memory import Need, free_bytes
@@ -19,6 +18,7 @@ from fedrts.engines.obstacles import obstacle, sample, vectorises
 from fedrts.engines.recorded import Recorded
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, note
+from fedrts.server.engine import Engine
 from fedrts.sparse.mode import training
 
 Name = Literal["auto", "serial", "batched", "flower", "ray"]

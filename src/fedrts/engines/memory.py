@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedrts.client import LocalTraining
+from fedrts.client.training import LocalTraining
 from fedrts.engines.kernels import Objective
 
 USABLE = 0.5

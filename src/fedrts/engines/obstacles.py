@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrts.client import Workbench
+from fedrts.client.workbench import Workbench
 from fedrts.engines.kernels import Kernel, Objective, counters
 from fedrts.errors import reason
 from fedrts.sparse.dispatch import Watching

@@ -25,18 +25,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrts.client import Failure, Order, Reply, Workbench
+from fedrts.client.order import Failure, Order, Reply
+from fedrts.client.workbench import Workbench
 from fedrts.data.contract import Data
 from fedrts.data.holdings import Holdings
-from fedrts.engines import Engine, choice
+from fedrts.engines import choice
 from fedrts.engines.choice import Settings
 from fedrts.engines.serial import SerialEngine
 from fedrts.engines.slots import schedule
 from fedrts.errors import InputError, note, optional, reason
-from fedrts.guard import Guard
 from fedrts.methods.contract import State
 from fedrts.registry import permit
-from fedrts.tally import Question, Tally, tally
+from fedrts.server.collect import Question, Tally, add_up
+from fedrts.server.engine import Engine
+from fedrts.server.guard import Guard
 from fedrts.tasks import Metrics
 
 RETRIES = 3
@@ -150,9 +152,9 @@ class RayEngine:
         return f"ray engine ({s.actors} actors of {each}, {how})"
 
     def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply | Failure]:
-        raise NotImplementedError("actors send back sums, not replies: see tally")
+        raise NotImplementedError("actors send back sums, not replies: see answer")
 
-    def tally(self, question: Question) -> Tally:
+    def answer(self, question: Question) -> Tally:
         """Every actor's tally of its share, added in the order of the shares."""
         lean = replace(question, order=replace(question.order, held={}), state=replace(question.state))  # without what is cached
         packed = self.ray.put(pack(lean))
@@ -160,7 +162,7 @@ class RayEngine:
         asked = [[question.asked[place] for place in part] for part in parts]
         try:
             found = self.ray.get(
-                self._few([actor.tally.remote(packed, some, self.store) for actor, some in zip(self.actors, asked, strict=False)])
+                self._few([actor.add_up.remote(packed, some, self.store) for actor, some in zip(self.actors, asked, strict=False)])
             )
         except self.ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, InputError) else error) from None
@@ -169,7 +171,7 @@ class RayEngine:
                 f"round {question.order.round.index}: a ray actor died {RETRIES + 1} times over its share of the clients "
                 f"({reason(error)}): nothing of the round was applied; mend the cause (out of memory?), then resume"
             ) from error
-        total = tally(replace(question, asked=()), ())
+        total = add_up(replace(question, asked=()), ())
         for part in found:
             total.add(unpack(part, self.bench.gradient.device))
         return total
@@ -201,11 +203,11 @@ class Worker:
         self.engine: Engine | None = None
         self.device = torch.device("cpu")
 
-    def tally(self, packed: np.ndarray, clients: list[int], store: list[Any]) -> np.ndarray:
+    def add_up(self, packed: np.ndarray, clients: list[int], store: list[Any]) -> np.ndarray:
         """The packed tally of a share of a packed question's clients."""
         engine = self.engine or self._made(*store)
         question: Question = replace(unpack(packed, self.device), asked=clients)
-        return pack(tally(question, engine.run(question.order, clients)))
+        return pack(add_up(question, engine.run(question.order, clients)))
 
     def _made(self, paths: list[str], *references: Any) -> Engine:
         find_modules(paths)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedrts.client import Order, Reply, Workbench
+from fedrts.client.order import Order, Reply
+from fedrts.client.workbench import Workbench
 from fedrts.engines.threads import threads_for
 from fedrts.methods.contract import State
 from fedrts.tasks import Metrics

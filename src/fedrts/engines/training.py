@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrts.client import Workbench
+from fedrts.client.workbench import Workbench
 from fedrts.engines.kernels import Kernel
 from fedrts.methods.contract import Influence
 

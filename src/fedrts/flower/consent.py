@@ -53,10 +53,10 @@ def parsed(text: object) -> dict[str, object]:
 
 def described(site: Site, digest: str) -> str:
     """What an experiment would do at a site, and what would leave it, for its owner to decide."""
-    from fedrts.accounting import Estimate
-    from fedrts.assessment import assessment
-    from fedrts.catalogue import in_words
-    from fedrts.privacy import Account, countable
+    from fedrts.client.privacy import Account, countable
+    from fedrts.costs.estimate import Estimate
+    from fedrts.methods.describe import in_words
+    from fedrts.server.assessment import assessment
     from fedrts.wire import codec
     from fedrts.wire.fields import Frame
 

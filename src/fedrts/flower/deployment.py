@@ -15,7 +15,6 @@ import tomli_w
 from rich.console import Console
 
 import fedrts
-from fedrts.assemble import Assembled, with_samples
 from fedrts.config import CUSTOM, Experiment, foreign
 from fedrts.data.partition import SITES
 from fedrts.errors import InputError
@@ -27,9 +26,10 @@ from fedrts.flower.link import Address, open_gate, opened
 from fedrts.flower.normalisation import Normalisation, settled
 from fedrts.flower.processes import child
 from fedrts.flower.roster import Roster
-from fedrts.folder import RunFolder
-from fedrts.rounds import TooFewError
-from fedrts.tally import UNASKED
+from fedrts.runs.build import Assembled, with_samples
+from fedrts.runs.folder import RunFolder
+from fedrts.server.collect import UNASKED
+from fedrts.server.rounds import TooFewError
 
 _HERE = "node"
 _NAMED = 5

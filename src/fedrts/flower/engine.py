@@ -15,16 +15,17 @@ from flwr.app import Message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.proto.message_pb2 import ObjectTree
 
-from fedrts import guard
-from fedrts.client import Failure, Order, Reply, Workbench
-from fedrts.engines import Engine
+from fedrts.client import envelope
+from fedrts.client.order import Failure, Order, Reply
+from fedrts.client.workbench import Workbench
 from fedrts.errors import printable
 from fedrts.flower import STRANGER, WORK
 from fedrts.flower.fleet import LOST, Fleet
 from fedrts.flower.messages import Incoming, content, opened
 from fedrts.methods.contract import Round, State
+from fedrts.server.collect import LATE, UNASKED, UNREACHABLE
+from fedrts.server.engine import Engine
 from fedrts.sparse.mask import Mask
-from fedrts.tally import LATE, UNASKED, UNREACHABLE
 from fedrts.tasks import Metrics
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
@@ -342,7 +343,7 @@ class _Exchange:
             return outcome
         resent = self.resent.get(client, 0)
         try:
-            reply = guard.decode_reply(outcome.read(), self.order)
+            reply = envelope.decode_reply(outcome.read(), self.order)
         except WireError as error:
             return Failure(client, str(error), False, resent, outcome.at)
         if reply.client != client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedrts.assemble import Assembled
+from fedrts.runs.build import Assembled
 from fedrts.sparse.mask import Mask
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind

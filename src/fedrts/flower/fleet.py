@@ -18,7 +18,7 @@ from fedrts.flower.link import Link
 from fedrts.flower.messages import Incoming, content, opened
 from fedrts.flower.normalisation import Normalisation
 from fedrts.flower.roster import GONE, Entry, Roster
-from fedrts.tally import REMOVED, WITHDRAWN
+from fedrts.server.collect import REMOVED, WITHDRAWN
 from fedrts.wire.errors import WireError
 
 _INTRODUCTION = 2**20

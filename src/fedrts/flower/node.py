@@ -39,8 +39,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 import fedrts
-from fedrts.checkpoint import write_atomically
 from fedrts.errors import InputError, RefusedError, note, printable
+from fedrts.files import write_atomically
 from fedrts.flower import FAREWELL, HELLO, PROTOCOL, STRANGER, WELCOME
 from fedrts.flower.consent import SHOWN, DeclinedError, described, digest, told
 from fedrts.flower.host import ANY, Host

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedrts.checkpoint import write_atomically
 from fedrts.data.contract import Data
 from fedrts.data.images import statistics
 from fedrts.data.pixels import Measured
 from fedrts.errors import InputError
+from fedrts.files import write_atomically
 from fedrts.wire.errors import WireError
 
 FILE = "normalisation.json"

@@ -7,8 +7,8 @@ from typing import Any
 
 from fedrts.errors import InputError
 from fedrts.flower.roster import FILE, HERE, Entry, Roster
-from fedrts.folder import RunFolder
-from fedrts.tally import LATE, LATE_AGAIN, REMOVED, WITHDRAWN
+from fedrts.runs.folder import RunFolder
+from fedrts.server.collect import LATE, LATE_AGAIN, REMOVED, WITHDRAWN
 
 __all__ = ["REMOVED", "consequence", "of", "rows"]
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedrts.checkpoint import write_atomically
 from fedrts.errors import InputError, printable
-from fedrts.tally import REMOVED, WITHDRAWN
+from fedrts.files import write_atomically
+from fedrts.server.collect import REMOVED, WITHDRAWN
 
 FILE = "roster.json"
 HERE, GONE = "here", "gone"

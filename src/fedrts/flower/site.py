@@ -19,11 +19,11 @@ from typing import Any
 from torch import Tensor
 
 import fedrts
-from fedrts import config, guard
+from fedrts import config
 from fedrts import data as sets
-from fedrts.assemble import Assembled, build_model, federation, put_together
-from fedrts.assessment import assessment
-from fedrts.client import Order, Reply
+from fedrts.client import envelope
+from fedrts.client.order import Order, Reply
+from fedrts.client.privacy import Account, countable
 from fedrts.config import Experiment
 from fedrts.data.partition import SITES
 from fedrts.engines.threads import threads_for
@@ -34,10 +34,11 @@ from fedrts.flower.host import Host
 from fedrts.flower.messages import Facts
 from fedrts.flower.normalisation import Normalisation
 from fedrts.flower.state import Records
-from fedrts.privacy import Account, countable
 from fedrts.registry import only_allowing
+from fedrts.runs.build import Assembled, build_model, federation, put_together
+from fedrts.server.assessment import assessment
+from fedrts.server.mask_memory import REMEMBERED
 from fedrts.sparse.mask import Mask
-from fedrts.traffic import REMEMBERED
 from fedrts.wire import codec
 from fedrts.wire.errors import MaskMissingError, WireError
 from fedrts.wire.fields import Frame
@@ -147,7 +148,7 @@ class Site:
                 with owners_rule(self.host):
                     with _told():
                         order = self.order(client, data)
-                    replies[client] = guard.encode_reply(self._carried_out(order, client), order)
+                    replies[client] = envelope.encode_reply(self._carried_out(order, client), order)
             except MaskMissingError:
                 missing.append(client)
             except (WireError, InputError) as error:

@@ -25,10 +25,10 @@ from typing import IO, Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedrts.checkpoint import write_atomically
+from fedrts.client.privacy import Account
 from fedrts.errors import InputError
-from fedrts.folder import lock
-from fedrts.privacy import Account
+from fedrts.files import write_atomically
+from fedrts.runs.folder import lock
 
 _SECRET = 32
 """Bytes of the secret."""

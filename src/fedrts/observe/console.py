@@ -18,11 +18,11 @@ from rich.text import Text
 
 from fedrts.errors import note
 from fedrts.observe.progress import Progress, megabytes
-from fedrts.tally import EXCUSED
+from fedrts.server.collect import EXCUSED
 
 if TYPE_CHECKING:
     from fedrts.config import Experiment
-    from fedrts.rounds import Record
+    from fedrts.server.rounds import Record
 
 _PLAIN_LINES = 10
 """About how many progress lines a run prints where there is no terminal."""

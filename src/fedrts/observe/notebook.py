@@ -10,7 +10,7 @@ from fedrts.observe.progress import Progress
 
 if TYPE_CHECKING:
     from fedrts.config import Experiment
-    from fedrts.rounds import Record
+    from fedrts.server.rounds import Record
 
 _WIDTH = 100
 _BAR = 20

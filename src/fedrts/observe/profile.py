@@ -11,11 +11,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedrts.errors import note
-from fedrts.phases import PHASES, span
+from fedrts.server.phases import PHASES, span
 
 if TYPE_CHECKING:
     from fedrts.config import Experiment
-    from fedrts.rounds import Record
+    from fedrts.server.rounds import Record
 
 WARM_UP = 2
 """Rounds before the first that is profiled: programs are recorded and graphs captured in them."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedrts.config import Experiment
-    from fedrts.rounds import Record
+    from fedrts.server.rounds import Record
 
 _RECENT = 10
 """Rounds whose pace foretells the rest."""

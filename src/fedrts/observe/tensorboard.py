@@ -9,7 +9,7 @@ from fedrts.errors import InputError, optional
 
 if TYPE_CHECKING:
     from fedrts.config import Experiment
-    from fedrts.rounds import Record
+    from fedrts.server.rounds import Record
 
 FOLDER = "tensorboard"
 _SCALARS = {
@@ -53,7 +53,7 @@ class TensorBoardObserver:
 
     def _topology(self, index: int) -> None:
         """What the run folder says of an outer round; it is written there before observers are told."""
-        from fedrts.folder import RunFolder
+        from fedrts.runs.folder import RunFolder
 
         (line,) = [line for line in RunFolder(self.folder).topology()[-1:] if line["round"] == index]
         self.writer.add_scalar("topology/overlap", line["overlap"], index)

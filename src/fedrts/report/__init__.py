@@ -22,8 +22,8 @@ def write(
     `out` is the folder for report.html, report.md and report/*.png, *.csv; default: the folder itself if it is one, else the current one.
     `pictures=False` leaves the PNG files out; `progress(what, done, total)` is told of every figure.
     """
-    from fedrts.checkpoint import write_atomically
     from fedrts.errors import InputError, note
+    from fedrts.files import write_atomically
     from fedrts.report import html, png, text
     from fedrts.report.content import compose
     from fedrts.report.read import find

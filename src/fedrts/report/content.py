@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from fedrts.folder import resume_command
 from fedrts.report import differences, people, progress, tables, topology
 from fedrts.report.format import cell, text
 from fedrts.report.model import Chapter, Figure, Report, Section, Table
 from fedrts.report.quantities import Metric, metric_of, over
 from fedrts.report.read import Found, Run
 from fedrts.report.settings import Problem, grouped
-from fedrts.tally import DROPPED, EXCUSED, UNASKED
+from fedrts.runs.folder import resume_command
+from fedrts.server.collect import DROPPED, EXCUSED, UNASKED
 
 _NAMED, _SPANS = 10, 8
 """Missing clients, and spans of rounds of each, that are named one by one."""

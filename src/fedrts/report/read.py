@@ -12,12 +12,13 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from fedrts import methods, schema
+from fedrts import methods
 from fedrts.comparison.record import FILE as COMPARISON
 from fedrts.config import Experiment, flat
 from fedrts.errors import InputError
 from fedrts.files import require_plain
-from fedrts.folder import RunFolder
+from fedrts.runs import file_schema
+from fedrts.runs.folder import RunFolder
 
 Line = dict[str, Any]
 
@@ -110,13 +111,13 @@ def read(path: Path) -> Run:
     versions = settings.pop("versions", {})
     if not isinstance(versions, dict):
         raise InputError("experiment.toml is damaged: versions is no table")
-    schema.check(schema.Experiment, settings, "experiment.toml")
+    file_schema.check(file_schema.Experiment, settings, "experiment.toml")
     summary, history, topology = folder.summary(), folder.history(), folder.topology()
     clients, fairness = _json(path / "clients.json"), _json(path / "fairness.json")
-    schema.check(list[schema.Client] | None, clients, "clients.json")
+    file_schema.check(list[file_schema.Client] | None, clients, "clients.json")
     if len({None if entry.get("labels") is None else len(entry["labels"]) for entry in clients or []}) > 1:
         raise InputError("clients.json is damaged: its clients do not have the same labels")
-    schema.check(schema.Fairness | None, fairness, "fairness.json")
+    file_schema.check(file_schema.Fairness | None, fairness, "fairness.json")
     dense = _is_dense(settings["method"], summary)
     keys = {**_DEFAULTS, **flat(settings), "density": 1.0 if dense else settings["density"]}
     return Run(str(path), keys, versions, dense, history, topology, clients or [], summary, fairness, _links(folder))
@@ -165,6 +166,6 @@ def _failed_cells(path: Path) -> list[str]:
     for file in sorted(path.rglob("failures.json")):
         if (file.parent / COMPARISON).exists():
             cells = _json(file)
-            schema.check(dict[str, schema.Failure], cells, str(file))
+            file_schema.check(dict[str, file_schema.Failure], cells, str(file))
             found += [f"{file.parent}: cell {name} failed: {' '.join(entry['reason'].split())}" for name, entry in cells.items()]
     return found

@@ -11,7 +11,7 @@ from fedrts.report.people import class_values, client_values
 from fedrts.report.quantities import ACCURACY, Metric, last_ten, mean, over, spread, worst_decile
 from fedrts.report.read import Run
 from fedrts.report.settings import Problem, Setting, common, differing, shown, unlikeness
-from fedrts.tally import EXCUSED
+from fedrts.server.collect import EXCUSED
 
 Row = list[Cell | Mean]
 _FOLDED = 12

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from fedrts.files import csv_text
 from fedrts.report.format import cell
 from fedrts.report.model import Bars, Cell, Figure, Folder, Heat, Mean, Report, Table
-from fedrts.spreadsheet import csv_text
 
 FILES = "report"
 """The folder beside report.html with pictures and CSV files."""

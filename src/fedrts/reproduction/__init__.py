@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fedrts import config, data
-from fedrts.checkpoint import write_atomically
 from fedrts.comparison import Comparison, Unwatched, Watcher, make_pool, play_all
 from fedrts.comparison.grid import Grid
 from fedrts.comparison.play import News
 from fedrts.comparison.record import held
 from fedrts.comparison.results import csv_of, write_failures
 from fedrts.errors import InputError, note, optional
+from fedrts.files import write_atomically
 from fedrts.reproduction import estimate, preset
 from fedrts.reproduction.document import Document, Outcome
 from fedrts.reproduction.figure import draw

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrts import accounting, config
+from fedrts import config
 from fedrts.comparison.results import Compared, setting_of
 from fedrts.comparison.statistics import mean_of
 from fedrts.comparison.table import ABSENT, METRICS, Column, Results, column_of, markdown, means_table, text_of
 from fedrts.comparison.target import Point, cost_to_target
-from fedrts.folder import RunFolder
+from fedrts.costs import table as costs
 from fedrts.reproduction.preset import Part, Preset, Scale, ScaleName
+from fedrts.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class Document:
         for method, column in sorted(results.values, key=lambda entry: -entry[1][-1]):
             where = {"method": method, **_where(results, column)}
             own = {"method": method} | ({} if config.method_class(method).dense else {"density": column[-1]})
-            row = accounting.of_settings([of, own], data_dir=self.data_dir).row("paper", "outer")
+            row = costs.of_settings([of, own], data_dir=self.data_dir).row("paper", "outer")
             cells = [("megabytes", row.megabytes, "{:.2f}"), ("flops", row.flops, "{:.3g}"), ("memory", row.memory_bytes / 1e6, "{:.2f}")]
             body.append([method, f"{column[-1]:g}", *(self._with_published(outcome, key, v, form, **where) for key, v, form in cells)])
         return markdown(["method", "density", "MB sent", "FLOPs", "memory MB"], body)

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from fedrts import data
-from fedrts.assemble import build_model
 from fedrts.comparison.grid import Cell
 from fedrts.config import Experiment
 from fedrts.data.contract import Data
+from fedrts.runs.build import build_model
 
 _STEPS = 3
 

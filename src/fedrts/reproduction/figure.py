@@ -11,8 +11,8 @@ from fedrts.comparison.statistics import Mean, mean_of
 from fedrts.comparison.table import METRICS, Column, Results, column_of, text_of
 from fedrts.comparison.target import smoothed
 from fedrts.errors import InputError, optional
-from fedrts.folder import RunFolder
 from fedrts.reproduction.document import Document, Outcome
+from fedrts.runs.folder import RunFolder
 
 MARKERS = "osD^vP*X<>"
 DASHES = ("-", "--", "-.", ":")

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrts import rounds
 from fedrts.data.holdings import Holdings
 from fedrts.data.partition import divide
+from fedrts.server import rounds
 from fedrts.sparse import random
 
 

@@ -8,14 +8,14 @@ import torch
 
 import fedrts
 from fedrts import config, data
-from fedrts.assemble import assemble
-from fedrts.client import Job
+from fedrts.client.job import Job
 from fedrts.data.contract import Data
 from fedrts.data.pixels import Pixels
-from fedrts.ledger import Ledger
-from fedrts.rounds import play_round
+from fedrts.runs.build import assemble
+from fedrts.runs.summary import summarise
+from fedrts.server.client_records import ClientRecords
+from fedrts.server.rounds import play_round
 from fedrts.sparse import random
-from fedrts.summary import summarise
 from helping import ask
 
 
@@ -113,7 +113,7 @@ def test_the_best_round_is_that_of_the_validation_set(stored):
     played = play_round(run.plan, state, 0)
     lines = [{**played.record.as_dict(), "accuracy": a, "valid_accuracy": v} for a, v in ((0.9, 0.1), (0.6, 0.8), (0.7, 0.5))]
     unseen = {key: value for key, value in lines[0].items() if key != "valid_accuracy"} | {"accuracy": None}
-    ledger = Ledger.of(run.plan.guard)
+    ledger = ClientRecords.of(run.plan.guard)
     ledger.messages = 4
     assert summarise(run, played.state, ledger, [unseen, *lines])["best_accuracy"] == 0.6
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedrts
-from fedrts.client import LocalTraining
+from fedrts.client.training import LocalTraining
 from fedrts.engines import choice, memory
 from fedrts.engines.choice import Settings
 from fedrts.engines.kernels import Objective

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrts import guard
-from fedrts.client import Order, Reply
+from fedrts.client import envelope
+from fedrts.client.order import Order, Reply
 from fedrts.methods.contract import Exchange, Round
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
@@ -186,7 +186,7 @@ def test_every_header_field_survives(number: int) -> None:
     header = header_of(Kind.UPLOAD, frame, round=number, exchange=255, client=2**32 - 1, samples=2**32 - 2)
     data = codec.encode(header, {}, {}, frame)
     assert codec.peek(data) == header
-    assert guard.decode_reply(data, order_of(frame, {}, {})) == Reply(2**32 - 1, number, 255, 2**32 - 2, {}, size=len(data), loss=Same())
+    assert envelope.decode_reply(data, order_of(frame, {}, {})) == Reply(2**32 - 1, number, 255, 2**32 - 2, {}, size=len(data), loss=Same())
 
 
 class Same(float):
@@ -342,7 +342,7 @@ def test_a_body_of_another_length_is_refused(cut: int, message: str) -> None:
     data = codec.encode(header_of(Kind.UPLOAD, frame), entries, {"weights": torch.ones(layout.length)}, frame)
     longer = signed(data + b"\x00") if cut > 0 else signed(data[:cut])
     with pytest.raises(WireError, match=message):
-        guard.decode_reply(longer, order_of(frame, entries, {}))
+        envelope.decode_reply(longer, order_of(frame, entries, {}))
 
 
 # What no sender may do, however hard it tries
@@ -366,8 +366,8 @@ def upload(frame: Frame, entries: Mapping[str, Field], tensors: Mapping[str, tor
     order = order_of(frame, entries, {})
     reply = Reply(client=3, round=7, exchange=0, samples=500, message=taken(entries, tensors, frame))
     return Target(
-        guard.encode_reply(reply, order),
-        lambda data: guard.encode_reply(guard.decode_reply(data, order), order),
+        envelope.encode_reply(reply, order),
+        lambda data: envelope.encode_reply(envelope.decode_reply(data, order), order),
         has_positions="votes" in entries,
     )
 

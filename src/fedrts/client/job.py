@@ -1,0 +1,91 @@
+"""One client's work in progress: its tensors, its batches and passes over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fedrts.sparse.mask import Mask
+
+if TYPE_CHECKING:
+    from fedrts.client.workbench import Workbench
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Data rows of one step."""
+
+    rows: Tensor
+    key: int | None = None
+    """Of its augmentation; None: it is not augmented."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass
+class Job:
+    """One client's work in progress."""
+
+    bench: Workbench
+    tensors: dict[str, Tensor]
+    mask: Mask
+    rows: Tensor
+    key: int
+    round_index: int = 0
+    loss: Tensor | float = 0.0
+    steps: int = 0
+
+    @property
+    def weights(self) -> Tensor:
+        return self.tensors["weights"]
+
+    @property
+    def samples(self) -> int:
+        """How many samples the batches of an epoch have."""
+        rows, size = len(self.rows), self.bench.training.batch_size
+        return 0 if rows == 1 < size and self.bench.has_batchnorm else rows // size * size or rows
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        return self.bench.batches(self.rows, self.key, epoch)
+
+    def loss_on(self, batch: Batch, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        """Mean loss of a batch; `twice`: its gradient will be differentiated again."""
+        bench = self.bench
+        x, y = bench.data.training_batch(batch.rows, batch.key)
+        return bench.data.task.loss(bench.module, x, y, temperature=temperature, twice=twice)
+
+    def backward(self, batch: Batch, temperature: float = 1.0) -> Tensor:
+        """Loss on a batch, and its gradient in `bench.gradient [N_all]`."""
+        self.bench.gradient.zero_()
+        loss = self.loss_on(batch, temperature)
+        loss.backward()
+        return loss.detach()
+
+    @contextmanager
+    def probing(self) -> Iterator[None]:
+        """Train-mode passes that leave the weights and BatchNorm statistics as they were."""
+        self.bench.module.train()
+        with self.same_buffers():
+            yield
+
+    @contextmanager
+    def same_buffers(self) -> Iterator[None]:
+        """Every buffer of the module comes back: statistics, and the counts of batches that are no part of the vector."""
+        before = [(buffer, buffer.clone()) for buffer in self.bench.module.buffers()]
+        yield
+        for buffer, value in before:
+            buffer.copy_(value)
+
+    def candidates(self, name: str) -> Iterator[None]:
+        """The model on one candidate mask of the tensor `name` after the other; the client's own weights come back at the end."""
+        kept = self.weights.clone()
+        for bits in self.tensors[name]:
+            self.weights[: len(bits)].masked_fill_(~bits, 0.0)
+            with self.same_buffers():
+                yield
+            self.weights.copy_(kept)

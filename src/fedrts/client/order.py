@@ -1,0 +1,105 @@
+"""What the server asks of clients, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedrts.methods.contract import Exchange, Round, State
+from fedrts.sparse.layout import Layout
+from fedrts.sparse.mask import Mask
+from fedrts.wire.fields import Frame, Message
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the server asks of clients in one exchange; the same for all of them."""
+
+    exchange: Exchange
+    round: Round
+    frame: Frame
+    sent: Message
+    values: Tensor | None = None
+    """The server's own weights on the mask, which may be more precise than what it sends."""
+    held: Mapping[int, Mask | None] = field(default_factory=dict)
+    """The mask that each client holds before its download, as far as the server knows."""
+
+    @staticmethod
+    def of(exchange: Exchange, round: Round, layout: Layout, state: State, key: int) -> Order:
+        """The order that a server in `state` gives; `key` decides the rounding of what it sends."""
+        frame = Frame(layout, state.mask, state.values.dtype, key)
+        tensors = {"weights": state.values, **state.memory}
+        return Order(exchange, round, frame, {name: entry.take(tensors, frame) for name, entry in exchange.down.items()}, state.values)
+
+    @cached_property
+    def reference(self) -> Tensor | None:
+        """The weights on the mask as clients receive them, where they do."""
+        return self.exchange.down["weights"].open(self.sent["weights"], self.frame) if "weights" in self.exchange.down else None
+
+    @cached_property
+    def reference_norm(self) -> float:
+        """‖W‖ of the parameters as clients receive them."""
+        if self.reference is None:
+            return 0.0
+        parameters = self.reference[: len(self.reference) - self.frame.statistics]
+        return float(torch.linalg.vector_norm(parameters, dtype=torch.float64))
+
+    @cached_property
+    def variances(self) -> Tensor:
+        """Where among a model's statistics the variances are: `[v]`."""
+        places = [torch.arange(span.start, span.stop) for span in self.frame.layout.variances()]
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *places]).to(self.frame.mask.bits.device)
+
+    def upload_frame(self, key: int = 0) -> Frame:
+        """What both sides know of an upload; the `key` of its rounding is the client's alone."""
+        return replace(self._uploading, key=key) if key else self._uploading
+
+    @cached_property
+    def _uploading(self) -> Frame:
+        return replace(self.frame, key=0, reference=self.reference)
+
+    @cached_property
+    def opening_frame(self) -> Frame:
+        """With which the server opens an upload: changes are from its own weights, which stay precise: W ← W + Σ p_k Q(ΔW_k)."""
+        return replace(self.frame, reference=self.values if self.reference is not None else None)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A client's answer to an exchange, as it claims to be."""
+
+    client: int
+    round: int
+    exchange: int
+    samples: int
+    """n_k: the weight of this client in every mean."""
+    message: Message
+    flops: float = 0.0
+    loss: float = float("nan")
+    """Mean training loss over the client's steps (NaN if it made none)."""
+    size: int | None = None
+    """Bytes that really came, where they did."""
+    resent: int = 0
+    """Bytes of a second download, to a client that turned out to lack the mask."""
+    at: float | None = None
+    """When it came (`time.monotonic`), where that is not now."""
+    more: bool = False
+    """The next reply is there too: whoever looks at this one may look at both together."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """No usable answer: what came in its place."""
+
+    client: int
+    reason: str
+    excused: bool = False
+    """The server itself found that nothing came, or nothing in time. Whatever a client says, it is no excuse."""
+    resent: int = 0
+    at: float | None = None
+    more: bool = False
+    """See `Reply`."""

@@ -1,0 +1,292 @@
+"""What a client does to its upload before it leaves: clipping and noise on values, randomised response on index sets.
+
+Local protection: the guarantee is against the server itself, between any two data sets that the client might hold
+(docs/security.md has the proofs).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrts.errors import InputError
+from fedrts.wire.fields import Field, Frame, Indices, Message, Selection, Values
+
+
+class Draws(Protocol):
+    """A source of the random numbers that protection needs."""
+
+    def gaussian(self, count: int) -> np.ndarray:
+        """So many independent numbers of N(0, 1)."""
+        ...
+
+    def place(self, probabilities: np.ndarray) -> int:
+        """A place `i` with probability `probabilities[i]`; they sum to 1."""
+        ...
+
+    def subset(self, items: np.ndarray, count: int) -> np.ndarray:
+        """So many of the `items`, every subset equally likely."""
+        ...
+
+
+Noise = Callable[[int], Draws]
+"""The source for a message with this key: `Unpredictable`, or `Repeatable` where a simulation asks for that."""
+
+
+class Unpredictable:
+    """The operating system's cryptographic generator. Nobody can draw the same numbers again: the key plays no part."""
+
+    def __init__(self, key: int = 0) -> None: ...
+
+    def gaussian(self, count: int) -> np.ndarray:
+        """By Box and Muller's transformation."""
+        half = (count + 1) // 2
+        radius, angle = np.sqrt(-2 * np.log1p(-_uniform(half))), 2 * math.pi * _uniform(half)
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+    def place(self, probabilities: np.ndarray) -> int:
+        """By the inverse of the distribution function."""
+        upto = np.cumsum(probabilities)
+        return int(np.searchsorted(upto, float(_uniform(1)[0]) * upto[-1], side="right"))
+
+    def subset(self, items: np.ndarray, count: int) -> np.ndarray:
+        """Those with the least of as many random numbers."""
+        return items[np.argsort(_words(len(items)))[:count]]
+
+
+class Repeatable:
+    """numpy's PCG64, a function of the key: for simulations, whose runs repeat to the bit. It hides nothing from who knows the seed."""
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+
+    @cached_property
+    def _rng(self) -> np.random.Generator:
+        return np.random.default_rng(self._key)
+
+    def gaussian(self, count: int) -> np.ndarray:
+        return self._rng.standard_normal(count)
+
+    def place(self, probabilities: np.ndarray) -> int:
+        return int(self._rng.choice(len(probabilities), p=probabilities))
+
+    def subset(self, items: np.ndarray, count: int) -> np.ndarray:
+        return self._rng.choice(items, count, replace=False)
+
+
+def _words(count: int) -> np.ndarray:
+    """Random numbers of 64 bits."""
+    return np.frombuffer(os.urandom(8 * count), np.uint64)
+
+
+def _uniform(count: int) -> np.ndarray:
+    """Multiples of 2⁻⁵³ in [0, 1)."""
+    return (_words(count) >> np.uint64(11)) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class Protection:
+    """The options of the table [privacy]; all off by default."""
+
+    clip: float = 0.0
+    """C: the update's norm is scaled down to at most this; 0: it is not."""
+    noise: float = 0.0
+    """z: standard deviation of the Gaussian noise on every value, in units of C."""
+    index_epsilon: float = 0.0
+    """ε of all index sets of one message together; 0: they are sent as they are."""
+    delta: float = 1e-5
+    """δ for which ε of the noise is stated."""
+
+    @property
+    def on(self) -> bool:
+        """Is anything done at all?"""
+        return bool(self.clip or self.index_epsilon)
+
+    def check(self, fields: Mapping[str, Field], frame: Frame, limited: bool = False) -> None:
+        """May an upload of these fields leave a client? With noise, or where ε is `limited`, nothing unprotected may travel beside."""
+        if not (limited or self.noise or self.index_epsilon):
+            return
+        for name, entry in fields.items():
+            weights = name == "weights" and isinstance(entry, Values) and entry.on == "mask"
+            names = isinstance(entry, Indices) and not entry.values
+            if not (weights or names):
+                raise InputError(f"[privacy]: this method uploads '{name}' too, for which there is no protection: choose another method")
+        if (limited or self.noise) and frame.statistics:
+            raise InputError("[privacy]: the model's BatchNorm statistics would travel unprotected: use a model without (norm = 'group')")
+
+    def message(self, fields: Mapping[str, Field], tensors: Mapping[str, Tensor], frame: Frame, draws: Draws) -> Message:
+        """The upload of a client's `tensors`, protected with random numbers of `draws`."""
+        if not self.on:
+            return {name: entry.take(tensors, frame) for name, entry in fields.items()}
+        self.check(fields, frame)
+        if self.clip and "weights" in fields:
+            tensors = {**tensors, "weights": self._blurred(fields["weights"], tensors, frame, draws)}
+        message = {name: entry.take(tensors, frame) for name, entry in fields.items()}
+        chosen = [name for name, entry in fields.items() if isinstance(entry, Indices)] if self.index_epsilon else []
+        for name in chosen:
+            message[name] = self._responded(message[name], fields[name], frame, self.index_epsilon / len(chosen), draws)
+        return message
+
+    def _blurred(self, field: Field, tensors: Mapping[str, Tensor], frame: Frame, draws: Draws) -> Tensor:
+        """W_received + clip(ΔW) + N(0, (zC)²); statistics stay as they are. `[A + n − P]` where the sent mask travels, else `[n]`."""
+        weights, received = tensors["weights"], tensors["received"]
+        if isinstance(field, Values) and field.on == "mask":
+            weights, received = frame.mask.compact(weights), frame.mask.compact(received)
+        kept = len(weights) - frame.statistics
+        update = clipped(weights[:kept].double() - received[:kept].double(), self.clip)
+        if self.noise:
+            drawn = draws.gaussian(kept) * (self.noise * self.clip)
+            update += torch.from_numpy(drawn).to(update.device)
+        return torch.cat([(received[:kept].double() + update).to(weights.dtype), weights[kept:]])
+
+    def _responded(self, selection: Selection, field: Field, frame: Frame, epsilon: float, draws: Draws) -> Selection:
+        """Every layer's set of indices by randomised response; the layers share ε equally."""
+        assert isinstance(field, Indices)
+        inactive = (~frame.mask.bits).cpu()
+        asked = sum(k > 0 for k in field.k)
+        start, place, found = 0, 0, []
+        for size, k in zip(frame.mask.sizes, field.k, strict=True):
+            candidates = inactive[start : start + size].nonzero().squeeze(-1).numpy() + start
+            true = selection.indices[place : place + k].cpu().numpy()
+            if k:
+                found.append(respond(true, candidates, epsilon / asked, draws))
+            start, place = start + size, place + k
+        indices = np.concatenate(found) if found else np.zeros(0, np.int64)
+        return replace(selection, indices=torch.from_numpy(indices).to(selection.indices.device))
+
+
+def clipped(update: Tensor, bound: float) -> Tensor:
+    """`update` scaled down to a norm of at most `bound`; of one that is not finite nothing is left, not even where it is not."""
+    norm = float(torch.linalg.vector_norm(update))
+    if not math.isfinite(norm):
+        return torch.zeros_like(update)
+    return update * min(1.0, bound / max(norm, 1e-300))
+
+
+@dataclass(frozen=True)
+class Response:
+    """How many of the k true indices are among the k of m that are sent: P(overlap = o).
+
+    A set Y is sent with probability ∝ e^ε if it has at least τ of the true indices, else ∝ 1. By symmetry the normaliser is the
+    same for every true set, so that no Y is more than e^ε times likelier under one true set than under another.
+    """
+
+    first: int
+    """Least possible overlap: max(0, 2k − m)."""
+    probabilities: np.ndarray
+    threshold: int
+    """τ: chosen so that the expected overlap is largest."""
+
+    @staticmethod
+    def of(k: int, m: int, epsilon: float) -> Response:
+        """The mechanism for sets of `k` out of `m`."""
+        from scipy.special import gammaln
+
+        first = max(0, 2 * k - m)
+        overlap = np.arange(first, k + 1)
+        log_choose = (
+            gammaln(k + 1) - gammaln(overlap + 1) - gammaln(k - overlap + 1) + gammaln(m - k + 1) - gammaln(k - overlap + 1)
+        ) - gammaln(m - 2 * k + overlap + 1)
+        uniform = np.exp(log_choose - log_choose.max())
+        uniform /= uniform.sum()
+        above = np.cumsum(uniform[::-1])[::-1]  # P(overlap ≥ τ) without any preference
+        gained = np.cumsum((uniform * overlap)[::-1])[::-1]
+        boost = math.expm1(min(epsilon, 700.0))
+        expected = ((uniform * overlap).sum() + boost * gained) / (1 + boost * above)
+        best = int(expected.argmax())
+        weights = uniform * np.where(np.arange(len(overlap)) >= best, 1 + boost, 1.0)
+        return Response(first, weights / weights.sum(), first + best)
+
+    @property
+    def expected(self) -> float:
+        """The mean number of true indices that are sent."""
+        return float((self.probabilities * np.arange(self.first, self.first + len(self.probabilities))).sum())
+
+
+def respond(true: np.ndarray, candidates: np.ndarray, epsilon: float, draws: Draws) -> np.ndarray:
+    """As many of the `candidates` as there are `true` ones, in ascending order, ε-indistinguishable whichever are true."""
+    k, m = len(true), len(candidates)
+    response = Response.of(k, m, epsilon)
+    overlap = response.first + draws.place(response.probabilities)
+    others = np.setdiff1d(candidates, true, assume_unique=True)
+    chosen = [draws.subset(true, overlap), draws.subset(others, k - overlap)]
+    return np.sort(np.concatenate(chosen))
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """The least δ for which N(0, 1) and N(μ, 1) are (ε, δ)-indistinguishable (Balle and Wang 2018, Theorem 5)."""
+    from scipy.special import log_ndtr
+
+    first, second = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+    return float(-math.exp(first) * math.expm1(min(second - first, 0.0)))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The least ε for a δ: the analytic Gaussian mechanism, by bisection."""
+    if mu <= 0 or mu == math.inf:
+        return max(mu, 0.0)
+    low, high = 0.0, 1.0
+    if gaussian_delta(low, mu) <= delta:
+        return 0.0
+    while gaussian_delta(high, mu) > delta:
+        low, high = high, 2 * high
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (low, middle) if gaussian_delta(middle, mu) <= delta else (middle, high)
+    return high
+
+
+def countable(fields: Mapping[str, Field]) -> tuple[int, int]:
+    """What an upload of these fields counts as: a message of values (or none), and one of index sets (or none)."""
+    return int("weights" in fields), int(any(isinstance(entry, Indices) for entry in fields.values()))
+
+
+@dataclass(frozen=True)
+class Account:
+    """What messages have given away together, however each was protected; infinite: without bound.
+
+    Two data sets move a clipped update by at most 2C, so that a message of values is a Gaussian mechanism with μ = 2/z, and
+    several together are one with μ² = Σ μ_i², exactly. Index sets add up.
+    """
+
+    square: float = 0.0
+    """μ² of all values."""
+    indices: float = 0.0
+    """ε of all index sets."""
+
+    @staticmethod
+    def of(protection: Protection, values: int, indices: int) -> Account:
+        """Of so many messages of values, and so many of index sets."""
+        mu = 2 / protection.noise if protection.noise else math.inf
+        epsilon = protection.index_epsilon or math.inf
+        return Account(mu * mu * values if values else 0.0, epsilon * indices if indices else 0.0)
+
+    def __add__(self, other: Account) -> Account:
+        return Account(self.square + other.square, self.indices + other.indices)
+
+    def either(self, other: Account) -> Account:
+        """At least as much as each of two, which are of different data."""
+        return Account(max(self.square, other.square), max(self.indices, other.indices))
+
+    def values(self, delta: float) -> float:
+        """ε of all values, for a δ."""
+        return gaussian_epsilon(math.sqrt(self.square), delta)
+
+    def epsilon(self, delta: float) -> float:
+        """ε of everything together, for a δ."""
+        return self.values(delta) + self.indices
+
+
+def spent(protection: Protection, values: int, indices: int) -> dict[str, float | None]:
+    """ε that a client has given away with so many messages of values, and so many of index sets; None: without bound."""
+    account, delta = Account.of(protection, values, indices), protection.delta
+    parts = {"values": account.values(delta), "indices": account.indices, "total": account.epsilon(delta)}
+    return {**{name: epsilon if math.isfinite(epsilon) else None for name, epsilon in parts.items()}, "delta": delta}

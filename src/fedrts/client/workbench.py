@@ -1,0 +1,129 @@
+"""What one client does with an exchange: the same program in every engine.
+
+A client keeps nothing between rounds but its data. It binds the model to the vector it received, carries out the
+exchange's steps in order, and takes the upload's fields from its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fedrts.client.job import Batch, Job
+from fedrts.client.order import Order, Reply
+from fedrts.client.privacy import Noise, Protection, Unpredictable
+from fedrts.client.steps import flops, perform
+from fedrts.client.training import LocalTraining
+from fedrts.data.contract import Data
+from fedrts.sparse import random
+from fedrts.sparse.cost import Macs
+from fedrts.sparse.layout import Layout
+from fedrts.wire.fields import Field, Message, Values
+
+
+@dataclass
+class Workbench:
+    """The model and data with which clients work, one after the other."""
+
+    module: nn.Module
+    layout: Layout
+    data: Data
+    training: LocalTraining
+    seed: int
+    macs: Macs
+    protection: Protection = field(default_factory=Protection)
+    noise: Noise = Unpredictable
+    """Where the protection's random numbers come from; a simulation asks for repeatable ones."""
+    eval_batch_size: int = 512
+    gradient: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        parameter = next(self.module.parameters())
+        self.gradient = torch.zeros(self.layout.parameters, dtype=parameter.dtype, device=parameter.device)
+        named = dict(self.module.named_parameters())
+        trained = [torch.full((entry.size,), named[entry.name].requires_grad) for entry in self.layout.parameter_entries]
+        flags = torch.cat(trained) if trained else torch.ones(0, dtype=torch.bool)
+        self.frozen = None if bool(flags.all()) else (~flags).nonzero().squeeze(-1).to(parameter.device)
+        self.has_batchnorm = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.module.modules())
+
+    @property
+    def batch_macs(self) -> float:
+        """MACs of a batch's forward pass."""
+        return self.macs.dense * self.training.batch_size
+
+    def batches(self, rows: Tensor, key: int, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch of the client with this `key`. Only full ones, or one short one if it has less than a batch."""
+        order = rows[random.permutation(random.key(key, "order", epoch), len(rows)).to(rows.device)]
+        for index, batch in enumerate(self.divided(order)):
+            yield Batch(batch, self.augmentation(key, epoch, index))
+
+    def divided(self, order: Tensor) -> Tensor:
+        """Data rows `order [n]` as batches `[steps, size]`."""
+        size = self.training.batch_size
+        if len(order) >= size:
+            return order[: len(order) // size * size].view(-1, size)
+        return order[None] if len(order) > 1 or not self.has_batchnorm else order[:0, None]  # BatchNorm has no statistics of one sample
+
+    def augmentation(self, key: int, epoch: int, index: int) -> int:
+        """The key of a batch's augmentation; any, where there is none."""
+        return random.key(key, "augment", epoch, index) if self.data.augments else 0
+
+    def work(self, order: Order, client: int, rows: Tensor) -> Reply:
+        """Carry out one order as `client`, which holds the data rows `rows`."""
+        return self.carry_out(order, client, self.job(order, client, rows))
+
+    def job(self, order: Order, client: int, rows: Tensor) -> Job:
+        """What `client` has before it when an order came."""
+        tensors = {name: entry.put(order.sent[name], order.frame) for name, entry in order.exchange.down.items()}
+        tensors["received"] = tensors["weights"].clone()
+        return Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", order.round.index, client), order.round.index)
+
+    def upload(self, order: Order, tensors: Mapping[str, Tensor], key: int, fields: Mapping[str, Field] | None = None) -> Message:
+        """What leaves a client of its `tensors`, or some fields of it.
+
+        Rounding is a function of the client's `key`; so is noise in a simulation, and nowhere else.
+        """
+        frame = order.upload_frame(random.key(key, "rounding", order.round.exchange))
+        draws = self.noise(random.key(key, "noise", order.round.exchange))
+        return self.protection.message(order.exchange.up if fields is None else fields, tensors, frame, draws)
+
+    def uploads(self, order: Order, tensors: Mapping[str, Tensor], keys: Sequence[int]) -> Iterator[Message]:
+        """`upload` of several clients with these `keys`; their tensors have them as leading axis, and may become part of what leaves."""
+        up, frame = order.exchange.up, order.upload_frame()
+        whole = {} if self.protection.on else {name: entry for name, entry in up.items() if isinstance(entry, Values) and entry.lossless}
+        taken = {name: entry.chosen(tensors, frame).unbind() for name, entry in whole.items()}
+        rest = {name: entry for name, entry in up.items() if name not in whole}
+        for place, key in enumerate(keys):
+            message = {name: payloads[place] for name, payloads in taken.items()}
+            own = {name: tensor[place] for name, tensor in tensors.items()} if rest else {}
+            yield message | self.upload(order, own, key, rest) if rest else message
+
+    def flops(self, order: Order, job: Job) -> float:
+        """What an order costs the client; nothing of it need be carried out."""
+        return sum(flops(step, job) for step in order.exchange.steps)
+
+    def carry_out(self, order: Order, client: int, job: Job) -> Reply:
+        """The steps of an order one after the other, and the client's answer."""
+        exchange, arithmetic = order.exchange, self.flops(order, job)
+        self.layout.bind(self.module, job.weights, self.gradient)
+        with _isolated(random.key(job.key, "module"), self.gradient.device):
+            for step in exchange.steps:
+                perform(step, job)
+        message = self.upload(order, job.tensors, job.key)
+        loss = float(job.loss / job.steps) if job.steps else float("nan")
+        return Reply(client, order.round.index, order.round.exchange, len(job.rows), message, arithmetic, loss)
+
+
+@contextmanager
+def _isolated(key: int, device: torch.device) -> Iterator[None]:
+    """Global random numbers that depend on `key` alone (dropout in a user's model), and leave no trace outside."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        seed = random.seed(key)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would format a stack trace for every kind of device
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield

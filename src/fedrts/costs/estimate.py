@@ -1,0 +1,152 @@
+"""What the rounds of an experiment cost one client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedrts.client.order import Order
+from fedrts.client.workbench import Workbench
+from fedrts.costs.inputs import FEW, MORE
+from fedrts.costs.measured import held_parts, on_mask, saved_bytes
+from fedrts.costs.on_paper import flops_on_paper
+from fedrts.costs.table import ACCOUNTINGS, FRESH, HOLDER, PUBLISHED, STRICT, Cost, Row
+from fedrts.methods.contract import State
+from fedrts.runs.build import Assembled
+from fedrts.server import rounds
+from fedrts.server.aggregate import Sums
+from fedrts.sparse.cost import Book
+from fedrts.sparse.mask import Mask
+from fedrts.sparse.schedule import Schedule
+from fedrts.wire import codec
+from fedrts.wire.codec import Kind
+
+ROUNDS = ("set-up", "inner", "outer")
+
+
+SAMPLES = 500
+"""Of a client where no data set says how many: CIFAR-10 among 100 clients."""
+
+
+_CLIENT = 0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One client's rounds of an assembled run, in all accountings."""
+
+    run: Assembled
+    samples: int
+    exact: bool
+
+    def cost(self) -> Cost:
+        run, training, macs = self.run, self.run.training, self.run.bench.macs
+        rows: list[Row] = []
+        state = run.method.begin(run.setup)
+        activations: int | None = None
+        for name, index in _rounds(run.plan.schedule):
+            if not run.method.exchanges(run.plan.round(index, state.mask)):
+                continue
+            if activations is None:
+                activations = self.activations(state, index)
+            rows += self.on_paper(name, index, state, activations)
+            measured, state = self.measured(name, index, state, activations)
+            rows += measured
+        rows.sort(key=lambda row: (list(ACCOUNTINGS).index(row.accounting), ROUNDS.index(row.round)))
+        return Cost(
+            model=run.experiment.model,
+            method=run.experiment.method,
+            density=run.experiment.density,
+            parameters=run.layout.parameters,
+            links=run.layout.links,
+            macs=macs.dense,
+            input_shape=run.data.input_shape,
+            classes=run.data.classes,
+            samples=self.samples,
+            epochs=training.epochs,
+            batch_size=training.batch_size,
+            rows=tuple(rows),
+        )
+
+    # -- on paper ---------------------------------------------------------------------------------------------------------
+
+    def on_paper(self, name: str, index: int, state: State, activations: int) -> Iterator[Row]:
+        """The rows of `paper` and `rules`; a round whose mask is full (the set-up, dense methods) is charged as dense."""
+        run, macs, batch = self.run, self.run.bench.macs, self.run.training.batch_size
+        layout, current = run.layout, run.plan.round(index, state.mask)
+        target, full = run.experiment.density, state.mask.is_full
+        budget = layout.sizes if run.method.dense else tuple(run.setup.counts(target))
+        density, counts = (1.0, layout.sizes) if full else (target, budget)
+        fraction = run.plan.schedule.adjust  # f(0)
+        exchanges = run.method.exchanges(current)
+        published = tuple(map(run.method.published, exchanges))
+        cases = {PUBLISHED: published, STRICT: exchanges} if published != exchanges else {"": exchanges}
+        stored = activations / state.values.element_size()
+        for accounting, book, pruned, unit in (
+            ("paper", Book.paper(layout, density, fraction), target * macs.dense, batch * batch),
+            ("rules", Book.rules(layout, counts, fraction), macs.at(budget, layout.sizes), batch),
+        ):
+            active = sum(book.active) + book.layout.parameters - book.layout.links
+            sparse = unit * (macs.dense if full else pruned) + run.method.overhead(current, active, stored)
+            prices = sparse, unit * macs.dense, unit * pruned
+            for case, charged in cases.items():
+                flops = sum(flops_on_paper(exchange, run.training, self.samples, *prices) for exchange in charged)
+                lengths = [exchange.charged(book) for exchange in charged]
+                down, up = (sum(way) for way in zip(*lengths, strict=True))
+                yield Row(accounting, name, case, down, up, flops, memory_bytes=3 * book.sparse())
+
+    # -- measured ---------------------------------------------------------------------------------------------------------
+
+    def measured(self, name: str, index: int, state: State, activations: int) -> tuple[list[Row], State]:
+        """The rows of a round that the client really plays, and the state after it."""
+        plan, bench, rows = self.run.plan, self.run.bench, torch.arange(self.samples)
+        at_work, seen = (bench, rows) if self.exact else (_for_few(bench, FEW), torch.arange(FEW))
+        holder = fresh = up = 0
+        flops = 0.0
+        memory = memory_on_mask = dict[str, int]()
+        held: Mask | None = None
+        for number in range(len(plan.method.exchanges(plan.round(index, state.mask)))):
+            order = self.order(state, index, number)
+            exchange, frame = order.exchange, order.upload_frame()
+            flops += bench.flops(order, bench.job(order, _CLIENT, rows))
+            job = at_work.job(order, _CLIENT, seen)
+            reply = at_work.carry_out(order, _CLIENT, job)
+            fresh += codec.size(Kind.DOWNLOAD, exchange.down, order.sent, order.frame, held)
+            holder += codec.size(Kind.DOWNLOAD, exchange.down, order.sent, order.frame, held or order.frame.mask)
+            up += codec.size(Kind.UPLOAD, exchange.up, reply.message, frame)
+            held = order.frame.mask
+            parts = held_parts(job, order, bench.training, activations)
+            if sum(parts.values()) > sum(memory.values()):
+                memory, memory_on_mask = parts, on_mask(parts, order)
+            sums = Sums()
+            opened = {entry: kind.open(reply.message[entry], frame) for entry, kind in exchange.up.items()}
+            sums.add(plan.method.contribution(opened, state, order.round), reply.samples)
+            state = rounds.updated(plan, state, order, sums)
+        amount = sum(memory.values()), sum(memory_on_mask.values()), memory
+        return [Row("measured", name, case, down, up, flops, *amount) for case, down in ((HOLDER, holder), (FRESH, fresh))], state
+
+    def order(self, state: State, index: int, number: int = 0) -> Order:
+        plan = self.run.plan
+        current = plan.round(index, state.mask, number)
+        return Order.of(plan.exchanges(current)[number], current, plan.layout, state, plan.key(index, f"rounding {number}"))
+
+    def activations(self, state: State, index: int) -> int:
+        """Bytes that autograd keeps of one batch, extrapolated from two small ones."""
+        bench, order = self.run.bench, self.order(state, index)
+        few, more = (saved_bytes(_for_few(bench, count), order, count) for count in (FEW, MORE))
+        each = (more - few) / (MORE - FEW)
+        return round(few + each * (min(bench.training.batch_size, self.samples) - FEW))
+
+
+def _rounds(schedule: Schedule) -> list[tuple[str, int]]:
+    """Name and index of the set-up, the first inner and the first outer round (where there is one), in the order of time."""
+    inner = next(t for t in range(schedule.end + 2) if not schedule.is_outer(t))
+    outer = [("outer", schedule.first_outer)] if schedule.is_outer(schedule.first_outer) else []
+    return [("set-up", -1), *sorted([("inner", inner), *outer], key=lambda named: named[1])]
+
+
+def _for_few(bench: Workbench, samples: int) -> Workbench:
+    """The same workbench for one step on so many samples."""
+    return replace(bench, training=replace(bench.training, epochs=1, batch_size=samples))

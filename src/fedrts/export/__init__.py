@@ -1,0 +1,1 @@
+"""Looking at a finished run, and taking its model elsewhere."""

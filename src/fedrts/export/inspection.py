@@ -1,0 +1,111 @@
+"""Looking at a run folder: what it holds, how good its model is, and the model for use elsewhere."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from fedrts import api, config, data
+from fedrts.errors import InputError
+from fedrts.export.onnx import onnx_bytes
+from fedrts.files import write_atomically
+from fedrts.runs import checkpoint
+from fedrts.runs.build import assemble
+from fedrts.runs.folder import RunFolder, Trust, check_saved, resume_command
+from fedrts.tasks import Metrics
+
+_CHECKED = 16
+"""Test samples on which an ONNX file must agree with the model."""
+
+
+def inspect_run(path: Path) -> dict[str, Any]:
+    """Progress, results and layer densities of a finished or unfinished run."""
+    folder = RunFolder(path)
+    settings = config.from_file(folder.experiment_file())
+    experiment = config.validated(config.Experiment, settings)
+    folder.verify()
+    history, summary = folder.history(), folder.summary()
+    names = ("method", "data", "model", "seed", "rounds")
+    content: dict[str, Any] = {name: getattr(experiment, name) for name in names}
+    unfinished = "running" if folder.is_running else f"unfinished; continue with: {resume_command(path, settings)}"
+    content["state"] = "finished" if summary else unfinished
+    content["rounds_played"] = sum(line["round"] >= 0 for line in history)
+    source = summary or next((line for line in reversed(history) if line["accuracy"] is not None), {})
+    for name in ("density", "accuracy", "accuracy_last10", "perplexity", "comm_ratio"):
+        if source.get(name) is not None:
+            content[name] = source[name]
+    for way in ("upload_bytes", "download_bytes"):
+        content[way] = sum(line[way] for line in history)
+    content["layers"] = [
+        {"layer": name, "links": size, "active": active, "density": active / size} for name, size, active in _layers(folder)
+    ]
+    return content
+
+
+def _layers(folder: RunFolder) -> list[tuple[str, int, int]]:
+    """(name, links, active) of every prunable layer, from the newest checkpoint."""
+    saved = checkpoint.load(folder.path / "checkpoint", check=check_saved)
+    if saved is None:
+        return []
+    return list(zip(saved.facts["identity"]["layers"], saved.state.mask.sizes, saved.state.mask.counts, strict=True))
+
+
+def evaluate_run(path: Path, data_name: str | None = None, data_dir: Path | None = None, trust: Trust = False) -> Metrics:
+    """Metrics of a run's model on the test set of its data, or of another data set with the same shapes."""
+    model = api.load(path, data_dir=data_dir, trust=trust)
+    with RunFolder(path).trusted(trust):
+        experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
+        held = None if data_name else data.load(experiment.data, experiment.data_options, data_dir)
+    if held is None:  # the user's own word
+        held = data.load(str(data_name), {}, data_dir)
+    if not len(held.test_y):
+        raise InputError(f"'{data_name or experiment.data}' has no test data here: name a data set that has with --data")
+    try:
+        return held.evaluate(model.cpu(), experiment.eval.batch_size)
+    except (RuntimeError, IndexError) as error:
+        raise InputError(f"the model of {path} cannot read the data set '{data_name}': {str(error).splitlines()[0]}") from error
+
+
+SUFFIXES = {"safetensors": "safetensors", "dense": "pt", "onnx": "onnx"}
+"""Of exported files, by format."""
+
+
+def export_run(path: Path, format: str, out: Path | None, data_dir: Path | None = None, trust: Trust = False) -> Path:
+    """Write a run's model, exact zeros outside the mask: named tensors (safetensors, or a PyTorch state dict), or all of it as ONNX."""
+    folder = RunFolder(path)
+    folder.experiment_file()  # is it a run folder?
+    target = out or path / f"export.{SUFFIXES[format]}"
+    if not target.parent.is_dir():
+        raise InputError(f"cannot write {target}: there is no folder {target.parent}")
+    with folder.trusted(trust):
+        content = _onnx(path, data_dir, trust) if format == "onnx" else _tensors(path, format, data_dir)
+    write_atomically(target, content)
+    return target
+
+
+def _tensors(path: Path, format: str, data_dir: Path | None) -> bytes:
+    folder = RunFolder(path)
+    if (folder.path / "model.safetensors").exists():  # whose tensors need no model, and no code of whoever made it
+        tensors = folder.read_tensors("model.safetensors")
+    else:
+        experiment = config.resolve(config.from_file(folder.experiment_file()), api.ANYWHERE)
+        tensors = api.state_dict(folder, assemble(experiment, data_dir).module)
+    if format == "safetensors":
+        return safetensors.torch.save(tensors)
+    buffer = io.BytesIO()
+    torch.save(tensors, buffer)
+    return buffer.getvalue()
+
+
+def _onnx(path: Path, data_dir: Path | None, trust: Trust) -> bytes:
+    """The model as ONNX, checked on the first test samples of the run's data."""
+    model = api.load(path, data_dir=data_dir, trust=trust)
+    experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
+    if experiment.data == config.CUSTOM:
+        raise InputError(f"the run in {path} was trained on data given in Python: there are no inputs to check an ONNX file with")
+    held = data.load(experiment.data, experiment.data_options, data_dir)
+    return onnx_bytes(model, held.inputs(held.test_x[:_CHECKED]))

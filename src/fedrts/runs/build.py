@@ -1,0 +1,243 @@
+"""From an experiment to everything it names: data, clients, model, method, engine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fedrts import config, data, models
+from fedrts.client.privacy import Noise, Protection, Repeatable, Unpredictable
+from fedrts.client.training import LocalTraining
+from fedrts.client.workbench import Workbench
+from fedrts.config import Experiment
+from fedrts.data.contract import Data, is_label
+from fedrts.data.holdings import Holdings
+from fedrts.data.partition import SITES, divide
+from fedrts.engines import choice, ray
+from fedrts.errors import InputError, note, reason
+from fedrts.methods.base import Method, Sparse
+from fedrts.methods.contract import Round, Setup
+from fedrts.registry import import_path
+from fedrts.runs.initial_weights import load_weights
+from fedrts.runs.likeness import likeness
+from fedrts.server.guard import Guard
+from fedrts.server.optimizer import ServerOptimizer
+from fedrts.server.rounds import Plan
+from fedrts.sparse import random
+from fedrts.sparse.cost import Macs
+from fedrts.sparse.layout import Layout, Prunable
+from fedrts.sparse.mask import Mask
+from fedrts.sparse.mode import training
+from fedrts.sparse.schedule import Schedule
+from fedrts.tasks import Classification, check, cross_entropy, metric_names
+
+_TRIED = 64
+"""Test samples on which one's own count of right answers is tried."""
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """An experiment with everything that it names."""
+
+    experiment: Experiment
+    method: Method
+    module: nn.Module
+    layout: Layout
+    setup: Setup
+    plan: Plan
+    data: Data
+    rows: Holdings
+    training: LocalTraining
+    bench: Workbench
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint belongs to beside the experiment: the model's layout and layers, who holds how many samples, data, own task."""
+        held = repr((list(self.plan.samples), self.data.sampled_fingerprint))  # all that earlier versions noted of the data
+        samples = hashlib.blake2b(held.encode(), digest_size=8).hexdigest()
+        layers = [entry.name for entry in self.layout.layers]
+        known = {"model": self.layout.fingerprint, "clients": samples, "layers": layers, "data": self.data.fingerprint}
+        return known | {"task": likeness(self.data.task)} if self.experiment.data == config.CUSTOM else known
+
+
+def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tuple[Data, Holdings]:
+    """The data of a resolved experiment, and the row numbers of every client."""
+    held = data.load(experiment.data, experiment.data_options, data_dir)
+    c, key = experiment.clients, random.key(experiment.seed, "partition")
+    if c.partition == SITES and experiment.engine.name != "flower":
+        raise InputError("clients.partition = 'sites' means data on other machines: run it with `fedrts server`")
+    return held, divide(c.partition, held.y, c.total, c.alpha, experiment.min_size, key, c.classes_per_client)
+
+
+def assemble(experiment: Experiment, data_dir: str | Path | None = None) -> Assembled:
+    """Load the data, divide it, and build the model of a resolved experiment; `data_dir` is the folder of data sets."""
+    held, rows = federation(experiment, data_dir)
+    if not len(held.test_y) and experiment.clients.partition != SITES:
+        raise InputError(f"'{experiment.data}' has no test data, which only runs with sites can do without: raise data_options.test")
+    return put_together(experiment, build_model(experiment, held.input_shape, held.classes), held, rows, noise=Repeatable)
+
+
+def build_model(experiment: Experiment, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The model of an experiment with its initial weights, for inputs of this shape."""
+    options = {key: value for key, value in experiment.model_options.items() if key != "prune_output"}
+    with torch.random.fork_rng([]):
+        torch.manual_seed(random.seed(random.key(experiment.seed, "model")))
+        try:
+            module = models.get(experiment.model)(input_shape, classes, **options)
+        except InputError:
+            raise
+        except Exception as error:  # whatever a user's builder raises
+            raise InputError(f"cannot build the model '{experiment.model}' with model_options {options}: {reason(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise InputError(f"the model '{experiment.model}' gives {type(module).__name__}, which is no torch.nn.Module")
+    return module
+
+
+def put_together(
+    experiment: Experiment,
+    module: nn.Module,
+    held: Data,
+    parts: Sequence[Tensor],
+    prunable: Prunable | None = None,
+    try_task: bool = False,
+    noise: Noise = Unpredictable,
+) -> Assembled:
+    """The run of `module` on clients that hold the rows `parts` of `held`; `try_task` looks for mistakes in one's own loss and targets."""
+    rows = Holdings.of(parts)
+    _check_parameters(module)
+    device = torch.device(experiment.device)
+    method = config.make_method(experiment)
+    module = _started(experiment, method, module).to(device)
+    held = held.to(device)
+    layout = layout_of(experiment, module, prunable)
+    weights = layout.flatten(module.state_dict())
+    t, e = experiment.train, experiment
+    setup = Setup(
+        layout,
+        weights,
+        held.input_shape,
+        rng=lambda purpose: random.key(e.seed, "server", -1, purpose),
+        module=module,
+        samples=sum(rows.sizes),
+        budget=e.topology.budget,
+        layer_density=e.topology.layer_density,
+        init_mask=e.topology.init_mask,
+        init_scale=e.topology.init_scale,
+    )
+    experiment, setup = _with_given_mask(experiment, setup, method)
+    falling = (t.schedule, t.lr_end, t.schedule_rounds or e.rounds)
+    training = LocalTraining(t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal, *falling, t.amsgrad)
+    if t.batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
+        raise InputError("train.batch_size = 1 gives BatchNorm no statistics: use at least 2")
+    try:
+        macs = Macs.of(module, layout, held.inputs(held.x[:2]))  # a norm without statistics of its own needs two
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        form = held.input_shape
+        raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {form}: {reason(error)}") from error
+    if try_task:
+        _check_task(module, held)
+    bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()), noise, e.eval.batch_size)
+    asked = choice.Settings.of(e.engine.model_dump())
+    if asked.name in ("auto", "batched") and e.guard.deadline:
+        if asked.name == "batched":
+            note("clients run one after the other, not side by side: guard.deadline tells early replies from late ones")
+        asked = replace(asked, name="serial")
+    guard = Guard(**e.guard.model_dump())
+    if asked.name == "ray":
+        ray.refuse(guard)
+    settings = choice.decided(asked, bench, e.clients.per_round)
+    experiment = experiment.model_copy(update={"engine": e.engine.model_copy(update=asdict(settings))})
+    engine = choice.make(settings, bench, rows, e.eval.batch_size)
+    schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer, e.topology.outer_at_end)
+    plan = Plan(
+        method,
+        engine,
+        layout,
+        schedule,
+        e.rounds,
+        samples=rows.sizes,
+        per_round=e.clients.per_round,
+        seed=e.seed,
+        eval_every=e.eval.every,
+        guard=guard,
+        value_type=e.wire.value_type,
+        dropout=e.clients.dropout,
+        optimizer=ServerOptimizer(t.server_optimizer, t.server_lr or 1.0, t.server_momentum, t.server_beta2, t.server_tau),
+        metrics=metric_names(held.task),
+    )
+    return Assembled(experiment, method, module, layout, setup, plan, held, rows, training, bench)
+
+
+def with_samples(run: Assembled, samples: Sequence[int], held_out: Mapping[int, int] | None = None) -> Assembled:
+    """A run whose sites have said how many samples they train on, and how many they hold out to judge the model."""
+    rows = Holdings.cut(torch.zeros((), dtype=torch.int64).expand(sum(samples)), samples)  # no memory: the rows are elsewhere
+    plan = replace(run.plan, samples=list(samples), held_out=dict(held_out or {}))
+    return replace(run, rows=rows, setup=replace(run.setup, samples=sum(samples)), plan=plan)
+
+
+def _with_given_mask(experiment: Experiment, setup: Setup, method: Method) -> tuple[Experiment, Setup]:
+    """Where nothing is said of the first mask and the weights to start from show one, it is theirs."""
+    layout, links = setup.layout, setup.weights[: setup.layout.links]
+    said = "init_mask" in experiment.topology.model_fields_set
+    started = experiment.init is not None or experiment.model == config.CUSTOM
+    if said or method.dense or not started or not setup.shows_mask:
+        return experiment, setup
+    own = type(method).initial_mask is not Sparse.initial_mask
+    if own or method.exchanges(Round.of(-1, Schedule(), Mask.full(layout.sizes), layout)):  # the method, or a set-up, chooses the mask
+        return experiment, setup
+    note(
+        f"the first mask is that of the given weights: {links.count_nonzero():,} of {layout.links:,} prunable ones are not 0, "
+        f"{sum(setup.shown_counts(method.density)):,} are to be active (topology.init_mask = 'given'; 'random' draws another)"
+    )
+    topology = experiment.topology.model_copy(update={"init_mask": "given"})
+    return experiment.model_copy(update={"topology": topology}), replace(setup, init_mask="given")
+
+
+def _started(experiment: Experiment, method: Method, module: nn.Module) -> nn.Module:
+    """The module as the method wants it, with the weights of `init`: those of the model itself, or of one that the method had prepared."""
+    if experiment.init is None:
+        return method.prepare(module)
+    try:
+        load_weights(module, experiment.init)
+        return method.prepare(module)
+    except InputError:
+        prepared = method.prepare(module)
+        load_weights(prepared, experiment.init)
+        return prepared
+
+
+def layout_of(experiment: Experiment, module: nn.Module, prunable: Prunable | None = None) -> Layout:
+    """The layout of an experiment's module, by its rule of what may be pruned."""
+    if prunable is None and experiment.topology.prunable is not None:
+        prunable = import_path(experiment.topology.prunable, "rule topology.prunable")  # type: ignore[assignment]
+    return Layout.of(module, prunable, prune_output=bool(experiment.model_options.get("prune_output", False)))
+
+
+def _check_parameters(module: nn.Module) -> None:
+    lazy = next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
+    if lazy is not None:
+        raise InputError(f"the model's parameter '{lazy}' has no shape yet: call the model once on an input before")
+    if next(module.parameters(), None) is None:
+        raise InputError("the model has no parameters: there is nothing to train")
+
+
+def _check_task(module: nn.Module, held: Data) -> None:
+    """Do the model, its loss and the targets go together?"""
+    some = held.inputs(held.x[:2])
+    check(held.task, module, some, held.y[:2], held.inputs(held.test_x[:2]), held.test_y[:2])
+    if isinstance(held.task, Classification) and held.task.criterion is cross_entropy and is_label(held.y):
+        with training(module, False), torch.no_grad():
+            outputs = module(some).shape[-1]
+        least, most = (int(of(torch.cat([held.y, held.test_y]))) for of in (torch.min, torch.max))
+        if least < 0 or most >= outputs:
+            raise InputError(f"labels must be 0 to {outputs - 1}, one for each output of the model: these are {least} to {most}")
+    if isinstance(held.task, Classification):
+        held.task.check_count(module, held.inputs(held.test_x[:_TRIED]), held.test_y[:_TRIED])

@@ -1,0 +1,154 @@
+"""`--tune`: which engine, kernel and number of slots are the fastest for an experiment on this machine, measured and remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedrts.client.order import Order
+from fedrts.client.workbench import Workbench
+from fedrts.config import Experiment
+from fedrts.engines import choice
+from fedrts.engines.choice import Settings
+from fedrts.errors import InputError, note
+from fedrts.files import write_atomically
+from fedrts.runs.build import Assembled, assemble
+from fedrts.runs.folder import device_name
+
+BATCHES = 8
+"""Of every client, at most, in one measurement."""
+
+
+WARM_UPS, MEASURED = 2, 2
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What the measurements say."""
+
+    experiment: Experiment
+    """With the fastest settings of its engine."""
+    samples_per_second: dict[Settings, float]
+    """Of every candidate, the fastest first."""
+    remembered: bool
+    """Was it measured before?"""
+
+
+def tune(experiment: Experiment, data_dir: str | Path | None = None) -> Tuned:
+    """A resolved experiment with the engine that is the fastest here; keys of `[engine]` that are set stay as they are."""
+    run = assemble(experiment, data_dir)
+    asked = Settings.of(experiment.engine.model_dump())
+    if asked.name in ("ray", "flower"):
+        raise InputError(f"--tune measures engines of one process, not '{asked.name}': tune with --engine batched on one of its machines")
+    key = _key(run, asked)
+    found = _recall(key)
+    speeds = found or _measure_all(run, asked)
+    if not found:
+        _remember(key, speeds)
+    best = next(iter(speeds))
+    engine = experiment.engine.model_copy(update=asdict(best))
+    return Tuned(experiment.model_copy(update={"engine": engine}), speeds, remembered=bool(found))
+
+
+def candidates(asked: Settings, run: Assembled) -> list[Settings]:
+    """What is worth measuring: one after the other, and side by side in either way with all or half of the slots."""
+    serial = replace(asked, name="serial")
+    if run.experiment.guard.deadline or asked.name == "serial":
+        return [serial]
+    usual = choice.decided(replace(asked, name="batched"), run.bench, run.plan.per_round)
+    if usual.name == "serial":
+        return [usual]
+    found = [] if asked.name == "batched" or asked.precision == "bf16" else [serial]
+    kernels: tuple[choice.KernelName, ...] = ("vectorised", "streamed") if asked.kernel == "auto" else (asked.kernel,)
+    for kernel in kernels:
+        if kernel == "vectorised" and asked.precision == "bf16":
+            continue
+        whole = (
+            usual
+            if kernel == usual.kernel
+            else choice.decided(replace(asked, name="batched", kernel=kernel), run.bench, run.plan.per_round)
+        )
+        half = replace(whole, slots=max(whole.slots // 2, whole.workers))
+        found += [some for some in (whole, half) if some.name == "batched" and (some == whole or not asked.slots)]
+    return list(dict.fromkeys(found))
+
+
+def _measure_all(run: Assembled, asked: Settings) -> dict[Settings, float]:
+    choices = candidates(asked, run)
+    if len(choices) == 1:
+        return {choices[0]: 0.0}
+    speeds = {settings: _measure(run, settings) for settings in choices}
+    return dict(sorted(speeds.items(), key=lambda entry: -entry[1]))
+
+
+def _measure(run: Assembled, settings: Settings) -> float:
+    """Samples a second of some steps of the first round's clients; their replies are dropped."""
+    bench, plan = run.bench, run.plan
+    size = bench.training.batch_size
+    short = Workbench(bench.module, bench.layout, bench.data, replace(bench.training, epochs=1), bench.seed, bench.macs)
+    rows = [part[: BATCHES * size] for part in run.rows]
+    engine = choice.make(settings, short, rows, run.experiment.eval.batch_size)
+    state = run.method.begin(run.setup)
+    current = plan.round(min(1, plan.rounds - 1), state.mask)  # most rounds are inner ones
+    order = Order.of(plan.exchanges(current)[0], current, run.layout, state, 0)
+    clients = plan.sample(0)
+    times = []
+    for _ in range(WARM_UPS + MEASURED):
+        started = time.perf_counter()
+        for _ in engine.run(order, clients):
+            pass
+        if run.experiment.device.startswith("cuda"):
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return sum(short.training.samples(len(rows[client])) for client in clients) / min(times[WARM_UPS:])
+
+
+def cache_file() -> Path:
+    """Where measurements are remembered."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedrts" / "tuned.json"
+
+
+def _key(run: Assembled, asked: Settings) -> str:
+    """Everything that a measurement depends on: model, data, clients, training, device, and what was asked for."""
+    e = run.experiment
+    facts = {
+        "model": run.layout.fingerprint,
+        "data": [e.data, *run.data.input_shape],
+        "clients": [e.clients.per_round, run.identity["clients"]],
+        "train": [e.train.batch_size, e.train.optimizer, e.train.momentum, e.method],
+        "device": device_name(e.device),
+        "torch": torch.__version__,
+        "asked": asdict(asked),
+        "deadline": bool(e.guard.deadline),
+    }
+    return json.dumps(facts, sort_keys=True)
+
+
+def _read() -> dict[str, Any]:
+    try:
+        content = json.loads(cache_file().read_text("utf-8"))
+    except (OSError, ValueError):  # a damaged file is measured anew
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _recall(key: str) -> dict[Settings, float]:
+    try:
+        return {Settings(**entry["settings"]): float(entry["samples_per_second"]) for entry in _read().get(key, [])}
+    except (TypeError, KeyError, ValueError):
+        return {}
+
+
+def _remember(key: str, speeds: dict[Settings, float]) -> None:
+    entries = [{"settings": asdict(settings), "samples_per_second": speed} for settings, speed in speeds.items()]
+    try:
+        cache_file().parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(cache_file(), json.dumps(_read() | {key: entries}, indent=1).encode())
+    except OSError as error:
+        note(f"what was measured is not remembered: cannot write {cache_file()}: {error.strerror}")

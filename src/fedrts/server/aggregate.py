@@ -1,0 +1,110 @@
+"""Sums over clients: all that the server needs of them, in memory that does not grow with their number.
+
+Robust reducers replace the mean of the `weights` alone. Clipping is a sum too; the trimmed mean and the median need every
+client's weights at once, and hold them until the round is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedrts.methods.contract import Means
+from fedrts.wire.fields import Message, Selection
+
+_PIECE = 1 << 16
+
+
+class Reduction(Protocol):
+    """Another way than the mean to make one vector of the clients' weights."""
+
+    def add(self, weights: Tensor, weight: int) -> None: ...
+
+    def merge(self, other: Any) -> None:
+        """Take in another one of the same kind, of other clients."""
+        ...
+
+    def result(self) -> Tensor: ...
+
+
+class Sums:
+    """Σ n_k·x_k for every name of the clients' contributions, divided by Σ n_k and cast once: the order of clients does not matter.
+
+    Values are added in float64. Indicators are counted in integers, which is exact: their mean is the weighted share of
+    clients where they are true, that of a selection the share that named a link (or, with values, the weighted mean in which
+    clients that did not name it count as 0).
+    """
+
+    def __init__(self, weights: Reduction | None = None) -> None:
+        self._totals: dict[str, _Total] = {}
+        self._clients = self._samples = 0
+        self._weights = weights
+        """What takes the place of the mean of `weights`."""
+
+    def add(self, contribution: Message, weight: int, vote_weight: int | None = None) -> None:
+        """Add one client's contribution with its number of samples; in votes and indicators it may count less."""
+        votes = weight if vote_weight is None else vote_weight
+        self._clients += 1
+        self._samples += weight
+        for name, payload in contribution.items():
+            if name == "weights" and self._weights is not None:
+                self._weights.add(payload, weight)
+            elif isinstance(payload, Selection):
+                named = payload.indices.new_ones(1, dtype=torch.bool).expand(payload.indices.shape)
+                values = named if payload.values is None else payload.values
+                total = self._total(name, (payload.size,), values, votes)
+                total.sum.index_add_(0, payload.indices, values.to(total.sum.dtype), alpha=votes)
+            else:
+                share = votes if payload.dtype == torch.bool else weight
+                total = self._total(name, tuple(payload.shape), payload, share)
+                _accumulate(total.sum, payload, share)
+
+    def merge(self, other: Sums) -> None:
+        """Take in the sums over other clients."""
+        self._clients += other._clients
+        self._samples += other._samples
+        for name, theirs in other._totals.items():
+            ours = self._totals.setdefault(name, _Total(torch.zeros_like(theirs.sum), theirs.dtype))
+            ours.weigh(theirs.weight)
+            ours.sum = ours.sum + theirs.sum
+        if self._weights is not None and other._weights is not None:
+            self._weights.merge(other._weights)
+
+    def mean(self) -> Means:
+        """Weighted means by name, in the type of the contributions (shares in float32)."""
+        means = {name: (total.sum / total.weight).to(total.dtype) for name, total in self._totals.items()}
+        if self._weights is not None:
+            means["weights"] = self._weights.result()
+        return Means(means, self._clients, self._samples)
+
+    def _total(self, name: str, shape: tuple[int, ...], like: Tensor, weight: int) -> _Total:
+        """The sum of this name, ready for another payload `like` this one with a weight."""
+        if name not in self._totals:
+            counted = like.dtype == torch.bool
+            empty = torch.zeros(shape, dtype=torch.int32 if counted else torch.float64, device=like.device)
+            self._totals[name] = _Total(empty, torch.float32 if counted else like.dtype)
+        self._totals[name].weigh(weight)
+        return self._totals[name]
+
+
+def _accumulate(sum: Tensor, payload: Tensor, weight: int) -> None:
+    """sum += weight · payload, in the type of the sum. On a CPU piece by piece: what is converted stays in its cache."""
+    piece = _PIECE if sum.device.type == "cpu" else max(sum.numel(), 1)
+    for total, part in zip(sum.view(-1).split(piece), payload.reshape(-1).split(piece), strict=True):
+        total.add_(part.to(total.dtype), alpha=weight)
+
+
+@dataclass
+class _Total:
+    sum: Tensor
+    dtype: torch.dtype
+    weight: int = 0
+
+    def weigh(self, more: int) -> None:
+        """So much weight is about to be added; counts that might not fit move to a wider type."""
+        self.weight += more
+        if self.sum.dtype == torch.int32 and self.weight > torch.iinfo(torch.int32).max:
+            self.sum = self.sum.long()

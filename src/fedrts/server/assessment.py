@@ -1,0 +1,76 @@
+"""Federated evaluation: what clients say of the global model, on data that they hold out from training.
+
+It is one more exchange after those of a round: the model goes down as it is, metrics come up. So it takes the same way as training
+(messages, guard, byte counts), and a client on another machine builds it from the experiment as it builds every exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedrts.client.order import Order, Reply
+from fedrts.methods.contract import Exchange, Judge, State
+from fedrts.server.client_records import ClientRecords
+from fedrts.server.guard import faults, judge
+from fedrts.server.mask_memory import addressed
+from fedrts.wire.fields import Values
+
+if TYPE_CHECKING:
+    from fedrts.server.rounds import Plan
+
+
+def assessment(metrics: Sequence[str]) -> Exchange:
+    """The exchange in which clients tell these metrics of the model."""
+    return Exchange({"weights": Values()}, (Judge(tuple(metrics)),), {"metrics": Values("metrics", on="scalars", copies=len(metrics))})
+
+
+def assess(plan: Plan, state: State, index: int, ledger: ClientRecords) -> dict[str, Any]:
+    """What the clients that hold data out say of the model after a round: the mean over samples, the mean over clients, and each client's.
+
+    A client whose answer is late or cannot be is left out and named; nothing else becomes of it.
+    """
+    number = len(plan.exchanges(plan.round(index, state.mask)))
+    order = Order.of(assessment(plan.metrics), plan.round(index, state.mask, number), plan.layout, state, plan.key(index, "assessment"))
+    absent = ledger.strikes.quarantined | ledger.lateness.resting(index) | ledger.departed.keys()
+    clients = sorted(plan.held_out.keys() - absent)
+    order, size = addressed(order, clients, ledger.traffic)
+    samples = {client: plan.samples[client] for client in clients}
+    told: dict[int, dict[str, float]] = {}
+    missing = []
+    for reply in plan.engine.run(order, clients):
+        (fault,) = faults([reply], order, plan.guard, samples)
+        rejection = judge(reply, fault, order, samples, told)
+        size += reply.resent
+        if rejection is not None:
+            missing.append({"client": reply.client, "reason": rejection.reason})
+            continue
+        assert isinstance(reply, Reply)  # a failure never counts
+        metrics = dict(zip(plan.metrics, reply.message["metrics"].tolist(), strict=True))
+        if (reason := impossible(metrics)) is not None:
+            missing.append({"client": reply.client, "reason": reason})
+            continue
+        told[reply.client] = metrics
+        size += reply.size or 0
+    weights = {client: plan.held_out[client] for client in told}
+    return {
+        "mean": _mean(told, weights),
+        "mean_of_clients": _mean(told, dict.fromkeys(told, 1)),
+        "samples": sum(weights.values()),
+        "clients": [{"client": client, "samples": weights[client], **told[client]} for client in sorted(told)],
+        "missing": missing,
+        "bytes": size,
+    }
+
+
+def impossible(metrics: Mapping[str, float]) -> str | None:
+    """Why nobody can have measured these metrics; None if somebody can."""
+    wrong = "accuracy" in metrics and not 0 <= metrics["accuracy"] <= 1
+    return f"an accuracy of {metrics['accuracy']:.3g}" if wrong else None
+
+
+def _mean(told: Mapping[int, Mapping[str, float]], weights: Mapping[int, int]) -> dict[str, float]:
+    """Means of clients' metrics by name; empty without clients."""
+    total = sum(weights.values())
+    names = next(iter(told.values()), {})
+    return {name: sum(weights[client] * metrics[name] for client, metrics in told.items()) / total for name in names}

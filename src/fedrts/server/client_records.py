@@ -1,0 +1,83 @@
+"""What the server knows of its clients and must not forget: who holds which mask, was asked for what, rejected, late or has left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrts.client.privacy import countable
+from fedrts.server.guard import Guard, Lateness, Strikes
+from fedrts.server.mask_memory import MaskMemory
+from fedrts.sparse.mask import Mask
+from fedrts.wire.fields import Field
+
+
+@dataclass
+class ClientRecords:
+    """Kept beside a run's state, and in its checkpoints."""
+
+    traffic: MaskMemory
+    strikes: Strikes
+    lateness: Lateness
+    messages: int = 0
+    """Downloads and uploads so far that dense averaging would have needed too."""
+    uploads: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Messages of values and of index sets that each client was asked for so far, whatever became of them."""
+
+    departed: dict[int, int] = field(default_factory=dict)
+    """The round from which on a client takes part no more."""
+
+    def count(self, clients: Iterable[int], fields: Mapping[str, Field]) -> None:
+        """`clients` were asked for an upload of these fields."""
+        values, indices = countable(fields)
+        for client in clients:
+            before = self.uploads.get(client, (0, 0))
+            self.uploads[client] = (before[0] + values, before[1] + indices)
+
+    @staticmethod
+    def of(guard: Guard) -> ClientRecords:
+        return ClientRecords(MaskMemory(), Strikes(guard.strikes), Lateness(guard.strikes))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything as tensors: masks as packed bits, clients as numbers."""
+        names = list(self.traffic.masks)
+        holds = [(client, names.index(name)) for client, name in self.traffic.holds.items()]
+        packed = [np.packbits(mask.bits.cpu().numpy()) for mask in self.traffic.masks.values()]
+        return {
+            "messages": torch.tensor([self.messages]),
+            "holds": torch.tensor(holds, dtype=torch.int64).reshape(-1, 2),
+            "strikes": torch.tensor(list(self.strikes.counts.items()), dtype=torch.int64).reshape(-1, 2),
+            "uploads": torch.tensor([(client, *counts) for client, counts in self.uploads.items()], dtype=torch.int64).reshape(-1, 3),
+            "late": torch.tensor(
+                [(client, count, self.lateness.again.get(client, 0)) for client, count in self.lateness.counts.items()], dtype=torch.int64
+            ).reshape(-1, 3),
+            "departed": torch.tensor(list(self.departed.items()), dtype=torch.int64).reshape(-1, 2),
+            "masks": torch.from_numpy(np.stack(packed) if packed else np.zeros((0, 0), np.uint8)),
+        }
+
+    @staticmethod
+    def restored(tensors: Mapping[str, Tensor], sizes: Sequence[int], guard: Guard, device: torch.device | str) -> ClientRecords:
+        """The ledger again, from its `tensors`."""
+        ledger = ClientRecords.of(guard)
+        ledger.messages = int(tensors["messages"])
+        links = sum(sizes)
+        for packed in tensors["masks"].numpy():
+            bits = torch.from_numpy(np.unpackbits(packed, count=links).astype(np.bool_)).to(device)
+            mask = Mask(bits, sizes)
+            ledger.traffic.masks[mask.fingerprint] = mask
+        names = list(ledger.traffic.masks)
+        for client, number in tensors["holds"].tolist():
+            ledger.traffic.holds[client] = names[number]
+        ledger.strikes.counts.update(dict(tensors["strikes"].tolist()))
+        counts = tensors.get("uploads", torch.zeros(0, 3, dtype=torch.int64))
+        ledger.uploads = {client: (values, indices) for client, values, indices in counts.tolist()}
+        for client, late, again in tensors.get("late", torch.zeros(0, 3, dtype=torch.int64)).tolist():
+            ledger.lateness.counts[client] = late
+            if again:
+                ledger.lateness.again[client] = again
+        ledger.departed.update(dict(tensors.get("departed", torch.zeros(0, 2, dtype=torch.int64)).tolist()))
+        return ledger

@@ -1,0 +1,135 @@
+"""What becomes of replies: each is judged, and what may count of it is added to the sums.
+
+A tally is the same wherever it is made: in the server's process over all clients of a round, or by several workers, each over its
+share of them, whose tallies are then added in the order of the shares.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedrts.client.order import Failure, Order, Reply
+from fedrts.methods.base import Method
+from fedrts.methods.contract import State
+from fedrts.server.aggregate import Sums
+from fedrts.server.guard import Guard, faults, judge
+from fedrts.server.phases import each, phase
+from fedrts.server.reducers import reduction
+from fedrts.wire import codec
+from fedrts.wire.codec import Kind
+
+DROPPED, LATE, LATE_AGAIN, UNREACHABLE, UNASKED = "dropped out", "late", "late again", "not reachable", "not asked: too few are here"
+
+
+WITHDRAWN, REMOVED = "withdrawn", "removed"
+"""A client that takes part no more from this round on, by its own word or the coordinator's."""
+
+
+EXCUSED = (DROPPED, LATE, LATE_AGAIN, UNREACHABLE, UNASKED, WITHDRAWN, REMOVED)
+"""Reasons in a history why a reply is missing that are no rejection. Only the server gives them: see `Failure.excused`."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """An order as it was put to clients, with all that is needed to judge and add up what they answer."""
+
+    order: Order
+    state: State
+    """Weights and mask; the method's memory stays with the server."""
+    method: Method
+    guard: Guard
+    samples: Mapping[int, int]
+    """n_k of all clients of the round."""
+    asked: Sequence[int]
+    """Those of them who are reached, or a share of these."""
+    wanted: int
+    """Replies that count at most: the first ones."""
+    due: float = float("inf")
+    """When (`time.monotonic`) replies begin to be late."""
+
+
+@dataclass
+class Tally:
+    """What the replies to a question came to."""
+
+    sums: Sums
+    counted: list[int] = field(default_factory=list)
+    """Whose replies are in the sums."""
+    rejected: list[dict[str, Any]] = field(default_factory=list)
+    blamed: list[int] = field(default_factory=list)
+    """Whose replies speak against them."""
+    missing: dict[int, str] = field(default_factory=dict)
+    """Who did not answer, with the excuse."""
+    upload_bytes: int = 0
+    resent_bytes: int = 0
+    """Of second downloads."""
+    flops: float = 0.0
+
+    def add(self, other: Tally) -> None:
+        """Take in the tally of other clients' replies to the same question."""
+        self.sums.merge(other.sums)
+        self.counted += other.counted
+        self.rejected += other.rejected
+        self.blamed += other.blamed
+        self.missing |= other.missing
+        self.upload_bytes += other.upload_bytes
+        self.resent_bytes += other.resent_bytes
+        self.flops += other.flops
+
+
+def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
+    """Judge and add up `replies` as they come, until enough of them count or the rest is late."""
+    order, samples = question.order, question.samples
+    votes = question.guard.vote_weights(samples)
+    frame = order.upload_frame()
+    result = Tally(Sums(reduction(question.guard, order)))
+    answered: set[int] = set()
+    for reply, came, fault in _examined(question, replies):
+        result.resent_bytes += reply.resent
+        if isinstance(reply, Failure) and reply.excused:
+            result.missing[reply.client] = reply.reason
+            continue
+        if came > question.due:
+            result.missing |= {client: LATE for client in question.asked if client not in answered and client not in result.missing}
+            break
+        answered.add(reply.client)
+        rejection = judge(reply, fault, order, samples, result.counted)
+        if rejection is not None:
+            result.rejected.append({"client": reply.client, "reason": rejection.reason})
+            if rejection.blamed:
+                result.blamed.append(reply.client)
+            continue
+        assert isinstance(reply, Reply)  # a failure never counts
+        with phase("sums"):
+            result.upload_bytes += reply.size or codec.size(Kind.UPLOAD, order.exchange.up, reply.message, frame)
+            result.flops += reply.flops
+            opened = {name: entry.open(reply.message[name], order.opening_frame) for name, entry in order.exchange.up.items()}
+            contribution = question.method.contribution(opened, question.state, order.round)
+            result.sums.add(contribution, reply.samples, votes[reply.client])
+        result.counted.append(reply.client)
+        if len(result.counted) == question.wanted:
+            break
+    return result
+
+
+def _examined(question: Question, replies: Iterable[Reply | Failure]) -> Iterator[tuple[Reply | Failure, float, str | None]]:
+    """Every reply, when it came, and what is wrong with it; those that came together are measured together."""
+    for some in each("clients", _together(replies)):
+        with phase("guard"):
+            found = faults([reply for reply, _ in some], question.order, question.guard, question.samples)
+        yield from ((reply, came, fault) for (reply, came), fault in zip(some, found, strict=True))
+
+
+def _together(replies: Iterable[Reply | Failure]) -> Iterator[list[tuple[Reply | Failure, float]]]:
+    """Replies with the time when each came, in lists of those that came together."""
+    some: list[tuple[Reply | Failure, float]] = []
+    for reply in replies:
+        some.append((reply, reply.at or time.monotonic()))
+        if not reply.more:
+            yield some
+            some = []
+    if some:
+        yield some

@@ -1,0 +1,45 @@
+"""What the rounds ask of an engine, which runs the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from fedrts.client.order import Failure, Order, Reply
+from fedrts.methods.contract import State
+from fedrts.server.collect import Question, Tally
+from fedrts.tasks import Metrics
+
+
+class Engine(Protocol):
+    """Runs exchanges with clients, and evaluates the server's model."""
+
+    @property
+    def label(self) -> str:
+        """Which engine this is and how it works, in a few words."""
+        ...
+
+    def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply | Failure]:
+        """The replies of `clients` to an order, as they come; none of them is to be trusted."""
+        ...
+
+    def evaluate(self, state: State) -> Metrics:
+        """Metrics of the server's model on the test set, and `valid_accuracy` where there is a validation set."""
+        ...
+
+
+@runtime_checkable
+class Adding(Protocol):
+    """An engine whose workers judge and add up the replies of their clients themselves, so that only sums come back."""
+
+    def answer(self, question: Question) -> Tally: ...
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """An engine whose clients are other people's machines: they leave for good, and some are late again and again."""
+
+    @property
+    def departed(self) -> Mapping[int, str]:
+        """Clients that take part no more, each with the reason."""
+        ...

@@ -1,0 +1,237 @@
+"""No reply is trusted: what is checked before a client's answer touches a sum, and who is no longer asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedrts.client.order import Failure, Order, Reply
+from fedrts.errors import note
+from fedrts.wire import checks
+from fedrts.wire.checks import Check, failed
+from fedrts.wire.fields import Message, OwnValues, Payload, Selection, Values
+
+Reducer = Literal["mean", "clip", "trimmed_mean", "median"]
+
+
+_ROUNDING = 1e-9
+"""0.55 of 100 clients are 55, whatever floating point says."""
+
+
+_LONGEST_REST = 6
+"""At most 2^6 rounds go by before a client that was late is asked again."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The rules under which replies count."""
+
+    quorum: float = 0.3
+    """Share of the clients of a round whose replies must be usable; below it the round is repeated with others."""
+    attempts: int = 5
+    over_select: float = 0.0
+    """How many more clients than needed are asked, as a share; the first replies count."""
+    deadline: float = 0.0
+    """Seconds after which replies of a round are late; 0: never."""
+    norm_bound: float = 100.0
+    """Largest update, as a multiple of max(‖W‖, 1): beyond it a reply is rejected (with reducer `clip`: scaled down)."""
+    reducer: Reducer = "mean"
+    trim: float = 0.2
+    """Share of clients cut off at each end by the trimmed mean."""
+    statistic_bound: float = 1e9
+    """Largest BatchNorm statistic; inputs that are not normalised may need more."""
+    value_bound: float = 1e9
+    """Largest number in other uploads: gradients, their squares, losses."""
+    max_share: float = 1.0
+    """Largest share that one client has in votes and indicators, of all that were asked."""
+    strikes: int = 3
+    """Rejected replies after which a client is asked no more."""
+
+    def needed(self, per_round: int) -> int:
+        return max(1, math.ceil(self.quorum * per_round - _ROUNDING))
+
+    def asked(self, per_round: int) -> int:
+        return math.ceil(per_round * (1 + self.over_select) - _ROUNDING)
+
+    def bound(self, norm: float) -> float:
+        """The largest norm of an update to weights of a `norm`."""
+        return self.norm_bound * max(norm, 1.0)
+
+    def vote_weights(self, samples: Mapping[int, int]) -> dict[int, int]:
+        """n_k, cut so that no client has more than `max_share` of their sum (with fewer clients than 1/max_share: equal ones)."""
+        weights = sorted(samples.values())
+        if self.max_share >= 1 or not weights:
+            return dict(samples)
+        low, high = 1, weights[-1]  # the largest cap c with c ≤ max_share · Σ min(n, c)
+        while low < high:
+            cap = (low + high + 1) // 2
+            fits = cap <= self.max_share * sum(min(weight, cap) for weight in weights)
+            low, high = (cap, high) if fits else (low, cap - 1)
+        return {client: min(weight, low) for client, weight in samples.items()}
+
+
+@dataclass
+class Strikes:
+    """In how many rounds each client's reply was rejected."""
+
+    limit: int
+    counts: dict[int, int] = field(default_factory=dict)
+    _last: dict[int, int] = field(default_factory=dict)
+
+    def add(self, client: int, round_index: int) -> None:
+        """One strike at most for each client and round."""
+        if self._last.get(client) == round_index:
+            return
+        self._last[client] = round_index
+        self.counts[client] = self.counts.get(client, 0) + 1
+        if self.counts[client] == self.limit:
+            note(f"client {client} is asked no more: {self.limit} of its replies were rejected")
+
+    @property
+    def quarantined(self) -> set[int]:
+        return {client for client, count in self.counts.items() if count >= self.limit}
+
+
+@dataclass
+class Lateness:
+    """Clients that are late again and again: each time they are left in peace for twice as many rounds."""
+
+    limit: int
+    """Late rounds in a row after which a client is asked less often."""
+    counts: dict[int, int] = field(default_factory=dict)
+    """Late rounds in a row, by client."""
+    again: dict[int, int] = field(default_factory=dict)
+    """The round from which on a client is asked again."""
+    _last: dict[int, int] = field(default_factory=dict)
+
+    def add(self, client: int, round_index: int) -> bool:
+        """It was late, in a round once at most; true when it is asked less often from now on."""
+        if self._last.get(client) != round_index:
+            self._last[client] = round_index
+            self.counts[client] = count = self.counts.get(client, 0) + 1
+            if count >= self.limit:
+                rounds = 2 ** min(count - self.limit, _LONGEST_REST)
+                self.again[client] = round_index + 1 + rounds
+                note(f"client {client} was late in {count} rounds in a row: where the quorum allows, {rounds} go without it")
+        return client in self.again
+
+    def clear(self, client: int) -> None:
+        """It answered in time."""
+        self.counts.pop(client, None)
+        self.again.pop(client, None)
+
+    def resting(self, round_index: int) -> set[int]:
+        """Who is not asked in a round."""
+        return {client for client, again in self.again.items() if round_index < again}
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why a reply does not count, and whether that speaks against its client."""
+
+    reason: str
+    blamed: bool
+
+
+def judge(
+    reply: Reply | Failure, fault: str | None, order: Order, samples: Mapping[int, int], counted: Collection[int]
+) -> Rejection | None:
+    """None if a reply with this `fault` may count. `samples`: n_k of the clients that were asked; `counted`: whose replies count."""
+    if isinstance(reply, Failure):
+        return Rejection(reply.reason, blamed=reply.client in samples and reply.client not in counted)
+    if (reason := stray(reply, order, samples, counted)) is not None:
+        return Rejection(reason, blamed=False)
+    return None if fault is None else Rejection(fault, blamed=True)
+
+
+def stray(reply: Reply, order: Order, samples: Mapping[int, int], answered: Collection[int]) -> str | None:
+    """Why a reply is none to this order, whoever sent it (late, doubled, replayed, misaddressed): it is dropped, and nobody is blamed."""
+    if reply.client not in samples:
+        return "this client was not asked"
+    if reply.client in answered:
+        return "a second reply of the same client"
+    if (reply.round, reply.exchange) != (order.round.index, order.round.exchange):
+        return f"a reply to round {reply.round}, exchange {reply.exchange}"
+    return None
+
+
+def faults(replies: Sequence[Reply | Failure], order: Order, guard: Guard, samples: Mapping[int, int]) -> list[str | None]:
+    """What is wrong with each of several replies to `order`, measured together; None if nothing. `samples`: n_k as known here."""
+    return checks.faults([list(_checks(reply, order, guard, samples)) if isinstance(reply, Reply) else [] for reply in replies])
+
+
+def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]) -> Iterator[Check]:
+    up, held = order.exchange.up, samples.get(reply.client)
+    if reply.samples != held:
+        yield failed(f"{reply.samples} samples where the client has {held}")
+        return
+    if reply.message.keys() != up.keys():
+        yield failed(f"fields {sorted(reply.message)} where {sorted(up)} were asked for")
+        return
+    for name, entry in up.items():
+        for check in entry.checks(reply.message[name], order.frame):
+            yield check
+            if check.numbers is None:  # it failed: nothing else can be measured
+                return
+    yield from _bounds(reply.message, order, guard)
+
+
+def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
+    """What is too large, or what no BatchNorm gives; `message` has the right fields and shapes."""
+    for name, entry in order.exchange.up.items():
+        payload = message[name]
+        if isinstance(entry, Values) and entry.on == "statistics":
+            yield from _of_statistics(payload.view(entry.copies, -1), order, guard)
+        elif name != "weights" and (numbers := _numbers(payload)) is not None and len(numbers):
+            yield Check(partial(_of_size, name, guard.value_bound), torch.linalg.vector_norm(numbers, ord=torch.inf))
+    if "weights" not in order.exchange.up or order.reference is None:
+        return
+    frame = order.upload_frame()
+    weights: Any = order.exchange.up["weights"].open(message["weights"], frame)
+    reference = order.reference
+    if isinstance(weights, OwnValues):  # compared where the client's own mask has links
+        weights, reference = weights.values, weights.mask.compact(frame.mask.expand(reference))
+    parameters = len(weights) - frame.statistics
+    if frame.statistics:
+        yield from _of_statistics(weights[None, parameters:], order, guard)
+    if guard.reducer != "clip":
+        yield Check(partial(_of_update, guard.bound(order.reference_norm)), torch.dist(weights[:parameters], reference[:parameters]))
+
+
+def _numbers(payload: Payload) -> Tensor | None:
+    """The numbers of an upload that has any, as they are."""
+    numbers = payload.values if isinstance(payload, Selection) else payload
+    return numbers if isinstance(numbers, Tensor) and numbers.is_floating_point() else None
+
+
+def _of_size(name: str, bound: float, largest: float) -> str | None:
+    return f"'{name}' has numbers above guard.value_bound = {bound:g}" if largest > bound else None
+
+
+def _of_update(bound: float, norm: float) -> str | None:
+    return f"an update of norm {norm:.3g}, above the bound of {bound:.3g}" if norm > bound else None
+
+
+def _of_statistics(statistics: Tensor, order: Order, guard: Guard) -> Iterator[Check]:
+    """Of every row of `statistics [copies, s]`: what no BatchNorm gives."""
+    if not statistics.shape[1]:
+        return
+    largest = torch.linalg.vector_norm(statistics, ord=torch.inf, dim=1)
+    least = statistics[:, order.variances].amin(1) if len(order.variances) else torch.zeros_like(largest)
+    yield Check(partial(_of_extremes, guard.statistic_bound), torch.stack([least, largest], dim=1))
+
+
+def _of_extremes(bound: float, *extremes: float) -> str | None:
+    """The verdict on the least variance and the largest statistic of one row after the other."""
+    for least, largest in zip(extremes[::2], extremes[1::2], strict=True):
+        if least < 0:
+            return "a negative variance"
+        if largest > bound:
+            return f"statistics above guard.statistic_bound = {bound:g}"
+    return None

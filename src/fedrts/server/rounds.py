@@ -1,0 +1,280 @@
+"""The loop: sample clients, run the exchanges, sum, update, evaluate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedrts.client.order import Order
+from fedrts.errors import InputError
+from fedrts.methods.base import Method
+from fedrts.methods.contract import Exchange, Round, State
+from fedrts.server.aggregate import Sums
+from fedrts.server.assessment import assess
+from fedrts.server.client_records import ClientRecords
+from fedrts.server.collect import DROPPED, EXCUSED, LATE, LATE_AGAIN, Question, add_up
+from fedrts.server.engine import Adding, Engine, Remote
+from fedrts.server.guard import Guard
+from fedrts.server.mask_memory import addressed
+from fedrts.server.optimizer import ServerOptimizer
+from fedrts.server.phases import phase
+from fedrts.sparse import random
+from fedrts.sparse.layout import Layout
+from fedrts.sparse.mask import Mask
+from fedrts.sparse.schedule import Schedule
+from fedrts.wire.quantise import ValueType
+
+ALWAYS_EVALUATED = 10
+"""The last rounds of a run, each of which is evaluated."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, apart from its state."""
+
+    method: Method
+    engine: Engine
+    layout: Layout
+    schedule: Schedule
+    rounds: int
+    samples: Sequence[int]
+    """n_k of every client."""
+    per_round: int
+    seed: int
+    eval_every: int
+    guard: Guard = field(default_factory=Guard)
+    value_type: ValueType = "float32"
+    dropout: float = 0.0
+    optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
+    metrics: tuple[str, ...] = ()
+    """What clients tell of a model that they judge."""
+    held_out: Mapping[int, int] = field(default_factory=dict)
+    """Samples by client on which the clients that hold some out judge the global model."""
+
+    def sample(self, index: int, attempt: int = 0, quarantined: Collection[int] = ()) -> list[int]:
+        """The clients asked in a round: a function of (seed, round, attempt) and of who is not asked.
+
+        The set-up is held with round 0's clients.
+        """
+        asked = self.guard.asked(self.per_round)
+        order = sampled(self.seed, index, attempt, len(self.samples), asked + len(quarantined))
+        chosen = [client for client in order if client not in quarantined][:asked]
+        return chosen if asked > self.per_round else sorted(chosen)
+
+    def needed(self, departed: Collection[int] = ()) -> int:
+        """Usable replies without which a round is repeated; of a federation that some have left."""
+        return self.guard.needed(min(self.per_round, len(self.samples) - len(departed)))
+
+    def drops_out(self, index: int, attempt: int, client: int) -> bool:
+        """Does the simulation let this client vanish after its download?"""
+        return self.dropout > 0 and float(random.uniform(random.key(self.seed, "dropout", index, attempt, client), 1)) < self.dropout
+
+    def round(self, index: int, mask: Mask, exchange: int = 0) -> Round:
+        return Round.of(index, self.schedule, mask, self.layout, exchange)
+
+    def exchanges(self, round: Round) -> list[Exchange]:
+        return [exchange.with_values_as(self.value_type) for exchange in self.method.exchanges(round)]
+
+    def key(self, index: int, purpose: str) -> int:
+        return random.key(self.seed, "server", index, purpose)
+
+    def is_evaluated(self, index: int) -> bool:
+        return index >= 0 and ((index + 1) % self.eval_every == 0 or index >= self.rounds - ALWAYS_EVALUATED)
+
+
+def sampled(seed: int, index: int, attempt: int, clients: int, count: int) -> list[int]:
+    """The first `count` of the clients in the order in which a round asks them."""
+    order: list[int] = random.first(random.key(seed, "sample", max(index, 0), attempt), clients, count).tolist()
+    return order
+
+
+@dataclass
+class Record:
+    """One line of history.jsonl."""
+
+    round: int
+    outer: bool
+    clients: list[int]
+    """Whose replies count."""
+    rejected: list[dict[str, Any]] = field(default_factory=list)
+    loss: float | None = None
+    accuracy: float | None = None
+    perplexity: float | None = None
+    density: float = 1.0
+    links_changed: float = 0.0
+    upload_bytes: int = 0
+    download_bytes: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    valid_accuracy: float | None = None
+    """A key of its line only where there is a validation set."""
+    federated: dict[str, Any] | None = None
+    """What clients say of the model on data that they hold out; a key of its line only where they do."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value is not None or key not in ("valid_accuracy", "federated")}
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a round leaves behind."""
+
+    state: State
+    record: Record
+    topology: dict[str, Any] | None
+    """One line of topology.jsonl, in outer rounds."""
+
+
+class TooFewError(InputError):
+    """A round that cannot be played: too few replies were usable, however often it was tried."""
+
+    def __init__(self, message: str, missing: dict[int, str]) -> None:
+        super().__init__(message)
+        self.missing = missing
+        """Who was absent, with the reason."""
+
+
+def play(plan: Plan, state: State, first: int, ledger: ClientRecords | None = None) -> Iterator[Played]:
+    """Rounds from `first` (-1: the set-up) to the last, each with the state after it."""
+    ledger = ledger or ClientRecords.of(plan.guard)
+    for index in range(first, plan.rounds):
+        if index < 0 and not plan.method.exchanges(plan.round(index, state.mask)):
+            continue
+        played = play_round(plan, state, index, ledger)
+        state = played.state
+        yield played
+
+
+def play_round(plan: Plan, before: State, index: int, ledger: ClientRecords | None = None) -> Played:
+    """One round, attempted until enough replies are usable; `before` is left as it is."""
+    started = time.perf_counter()
+    ledger = ledger or ClientRecords.of(plan.guard)
+    record = Record(index, plan.schedule.is_outer(index), [])
+    for attempt in range(plan.guard.attempts):
+        state = _attempt(plan, before, index, attempt, ledger, record)
+        if state is not None:
+            break
+    else:
+        reasons = "; ".join(sorted({str(entry["reason"]) for entry in record.rejected})) or "nobody was left to ask"
+        raise TooFewError(
+            f"round {index}: fewer than {plan.needed(ledger.departed)} usable replies in {plan.guard.attempts} attempts ({reasons}): "
+            "nothing of it was applied; mend the cause or lower guard.quorum, then resume (a train.lr that diverges needs a new run)",
+            {entry["client"]: entry["reason"] for entry in record.rejected if entry["reason"] in EXCUSED},
+        )
+    record.density = density(plan.layout, state.mask)
+    record.links_changed = state.mask.gained(before.mask) / max(state.mask.number, 1)
+    if plan.is_evaluated(index):
+        with phase("evaluation"):
+            metrics = plan.engine.evaluate(state)
+            if plan.held_out:
+                record.federated = assess(plan, state, index, ledger)
+                metrics = {**record.federated["mean"], **metrics}  # the coordinator's own test set, where it has one
+        record.loss, record.accuracy, record.perplexity = (metrics.get(name) for name in ("loss", "accuracy", "perplexity"))
+        record.valid_accuracy = metrics.get("valid_accuracy")
+    record.seconds = time.perf_counter() - started
+    return Played(state, record, describe(plan, before, state, index) if record.outer else None)
+
+
+def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: ClientRecords, record: Record) -> State | None:
+    """All exchanges of a round with one sample of clients; None if too few replies were usable."""
+    state = before
+    clients = plan.sample(index, attempt, _not_asked(plan, index, ledger, record))
+    needed = plan.needed(ledger.departed)
+    for number in range(len(plan.method.exchanges(plan.round(index, state.mask)))):
+        current = plan.round(index, state.mask, number)
+        exchange = plan.exchanges(current)[number]  # of the mask as the exchange before left it
+        order = Order.of(exchange, current, plan.layout, state, plan.key(index, f"rounding {number}"))
+        sums = _collect(plan, order, state, attempt, clients, ledger, record)
+        if len(record.clients) < needed:
+            return None
+        clients = list(record.clients)
+        with phase("update"):
+            state = updated(plan, state, order, sums)
+    return plan.optimizer.step(before, state, plan.layout.parameters) if index >= 0 else state
+
+
+def _not_asked(plan: Plan, index: int, ledger: ClientRecords, record: Record) -> set[int]:
+    """Who is left out of a round: the quarantined, those who have left (recorded once), and where enough others are those late again."""
+    departed = plan.engine.departed if isinstance(plan.engine, Remote) else {}
+    record.rejected += [{"client": client, "reason": reason} for client, reason in departed.items() if client not in ledger.departed]
+    ledger.departed = {client: ledger.departed.get(client, index) for client in departed}
+    excluded = ledger.strikes.quarantined | departed.keys()
+    resting = ledger.lateness.resting(index) - excluded
+    return excluded | resting if len(plan.samples) - len(excluded | resting) >= plan.needed(departed) else excluded
+
+
+def updated(plan: Plan, state: State, order: Order, sums: Sums) -> State:
+    """The next state, of the sums over the clients that answered an order."""
+    return plan.method.update(state, sums.mean(), order.round, lambda purpose: plan.key(order.round.index, purpose))
+
+
+def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list[int], ledger: ClientRecords, record: Record) -> Sums:
+    """Send an order to `clients` and sum what may count of their replies; `record.clients` are those that did."""
+    samples = {client: plan.samples[client] for client in clients}
+    gone = [client for client in clients if plan.drops_out(order.round.index, attempt, client)]
+    order, size = addressed(order, clients, ledger.traffic)
+    record.download_bytes += size
+    due = time.monotonic() + plan.guard.deadline if plan.guard.deadline else float("inf")
+    asked = [client for client in clients if client not in gone]
+    ledger.count(asked, order.exchange.up)
+    known = State(state.values, state.mask)  # what clients know too: contributions may be made where they are
+    question = Question(order, known, plan.method, plan.guard, samples, asked, plan.per_round, due)
+    found = plan.engine.answer(question) if isinstance(plan.engine, Adding) else add_up(question, plan.engine.run(order, asked))
+    comparable = order.round.index >= 0 and order.round.exchange == 0  # what dense averaging would have sent too
+    ledger.messages += (len(clients) + len(found.counted)) * comparable
+    for client in found.blamed:
+        ledger.strikes.add(client, order.round.index)
+    if isinstance(plan.engine, Remote):  # elsewhere being late means that our own machine is slow
+        for client in found.counted:
+            ledger.lateness.clear(client)
+        for client in [client for client, reason in found.missing.items() if reason == LATE]:
+            if ledger.lateness.add(client, order.round.index):
+                found.missing[client] = LATE_AGAIN
+    record.download_bytes += found.resent_bytes
+    record.upload_bytes += found.upload_bytes
+    record.flops += found.flops
+    missing = dict.fromkeys(gone, DROPPED) | found.missing
+    record.rejected += found.rejected + [{"client": client, "reason": reason} for client, reason in missing.items()]
+    record.clients = sorted(found.counted)
+    return found.sums
+
+
+def density(layout: Layout, mask: Mask) -> float:
+    """(active + dense) / all parameters."""
+    return (mask.number + layout.parameters - layout.links) / layout.parameters
+
+
+def describe(plan: Plan, before: State, after: State, index: int) -> dict[str, Any]:
+    """How an outer round changed the topology: overlap, links by layer, what the method believes of them."""
+    gained = after.mask.bits & ~before.mask.bits
+    names = [entry.name for entry in plan.layout.layers]
+    changed = [int(part.count_nonzero()) for part in gained.split(list(after.mask.sizes))]
+    kept = (after.mask.bits & before.mask.bits).count_nonzero()
+    belief = plan.method.belief(after)
+    return {
+        "round": index,
+        "overlap": float(kept) / max(before.mask.number, 1),
+        "active": dict(zip(names, after.mask.counts, strict=True)),
+        "changed": dict(zip(names, changed, strict=True)),
+        "belief_active": _histogram(belief, after.mask.active),
+        "belief_inactive": _histogram(belief, after.mask.inactive),
+        **plan.method.remarks(before, after, plan.round(index, before.mask)),
+    }
+
+
+def _histogram(belief: Tensor | None, at: Tensor) -> list[int] | None:
+    """Counts in 20 equal bins of [0, 1]."""
+    if belief is None:
+        return None
+    bins = (belief[at] * BINS).long().clamp_(0, BINS - 1)
+    counts: list[int] = torch.bincount(bins, minlength=BINS).tolist()
+    return counts
+
+
+BINS = 20
+"""Of the histograms of what a method believes."""

@@ -1,0 +1,189 @@
+"""What a model is trained for: the loss of a batch and the metrics of a test set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedrts.errors import InputError, reason
+from fedrts.sparse.mode import training
+from fedrts.tasks.crossentropy import linear_cross_entropy, rows_at_once
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+Metrics = dict[str, float]
+
+
+class Task(Protocol):
+    """A loss for training and metrics for evaluation."""
+
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        """Mean loss of a batch of inputs `x` with targets `y`, the outputs divided by `temperature`.
+
+        `twice`: its gradient will be differentiated again.
+        """
+        ...
+
+    def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
+        """Metrics over all samples: `loss`, `accuracy` and, for language, `perplexity` and `perplexity_corpus`."""
+        ...
+
+
+def metric_names(task: Task) -> tuple[str, ...]:
+    """What a task's evaluation gives, in the order in which clients tell it."""
+    return getattr(task, "metrics", ("loss", "accuracy"))
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Mean cross-entropy of logits `[m, classes]` and labels `[m]`; other forms as `F.cross_entropy` takes them.
+
+    The same as there up to rounding, in operations that vmap takes as they are: it takes the other ones apart into a dozen pieces.
+    """
+    if output.dim() != 2 or target.is_floating_point():
+        return F.cross_entropy(output, target)
+    return -output.log_softmax(-1).gather(-1, target.long().unsqueeze(-1)).mean()
+
+
+@dataclass(frozen=True)
+class Classification:
+    """One label per sample, or any target that one's own `criterion` and `correct` understand."""
+
+    criterion: Loss = cross_entropy
+    correct: Callable[[Tensor, Tensor], Tensor] | None = None
+    """(output, target) → number (or share, summed) of correct answers in the batch; default: arg-max equals label."""
+
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        output = module(x)
+        return self.criterion(output if temperature == 1 else output / temperature, y)
+
+    def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
+        loss = correct = 0.0
+        count = self.correct or labelled_rightly
+        for inputs, targets in _batches(module, x, y, batch_size):
+            output = module(inputs)
+            loss += float(self.criterion(output, targets)) * len(inputs)
+            correct += float(count(output, targets))
+        return {"loss": loss / len(x), "accuracy": correct / len(x)}
+
+    def check_count(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
+        """Does `correct` count? What is no number of samples does not, nor does a mean, which a batch and its halves have alike."""
+        count = self.correct or labelled_rightly
+        with training(module, False), torch.no_grad():
+            output = module(x)
+            whole = float(count(output, y))
+            halves = [whole / 2, whole / 2]
+            if isinstance(output, Tensor) and len(y) > 1:
+                halves = [float(count(*half)) for half in zip(output.tensor_split(2), y.tensor_split(2), strict=True)]
+        if not 0 <= whole <= len(y) or abs(sum(halves) - whole) > 1e-3 * len(y):
+            raise InputError(
+                f"`correct` must give the number of right answers in a batch (is it a mean?): it gives {whole:g} for {len(y)} samples, "
+                f"and {halves[0]:g} and {halves[1]:g} for their halves"
+            )
+
+
+def labelled_rightly(output: Tensor, target: Tensor) -> Tensor:
+    """How many of the outputs `[m, classes]` are largest at the label `[m]`."""
+    if output.dim() != 2 or target.dim() != 1 or target.is_floating_point():
+        forms = f"outputs {list(output.shape)} and {str(target.dtype).removeprefix('torch.')} targets {list(target.shape)}"
+        raise InputError(f"what is a right answer among {forms}? give `correct(output, target)`, the number of them in a batch")
+    return (output.argmax(-1) == target).sum()
+
+
+def check(task: Task, module: nn.Module, x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> None:
+    """Try a task on a few training and test samples, with a model that is not changed: mistakes show before any training."""
+    try:
+        with training(module, False), torch.no_grad():
+            loss = task.loss(module, x, y)
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            raise InputError(f"the loss must be a tensor with one number, the mean over a batch; it gave {loss!r}")
+        metrics = task.evaluate(module, test_x, test_y, len(test_x))
+    except InputError:
+        raise
+    except Exception as error:  # whatever a user's own code raises
+        raise InputError(f"the model, its loss and these targets do not go together: {reason(error)}") from error
+    if missing := {"loss", "accuracy"} - metrics.keys():
+        raise InputError(f"the task's evaluate gives no {' and no '.join(sorted(missing))}: both are needed")
+
+
+@runtime_checkable
+class Projecting(Protocol):
+    """A language model whose logits are `hidden(x) [batch, time, width] @ output_matrix [vocabulary, width]ᵀ`."""
+
+    output_matrix: Tensor
+
+    def hidden(self, x: Tensor) -> Tensor: ...
+
+
+FUSED_FROM = 2**20
+"""The number of a batch's logits from which on it pays not to hold them all: below, that is the slower way (measured on a CPU)."""
+
+
+@dataclass(frozen=True)
+class Language:
+    """Next-token prediction; targets equal to `padding` do not count. Samples are stories of equal (padded) length.
+
+    Inputs and targets are token numbers `[batch, time]` of any integer type. Many logits exist together only for models that do not
+    say how they project (see `Projecting`) and where a gradient is to be differentiated again.
+    """
+
+    padding: int = -100
+    metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "perplexity", "perplexity_corpus")
+
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        target = y.long().flatten()
+        if isinstance(module, Projecting) and not twice and y.numel() * len(module.output_matrix) >= FUSED_FROM:
+            return linear_cross_entropy(module.hidden(x).flatten(0, 1) / temperature, module.output_matrix, target, self.padding)
+        return F.cross_entropy(module(x).flatten(0, 1) / temperature, target, ignore_index=self.padding)
+
+    def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
+        """`perplexity`: mean over stories of exp(mean token NLL); `perplexity_corpus`: exp of the mean over all tokens."""
+        perplexity = accuracy = nll = tokens = 0.0
+        stories = 0
+        for inputs, targets in _batches(module, x, y, batch_size):
+            targets = targets.long()
+            counted = targets != self.padding
+            lengths = counted.sum(1)
+            losses, hits = self._judged(module, inputs, targets)
+            losses, hits = losses.double().sum(1), (hits & counted).double().sum(1)
+            some = lengths > 0
+            perplexity += float((losses[some] / lengths[some]).exp().sum())
+            accuracy += float((hits[some] / lengths[some]).sum())
+            nll, tokens = nll + float(losses.sum()), tokens + float(lengths.sum())
+            stories += int(some.sum())
+        return {
+            "loss": nll / tokens,
+            "accuracy": accuracy / stories,
+            "perplexity": perplexity / stories,
+            "perplexity_corpus": float(torch.tensor(nll / tokens, dtype=torch.float64).exp()),  # infinite rather than an error
+        }
+
+    def _judged(self, module: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """NLL of every target `[batch, time]` (0 for padding), and whether it was the likeliest token."""
+        losses, hits = [], []
+        for logits, target in _in_parts(module, x, y):
+            losses.append(F.cross_entropy(logits, target, ignore_index=self.padding, reduction="none"))
+            hits.append(logits.argmax(-1) == target)
+        return torch.cat(losses).view_as(y), torch.cat(hits).view_as(y)
+
+
+def _in_parts(module: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits `[rows, vocabulary]` and targets `[rows]` of some tokens at a time, where the model allows it."""
+    if not isinstance(module, Projecting):
+        yield module(x).flatten(0, 1), y.flatten()
+        return
+    matrix = module.output_matrix
+    rows = rows_at_once(len(matrix))
+    for hidden, target in zip(module.hidden(x).flatten(0, 1).split(rows), y.flatten().split(rows), strict=True):
+        yield hidden @ matrix.t(), target
+
+
+def _batches(module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches in order, with the module in evaluation mode and without gradients."""
+    with training(module, False), torch.no_grad():
+        yield from zip(x.split(batch_size), y.split(batch_size), strict=True)
