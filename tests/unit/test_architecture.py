@@ -13,7 +13,7 @@ from fedrts import methods
 SOURCE = Path(fedrts.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-LAYERS = ["errors", "files", "registry"]
+LAYERS = ["errors", "files", "registry", "tables"]
 LAYERS += ["sparse", "bandit", "wire", "methods", "tasks", "data", "models", "client", "server", "engines", "config", "runs", "costs"]
 LAYERS += ["observe", "flower", "api", "export", "comparison", "reproduction", "report", "cli", "__main__"]
 """From the ground up: a module may import its own package and those before it."""

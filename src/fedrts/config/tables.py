@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedrts import data, methods
 from fedrts.data.partition import SITES, Partition
@@ -15,13 +15,8 @@ from fedrts.engines.choice import Name as EngineName
 from fedrts.engines.kernels import Precision
 from fedrts.server.guard import Guard, Reducer
 from fedrts.server.optimizer import Kind
+from fedrts.tables import Number, Table
 from fedrts.wire.quantise import ValueType
-
-Number = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Clients(Table):
