@@ -8,7 +8,7 @@ from __future__ import annotations
 from fedrts.config.foreign import foreign
 from fedrts.config.resolution import CUSTOM, complete, make_method, method_class, resolve, with_newer_keys
 from fedrts.config.sources import SHORT, from_assignments, from_file, from_keywords, from_method, parsed_toml
-from fedrts.config.tables import Clients, Experiment, Table, Train
+from fedrts.config.tables import Clients, Experiment, Train
 from fedrts.config.tree import Settings, flat, merged, nested
 from fedrts.config.validation import check_options, validated
 
@@ -18,7 +18,6 @@ __all__ = [
     "Clients",
     "Experiment",
     "Settings",
-    "Table",
     "Train",
     "check_options",
     "complete",

@@ -13,9 +13,9 @@ from pydantic import Field
 from fedrts import config
 from fedrts.comparison.grid import Grid, check_method
 from fedrts.comparison.table import check_metric, key_of
-from fedrts.config import Table
 from fedrts.errors import InputError, nearest
 from fedrts.files import require_plain
+from fedrts.tables import Table
 
 ScaleName = Literal["paper", "small"]
 PUBLISHED = ("megabytes", "flops", "memory", "gigabytes")
