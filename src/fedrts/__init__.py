@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedrts.api import run as run
     from fedrts.api import train as train
     from fedrts.comparison import compare as compare
-    from fedrts.costs.table import cost as cost
+    from fedrts.costs import cost as cost
 
 __version__ = "0.1.0"
 
@@ -23,7 +23,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # by default threads spin at barriers for milliseconds: on a busy machine a core lost
 
 _HOMES = dict.fromkeys(("Result", "load", "resume", "run", "train"), "fedrts.api")
-_HOMES |= {"compare": "fedrts.comparison", "cost": "fedrts.costs.table", "InputError": "fedrts.errors"}
+_HOMES |= {"compare": "fedrts.comparison", "cost": "fedrts.costs", "InputError": "fedrts.errors"}
 
 
 def __getattr__(name: str) -> Any:

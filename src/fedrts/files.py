@@ -14,43 +14,6 @@ from pathlib import Path
 from fedrts.errors import InputError
 
 
-def write_atomically(path: Path, data: bytes, temporary: str = ".{}.tmp") -> None:
-    """`data` under `path`, whole or not at all: temporary file, fsync, rename, fsync of the folder."""
-    temporary_path = path.with_name(temporary.format(path.name))
-    try:
-        with explained(path):
-            with open(temporary_path, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary_path, path)
-            _sync_folder(path.parent)
-    except InputError:
-        with contextlib.suppress(OSError):
-            temporary_path.unlink(missing_ok=True)
-        raise
-
-
-@contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """A failure to write as one line that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror}; free the space or change the permissions, then try again or resume the run"
-        ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 RATIO = 100
 """How many times its own size a compressed file may expand to: arrays and images that carry information stay far below."""
 
@@ -94,6 +57,43 @@ def check_expansion(path: str | Path, stored: int, expanded: int, remedy: str) -
 def sha256(data: bytes) -> str:
     """A checksum as `sha256:…`, which `sha256sum` prints too."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def write_atomically(path: Path, data: bytes, temporary: str = ".{}.tmp") -> None:
+    """`data` under `path`, whole or not at all: temporary file, fsync, rename, fsync of the folder."""
+    temporary_path = path.with_name(temporary.format(path.name))
+    try:
+        with explained(path):
+            with open(temporary_path, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary_path, path)
+            _sync_folder(path.parent)
+    except InputError:
+        with contextlib.suppress(OSError):
+            temporary_path.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """A failure to write as one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror}; free the space or change the permissions, then try again or resume the run"
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

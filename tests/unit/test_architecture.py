@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,24 @@ def test_imports_point_one_way(file):
     assert package in LAYERS, f"say in LAYERS where {package} belongs"
     allowed = set(LAYERS[: LAYERS.index(package) + 1]) | {"__version__"}
     assert imported(ast.parse(file.read_text("utf-8"))) <= allowed
+
+
+def test_no_module_waits_for_itself():
+    """Inside a package too, imports at the top of a file go round no circle."""
+    modules = {".".join(("fedrts", *file.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): file for file in FILES}
+    graph = {name: _at_the_top(file, set(modules)) - {name} for name, file in modules.items()}
+    TopologicalSorter(graph).prepare()  # raises a CycleError that names the circle
+
+
+def _at_the_top(file: Path, modules: set[str]) -> set[str]:
+    found = set()
+    for node in ast.parse(file.read_text("utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inside & modules or {node.module} & modules
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & modules
+    return found - {"fedrts"}
 
 
 def test_contributing_shows_the_rooms_as_they_are():

@@ -55,8 +55,7 @@ def cost(
     if input_shape is not None and data is not None:
         raise InputError("--data and --input-shape exclude each other: both say what the model reads")
     shape = None if input_shape is None else _whole_numbers("--input-shape", input_shape)
-    from fedrts import config
-    from fedrts.costs import table as costs
+    from fedrts import config, costs
 
     names = ("model", "method", "density", "data", "clients", "epochs", "batch_size", "value_type", "seed")
     flags = {name: value for name, value in locals().items() if name in names}

@@ -1,1 +1,80 @@
-"""What a round costs a client, in three accountings: the paper's tables, the paper's rules, and measured."""
+"""What a round costs a client: bytes, FLOPs and memory, in three accountings that are never mixed (see docs/cost.md).
+
+`paper` reproduces the published tables, `rules` is what the paper's text says, `measured` is what this package sends, computes and
+holds. All three derive from the exchanges that a method declares.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedrts import config, data
+from fedrts.client.privacy import Repeatable
+from fedrts.costs.estimate import Estimate
+from fedrts.costs.inputs import HERE, MORE, SAMPLES, without_data
+from fedrts.costs.table import Cost
+from fedrts.errors import InputError
+from fedrts.methods.base import Method
+from fedrts.runs.build import build_model, put_together
+
+
+def cost(
+    experiment: str | Path | None = None,
+    *,
+    model: str | nn.Module | None = None,
+    method: Method | str | None = None,
+    input_shape: Sequence[int] | None = None,
+    classes: int | None = None,
+    samples: int | None = None,
+    exact: bool = False,
+    data_dir: str | Path | None = None,
+    **keywords: Any,
+) -> Cost:
+    """Bytes, FLOPs and memory per client of the set-up (where there is one), an inner and an outer round.
+
+    `model`, `method` and other keywords are those of `run`. Inputs are those of `data` where it is named, else of `input_shape` and
+    `classes`, else those of the paper that the model reads. `samples` is what the client holds: by default its share of the data, or
+    500. Measured messages come from one step on two samples; `exact` lets the client work through all its samples instead.
+    """
+    layers = [] if experiment is None else [config.from_file(experiment)]
+    named, options = config.from_method(method, keywords)
+    module = model if isinstance(model, nn.Module) else None
+    layers += [config.from_keywords({**keywords, **named, "model": model if module is None else config.CUSTOM}), options]
+    return of_settings(layers, module, input_shape, classes, samples, exact, data_dir)
+
+
+def of_settings(
+    layers: Sequence[config.Settings],
+    module: nn.Module | None = None,
+    input_shape: Sequence[int] | None = None,
+    classes: int | None = None,
+    samples: int | None = None,
+    exact: bool = False,
+    data_dir: str | Path | None = None,
+) -> Cost:
+    """`cost` of settings, of which later ones override earlier ones."""
+    given: dict[str, Any] = {}
+    for layer in layers:
+        given = config.merged(given, layer)
+    if samples is not None and samples < 1:
+        raise InputError(f"samples must be at least 1 (got {samples})")
+    wanted = samples or SAMPLES
+    if input_shape is None and ("data" in given or given.get("model", "auto") == "auto"):
+        if classes is not None:
+            raise InputError("classes are counted from the data: name either the data or --input-shape and --classes")
+        experiment = config.resolve(given, HERE)
+        held = data.load(experiment.data, experiment.data_options, data_dir)
+        wanted = samples or max(1, len(held.y) // experiment.clients.total)
+        if exact and wanted > len(held.y):
+            raise InputError(f"samples = {wanted:,} is more than the {len(held.y):,} that '{experiment.data}' has for training")
+        module = copy.deepcopy(module) if module is not None else build_model(experiment, held.input_shape, held.classes)
+    else:
+        experiment, module, held = without_data(given, module, input_shape, classes, wanted if exact else MORE)
+    run = put_together(experiment, module, held, [torch.arange(wanted)], noise=Repeatable)
+    return Estimate(run, wanted, exact).cost()

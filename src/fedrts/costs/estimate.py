@@ -10,7 +10,7 @@ import torch
 from fedrts.client.order import Order
 from fedrts.client.workbench import Workbench
 from fedrts.costs.inputs import FEW, MORE
-from fedrts.costs.measured import held_parts, on_mask, saved_bytes
+from fedrts.costs.measured import CLIENT, held_parts, on_mask, saved_bytes
 from fedrts.costs.on_paper import flops_on_paper
 from fedrts.costs.table import ACCOUNTINGS, FRESH, HOLDER, PUBLISHED, STRICT, Cost, Row
 from fedrts.methods.contract import State
@@ -24,13 +24,6 @@ from fedrts.wire import codec
 from fedrts.wire.codec import Kind
 
 ROUNDS = ("set-up", "inner", "outer")
-
-
-SAMPLES = 500
-"""Of a client where no data set says how many: CIFAR-10 among 100 clients."""
-
-
-_CLIENT = 0
 
 
 @dataclass(frozen=True)
@@ -110,9 +103,9 @@ class Estimate:
         for number in range(len(plan.method.exchanges(plan.round(index, state.mask)))):
             order = self.order(state, index, number)
             exchange, frame = order.exchange, order.upload_frame()
-            flops += bench.flops(order, bench.job(order, _CLIENT, rows))
-            job = at_work.job(order, _CLIENT, seen)
-            reply = at_work.carry_out(order, _CLIENT, job)
+            flops += bench.flops(order, bench.job(order, CLIENT, rows))
+            job = at_work.job(order, CLIENT, seen)
+            reply = at_work.carry_out(order, CLIENT, job)
             fresh += codec.size(Kind.DOWNLOAD, exchange.down, order.sent, order.frame, held)
             holder += codec.size(Kind.DOWNLOAD, exchange.down, order.sent, order.frame, held or order.frame.mask)
             up += codec.size(Kind.UPLOAD, exchange.up, reply.message, frame)

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from fedrts import config
 from fedrts.config import Experiment
-from fedrts.costs.table import _HERE
 from fedrts.data.contract import Data
 from fedrts.errors import InputError, reason
 from fedrts.runs.build import build_model
 from fedrts.sparse.mode import training
 from fedrts.tasks import Classification, Language
 
+HERE = {"device": "cpu"}
+SAMPLES = 500
+"""Of a client where no data set says how many: CIFAR-10 among 100 clients."""
 FEW, MORE = 2, 4
 """Samples of a rehearsal, and of the second one by which activations are extrapolated to a batch."""
 
@@ -48,7 +50,7 @@ def without_data(
     offered = PAPER_INPUTS if shape is None else (Inputs(tuple(shape), PAPER_INPUTS[0].classes),)
     refusals: list[InputError] = []
     for inputs in offered:
-        experiment = config.resolve(inputs.settings, given, _HERE, {"data": config.CUSTOM, "data_options": {}})
+        experiment = config.resolve(inputs.settings, given, HERE, {"data": config.CUSTOM, "data_options": {}})
         inputs = replace(inputs, classes=classes or inputs.classes)
         try:
             module = copy.deepcopy(own) if own is not None else build_model(experiment, inputs.shape, inputs.classes)

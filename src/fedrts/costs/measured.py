@@ -13,14 +13,16 @@ from fedrts.client.job import Job
 from fedrts.client.order import Order
 from fedrts.client.training import LocalTraining
 from fedrts.client.workbench import Workbench
-from fedrts.costs.estimate import _CLIENT
 from fedrts.costs.inputs import MORE
 from fedrts.methods.contract import ProbeCurvature, ProbeGradient, Train
+
+CLIENT = 0
+"""The number of the one that is looked at."""
 
 
 def saved_bytes(bench: Workbench, order: Order, samples: int) -> int:
     """What autograd saves of one batch for the backward pass: every storage once, apart from the model's own."""
-    job = bench.job(order, _CLIENT, torch.arange(samples))
+    job = bench.job(order, CLIENT, torch.arange(samples))
     bench.layout.bind(bench.module, job.weights, bench.gradient)
     own = {tensor.untyped_storage().data_ptr() for tensor in (job.weights, *bench.module.buffers())}
     saved: dict[int, int] = {}

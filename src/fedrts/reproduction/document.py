@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrts import config
+from fedrts import config, costs
 from fedrts.comparison.results import Compared, setting_of
 from fedrts.comparison.statistics import mean_of
 from fedrts.comparison.table import ABSENT, METRICS, Column, Results, column_of, markdown, means_table, text_of
 from fedrts.comparison.target import Point, cost_to_target
-from fedrts.costs import table as costs
 from fedrts.reproduction.preset import Part, Preset, Scale, ScaleName
 from fedrts.runs.folder import RunFolder
 
