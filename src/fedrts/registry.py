@@ -13,9 +13,11 @@ import importlib
 import pkgutil
 import re
 import sys
+import sysconfig
 from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
@@ -106,24 +108,51 @@ class Registry(Generic[T]):
                 importlib.import_module(f"{package.__name__}.{module.name}")
 
 
+class NotFoundError(InputError):
+    """An import path leads to nothing: there is no such module, or no such name in it."""
+
+
 def import_path(path: str, kind: str) -> object:
     """The object at `pkg.module:name`, if it is allowed now; modules of the current folder are found too."""
     permit(path, kind)
     module, _, name = path.partition(":")
+    try:
+        with _current_folder():
+            imported = importlib.import_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a user's module raises, and SystemExit of one that was written as a script
+        what = reason(error) if isinstance(error, Exception) else f"it raises {error!r}"
+        missing = isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module}.".startswith(f"{error.name}.")
+        raise (NotFoundError if missing else InputError)(f"cannot import the {kind} '{path}': {what}") from error
+    try:
+        found: object = getattr(imported, name)
+    except AttributeError as error:
+        raise NotFoundError(f"cannot import the {kind} '{path}': {reason(error)}") from error
+    if not callable(found):
+        raise InputError(f"the {kind} '{path}' is {found!r}: it must be a function or a class")
+    return found
+
+
+def is_pythons_own(module: str) -> bool:
+    """Does a module come with Python, and is no file of the user's found in its place?"""
+    top = module.partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        return False
+    with _current_folder():
+        spec = PathFinder.find_spec(top)
+    return spec is None or spec.origin is None or Path(spec.origin).is_relative_to(sysconfig.get_path("stdlib"))
+
+
+@contextlib.contextmanager
+def _current_folder() -> Iterator[None]:
+    """Inside, modules of the current folder are found."""
     here = str(Path.cwd())
     added = here not in sys.path
     if added:
         sys.path.insert(0, here)
     try:
-        found: object = getattr(importlib.import_module(module), name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # whatever a user's module raises, and SystemExit of one that was written as a script
-        what = reason(error) if isinstance(error, Exception) else f"it raises {error!r}"
-        raise InputError(f"cannot import the {kind} '{path}': {what}") from error
+        yield
     finally:
         if added:
             sys.path.remove(here)
-    if not callable(found):
-        raise InputError(f"the {kind} '{path}' is {found!r}: it must be a function or a class")
-    return found

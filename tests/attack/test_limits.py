@@ -277,7 +277,13 @@ def test_a_pipe_is_refused_and_nobody_waits(pipe, read):
 @pytest.mark.timeout(110, method="thread")  # an open of a pipe cannot be interrupted everywhere
 @pytest.mark.parametrize(
     ("word", "name"),
-    [("inspect", "history.jsonl"), ("resume", "topology.jsonl"), ("evaluate", "experiment.toml"), ("inspect", "summary.json")],
+    [
+        ("inspect", "history.jsonl"),
+        ("report", "history.jsonl"),
+        ("resume", "topology.jsonl"),
+        ("evaluate", "experiment.toml"),
+        ("inspect", "summary.json"),
+    ],
 )
 def test_a_pipe_in_a_run_folder_is_refused(finished, command, word, name):
     (finished / name).unlink()

@@ -2,6 +2,7 @@
 
 import contextlib
 import shlex
+import sys
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedrts
+from fedrts import data, registry
 from fedrts.config import Experiment, flat, from_assignments, from_file, from_keywords, resolve, validated
 from fedrts.errors import InputError
 from fedrts.export.inspection import inspect_run
@@ -42,9 +44,13 @@ class Stopper(Silent):
         (["train.epoch=3"], r"unknown key 'train\.epoch'; did you mean 'epochs'\?"),
         (["metod=fedrts"], r"unknown key 'metod'; did you mean 'method'\?"),
         (["clients=20"], r"clients must be a table of keys, such as clients\.total \(got 20\)"),
-        (["data=csv:x"], r"there is no data set 'csv:x' .*: data is a name from `fedrts data`, folder:PATH, npz:PATH, or an import path"),
-        (["data=csv:/a/b.csv"], r"there is no data set 'csv:/a/b.csv': data is a name from .*folder:PATH, npz:PATH"),
-        (["data=no_such_package:rows"], r"there is no data set 'no_such_package:rows' \(No module named"),
+        (["data=csv:x"], r"no kind of data 'csv:' as in 'csv:x': files are read as folder:PATH or npz:PATH, own code as PKG\.MODULE:NAME"),
+        (["data=csv:/a/b.csv"], r"no kind of data 'csv:' as in 'csv:/a/b\.csv': files are read as folder:PATH or npz:PATH"),
+        (["data=https://a.example/b.npz"], r"no kind of data 'https:' as in 'https://a\.example/b\.npz': files are read as"),
+        (["data=json:load"], r"no kind of data 'json:' as in 'json:load': files are read as"),
+        (["data=parquet:x"], r"no kind of data 'parquet:' as in 'parquet:x', nor such code \(No module named 'parquet'\): files are read"),
+        (["data=torch:rows"], r"no kind of data 'torch:' as in 'torch:rows', nor such code \(module 'torch' has no attribute 'rows'\)"),
+        (["data=npz"], r"there is no data set 'npz'; did you mean 'npz:PATH'\?"),
         (["train.epochs=99999999999999999999"], r"train\.epochs must be a whole number below 2,147,483,648 \(got 9{20}\)"),
         (["topology.end=2147483648", "rounds=2147483647"], r"topology\.end"),
         (["model_options.hidden=3000000000"], r"model_options\.hidden must be a whole number below"),
@@ -55,6 +61,40 @@ def test_settings(given, words):
     with pytest.raises(InputError, match=words) as caught:
         resolve(from_assignments(given))
     assert "\n" not in str(caught.value)
+
+
+def test_a_word_of_files_leads_to_no_import(monkeypatch):
+    """`csv` and `json` are modules, too."""
+    monkeypatch.setattr(registry.importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
+    for name in ("csv:x", "json:load", "sqlite3:connect"):
+        with pytest.raises(InputError, match="there is no kind of data"):
+            data.get(name)
+
+
+@pytest.mark.parametrize("module", ["readings", "wave"])
+def test_own_code_is_data_whatever_its_name(tmp_path, monkeypatch, module):
+    """A file in the current folder, even one that is named like a module of Python that nobody has loaded."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{module}.py").write_text("def load():\n    pass\n", "utf-8")
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    loader = data.get(f"{module}:load")
+    del sys.modules[module]
+    assert loader.__code__.co_filename == str(tmp_path / f"{module}.py")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("import no_such_package\n", "cannot import the data set 'broken:load': No module named 'no_such_package'"),
+        ("import json\njson.no_such_name\n", "cannot import the data set 'broken:load': module 'json' has no attribute 'no_such_name'"),
+    ],
+)
+def test_own_code_that_fails_is_not_said_to_be_absent(tmp_path, monkeypatch, content, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text(content, "utf-8")
+    with pytest.raises(InputError) as caught:
+        data.get("broken:load")
+    assert str(caught.value) == words
 
 
 def test_large_numbers_that_may_be():

@@ -7,6 +7,8 @@ import pytest
 from fedrts.errors import InputError
 from fedrts.report.content import compose
 from fedrts.report.read import find, read
+from fedrts.report.settings import grouped
+from fedrts.runs.folder import RunFolder
 from handmade import line, write
 
 
@@ -55,6 +57,31 @@ def test_a_torn_last_line_does_not_count_and_the_run_is_unfinished(tmp_path):
     assert (run.played, run.finished) == (3, False)
     (problem,) = compose(find([tmp_path])).problems
     assert problem == f"{folder}: unfinished after 3 of 3 rounds; fedrts resume {folder}"
+
+
+def test_a_run_that_runs_now_is_running(tmp_path):
+    folder = write(tmp_path / "a", [0.1, 0.2, 0.3], finished=False, rounds=5)
+    with RunFolder(folder).writing():
+        report = compose(find([tmp_path]))
+    (runs,) = (table for table in report.tables if table.id.endswith("-runs"))
+    assert report.problems == [f"{folder}: running after 3 of 5 rounds"]
+    assert runs.rows[0][1:4] == ["fedrts (running)", 0, "running, round 3 of 5"]
+    (problem,) = compose(find([tmp_path])).problems
+    assert problem == f"{folder}: unfinished after 3 of 5 rounds; fedrts resume {folder}"
+
+
+def test_running_and_unfinished_runs_are_told_apart(tmp_path):
+    write(tmp_path / "a", [0.1], finished=False, seed=1)
+    running = write(tmp_path / "b", [0.1], finished=False)
+    with RunFolder(running).writing():
+        (problem,), _ = grouped(find([tmp_path]).runs)
+    assert sorted(setting.label for setting in problem.settings) == ["fedrts (running)", "fedrts (unfinished)"]
+
+
+def test_a_run_of_sites_goes_on_by_its_server(tmp_path):
+    folder = write(tmp_path / "a", [0.1], finished=False, clients={"total": 2, "partition": "sites"})
+    (problem,) = compose(find([tmp_path])).problems
+    assert problem.endswith(f"; fedrts server {folder / 'experiment.toml'} --out {folder} --tls DIR")
 
 
 def half(text):

@@ -10,12 +10,16 @@ from rich.console import Console
 import fedrts
 from fedrts import api
 from fedrts.cli import tables
-from fedrts.comparison.play import News
+from fedrts.comparison import Unwatched
+from fedrts.comparison.notebook import NotebookWatcher
+from fedrts.comparison.play import News, Task
 from fedrts.comparison.watch import LiveWatcher
+from fedrts.config import Experiment
 from fedrts.observe import Several, Silent
 from fedrts.observe.console import ConsoleObserver, Line
 from fedrts.runs.folder import RunFolder
 from fedrts.server.rounds import Record
+from handmade import write
 
 FACTS = {"parameters": 10, "active": 5, "density": 0.5, "engine": "serial engine", "bytes": 0, "missing": 0}
 
@@ -151,6 +155,48 @@ def test_a_notebook_shows_a_bar_unless_it_names_an_observer(toy, monkeypatch, ca
     if shows:
         assert out.count("\n") == 1
         assert "████████████████████ 3/3 · accuracy 0." in out.split("\r")[-1]
+
+
+@pytest.mark.parametrize(("kernel", "shows"), [(object(), True), (None, False)])
+def test_a_comparison_in_a_notebook_shows_a_bar(monkeypatch, capsys, tmp_path, kernel, shows):
+    monkeypatch.setitem(sys.modules, "IPython", Notebook(kernel))
+    given = {"methods": ["random"], "data": "digits", "rounds": 1, "clients": 4, "per_round": 2, "epochs": 1, "engine": "serial"}
+    fedrts.compare(**given, seeds=[0], out=tmp_path / "compared")
+    out = capsys.readouterr().out
+    assert bool(out) == shows
+    if shows:
+        assert out.count("\n") == 1
+        assert "\r░░░░░░░░░░░░░░░░░░░░ 0/1 cells · -:--:-- left" in out
+        assert "████████████████████ 1/1 cells · 0:00:0" in out.split("\r")[-1]
+    fedrts.compare(**given, seeds=[0], out=tmp_path / "compared", watcher=Unwatched())
+    assert capsys.readouterr().out == ""
+
+
+def test_the_line_of_a_comparison(tmp_path):
+    shown, clock = StringIO(), Clock()
+    watching = NotebookWatcher(shown, clock)
+    done = tmp_path / "done"
+    write(done, [0.1])
+    names = ["done", "a", "b", "c" * 90, "d"]
+    watching.expect([Task(name, tmp_path / name, Experiment()) for name in names], "cells")
+    assert watching.words == "1/5 cells · -:--:-- left"
+    watching.tell(News("a", "started", rounds=10))
+    watching.tell(News("b", "started", 5, 10))  # resumed: these rounds say nothing of the pace
+    clock.now += 30
+    watching.tell(News("a", "played", 5, 10))
+    assert watching.words == "1/5 cells · a 5/10 and 1 more · 0:03:00 left"
+    watching.tell(News("b", "failed", text="why"))
+    assert watching.words == "2/5 cells · 1 failed · a 5/10 · 0:01:15 left"
+    watching.tell(News("a", "finished", 10, 10))
+    watching.tell(News("c" * 90, "started", rounds=10))
+    assert shown.getvalue().split("\r")[-1].startswith("████████████░░░░░░░░ 3/5 cells · 1 failed · ccc")
+    assert "c… 0/10 · 0:00:40 left" in watching.words
+    assert len(watching.words) == watching.bar.room
+    before = shown.getvalue()
+    watching.tell(News("c" * 90, "played", 1, 10))
+    assert shown.getvalue() == before, "every change is a message to the browser: not too many"
+    watching.stopped()
+    assert shown.getvalue().count("\n") == 1
 
 
 @pytest.mark.parametrize("command", [("run",), ("compare", "--methods", "random", "--out", "compared")])

@@ -13,12 +13,14 @@ from fedrts.comparison import pool as pools
 from fedrts.comparison import record, tuning
 from fedrts.comparison.cluster import Cluster
 from fedrts.comparison.grid import TUNE_SEED, Cell, Grid, Tuning, check_method
+from fedrts.comparison.notebook import NotebookWatcher
 from fedrts.comparison.play import News, Task
 from fedrts.comparison.pool import Pool
 from fedrts.comparison.results import DEFAULT_METRIC, Compared
 from fedrts.comparison.table import check_metric
 from fedrts.engines.choice import Settings
 from fedrts.errors import InputError
+from fedrts.observe.notebook import in_notebook
 from fedrts.runs.folder import RunFolder
 
 
@@ -38,6 +40,19 @@ class Unwatched:
     def expect(self, tasks: Sequence[Task], what: str) -> None: ...
 
     def tell(self, news: News) -> None: ...
+
+
+@contextlib.contextmanager
+def watched(watcher: Watcher | None) -> Iterator[Watcher]:
+    """The `watcher`; where nobody was named a bar in a notebook, elsewhere nobody."""
+    if watcher is not None or not in_notebook():
+        yield watcher or Unwatched()
+        return
+    bar = NotebookWatcher()
+    try:
+        yield bar
+    finally:
+        bar.stopped()
 
 
 @dataclass
@@ -158,7 +173,8 @@ def run_grid(
     pool, threads = make_pool(grid.cells(), jobs)
     comparison = Comparison(grid, out, data_dir, threads)
     with comparison.opened():
-        failed = play_all([comparison], pool, watcher or Unwatched())
+        with watched(watcher) as watching:
+            failed = play_all([comparison], pool, watching)
         compared = comparison.compared(failed)
         compared.write(metric, reference)
     return compared

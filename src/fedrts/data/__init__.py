@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedrts.errors import InputError, reason
-from fedrts.registry import IMPORT_PATH, Registry
+from fedrts.registry import IMPORT_PATH, NotFoundError, Registry, is_pythons_own
 
 if TYPE_CHECKING:
     from fedrts.data.contract import Data, Recipe
@@ -43,8 +43,10 @@ def register(name: str, recipe: Recipe | None = None, source: Source | None = No
 def get(name: str) -> Loader:
     """The loader of a registered name, of `folder:PATH` or `npz:PATH`, or of an import path `pkg.module:name`."""
     scheme, colon, path = name.partition(":")
+    if not colon:
+        return data.get(name)
     if f"{scheme}:PATH" not in data.names():
-        return data.get(name) if not colon else _imported(name)
+        return _imported(name)
     loader = data.get(f"{scheme}:PATH")
     bound = functools.partial(loader, Path(path))
     vars(bound).update(vars(loader), __doc__=loader.__doc__)
@@ -52,17 +54,17 @@ def get(name: str) -> Loader:
 
 
 def _imported(name: str) -> Loader:
-    """The loader at an import path; where there is none, perhaps none was meant."""
-    schemes = ", ".join(known for known in data.names() if known.endswith(":PATH"))
-    ways = f"data is a name from `fedrts data`, {schemes}, or an import path PKG.MODULE:NAME"
-    if not IMPORT_PATH.fullmatch(name):
-        raise InputError(f"there is no data set '{name}': {ways}")
+    """The loader at an import path; a word that is none was meant as a kind of file."""
+    word = name.partition(":")[0]
+    kinds = " or ".join(known for known in data.names() if known.endswith(":PATH"))
+    ways = f"files are read as {kinds}, own code as PKG.MODULE:NAME; `fedrts data` lists what has a name"
+    unknown = f"there is no kind of data '{word}:' as in '{name}'"
+    if not IMPORT_PATH.fullmatch(name) or is_pythons_own(word):
+        raise InputError(f"{unknown}: {ways}")
     try:
         return data.get(name)
-    except InputError as error:
-        if isinstance(error.__cause__, ModuleNotFoundError | AttributeError):
-            raise InputError(f"there is no data set '{name}' ({reason(error.__cause__)}): {ways}") from error
-        raise
+    except NotFoundError as error:
+        raise InputError(f"{unknown}, nor such code ({reason(error.__cause__ or error)}): {ways}") from error
 
 
 def absolute(name: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fedrts.observe import Observer, Silent
@@ -29,14 +31,41 @@ def default_observer() -> Observer:
     return NotebookObserver() if in_notebook() else Silent()
 
 
+class Bar:
+    """A bar and a few words in a notebook's output, in one line that changes in place."""
+
+    room = _WIDTH - _BAR - 1
+    """Columns for the words."""
+
+    def __init__(self, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.file, self.clock = file or sys.stdout, clock
+        self.length = 0
+        self.shown = 0.0
+
+    def show(self, share: float, words: Callable[[], str], at_once: bool = True) -> None:
+        """The line as it is now; where it need not change `at_once`, not too soon after the last change."""
+        now = self.clock()
+        if not at_once and now - self.shown < _BETWEEN:
+            return
+        self.shown = now
+        full = int(_BAR * share)
+        line = f"{'█' * full}{'░' * (_BAR - full)} {words()}"
+        print(f"\r{line:<{self.length}}", end="", file=self.file, flush=True)  # blanks over what was longer before
+        self.length = len(line)
+
+    def end(self) -> None:
+        """What is printed next stands in a line of its own."""
+        if self.length:
+            print(file=self.file, flush=True)
+            self.length = 0
+
+
 class NotebookObserver:
     """Shows a run as a bar and a few words in a notebook's output."""
 
     def __init__(self, file: TextIO | None = None) -> None:
-        self.file = file or sys.stdout
         self.progress = Progress()
-        self.length = 0
-        self.shown = 0.0
+        self.bar = Bar(file)
 
     def started(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None:
         self.progress.start(experiment, facts, first_round)
@@ -55,16 +84,7 @@ class NotebookObserver:
         self._show()
 
     def stopped(self) -> None:
-        if self.length:
-            print(file=self.file, flush=True)
-            self.length = 0
+        self.bar.end()
 
     def _show(self, at_once: bool = True) -> None:
-        now = self.progress.clock()
-        if not at_once and now - self.shown < _BETWEEN:
-            return
-        self.shown = now
-        full = int(_BAR * self.progress.share)
-        line = f"{'█' * full}{'░' * (_BAR - full)} {' · '.join(self.progress.fitting(_WIDTH - _BAR - 1))}"
-        print(f"\r{line:<{self.length}}", end="", file=self.file, flush=True)  # blanks over what was longer before
-        self.length = len(line)
+        self.bar.show(self.progress.share, lambda: " · ".join(self.progress.fitting(self.bar.room)), at_once)

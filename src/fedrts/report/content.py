@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
+from fedrts.config import nested
 from fedrts.report import differences, people, progress, tables, topology
 from fedrts.report.format import cell, text
 from fedrts.report.model import Chapter, Figure, Report, Section, Table
@@ -29,12 +30,12 @@ def compose(found: Found) -> Report:
 
 
 def failures(runs: Iterable[Run]) -> list[str]:
-    """A line for every unfinished run and for every reason why replies were rejected."""
+    """A line for every run that is not finished and for every reason why replies were rejected."""
     found = []
     for run in runs:
         if not run.finished:
-            again = resume_command(run.path, run.settings)
-            found.append(f"{run.path}: unfinished after {run.played} of {run.settings['rounds']} rounds; {again}")
+            again = "" if run.running else f"; {resume_command(run.path, nested(run.settings))}"
+            found.append(f"{run.path}: {run.state} after {run.played} of {run.settings['rounds']} rounds{again}")
         reasons = Counter(str(entry["reason"]) for line in run.history for entry in line["rejected"])
         rejected = {reason: count for reason, count in reasons.items() if reason not in EXCUSED}
         if rejected:

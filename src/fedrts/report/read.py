@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
@@ -45,10 +45,16 @@ class Run:
     fairness: Mapping[str, Any] | None = None
     links: Mapping[str, int] = field(default_factory=dict)
     """Links of every prunable layer, active or not; of a finished run."""
+    running: bool = False
+    """Was a process writing to it when it was read?"""
 
     @property
     def finished(self) -> bool:
         return self.summary is not None
+
+    @property
+    def state(self) -> Literal["finished", "running", "unfinished"]:
+        return "finished" if self.finished else "running" if self.running else "unfinished"
 
     @property
     def seed(self) -> int:
@@ -112,6 +118,7 @@ def read(path: Path) -> Run:
     if not isinstance(versions, dict):
         raise InputError("experiment.toml is damaged: versions is no table")
     file_schema.check(file_schema.Experiment, settings, "experiment.toml")
+    running = folder.is_running  # asked first: a run that ends meanwhile is then a finished one
     summary, history, topology = folder.summary(), folder.history(), folder.topology()
     clients, fairness = _json(path / "clients.json"), _json(path / "fairness.json")
     file_schema.check(list[file_schema.Client] | None, clients, "clients.json")
@@ -120,7 +127,7 @@ def read(path: Path) -> Run:
     file_schema.check(file_schema.Fairness | None, fairness, "fairness.json")
     dense = _is_dense(settings["method"], summary)
     keys = {**_DEFAULTS, **flat(settings), "density": 1.0 if dense else settings["density"]}
-    return Run(str(path), keys, versions, dense, history, topology, clients or [], summary, fairness, _links(folder))
+    return Run(str(path), keys, versions, dense, history, topology, clients or [], summary, fairness, _links(folder), running)
 
 
 def _is_dense(method: str, summary: Mapping[str, Any] | None) -> bool:

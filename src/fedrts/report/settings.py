@@ -62,7 +62,7 @@ def grouped(runs: Sequence[Run]) -> tuple[list[Problem], list[str]]:
     first: dict[str, Run] = {}
     repeats = []
     for run in runs:
-        key = _text({**_compared(run), "seed": run.seed, "finished": run.finished, "problem": _problem(run), "data": _given(run, "data")})
+        key = _text({**_compared(run), "seed": run.seed, "state": run.state, "problem": _problem(run), "data": _given(run, "data")})
         if first.setdefault(key, run) is not run:
             repeats.append(f"{run.path}: left out, it repeats {first[key].path} (same setting and seed)")
     by_problem: dict[str, list[Run]] = {}
@@ -102,7 +102,7 @@ def _given(run: Run, what: str) -> str | None:
 
 def _by_data(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs of one problem, apart where a setting and seed was played on several data: others may have drawn theirs by the seed."""
-    places = [_text({**_compared(run), "seed": run.seed, "finished": run.finished}) for run in runs]
+    places = [_text({**_compared(run), "seed": run.seed, "state": run.state}) for run in runs]
     if len(set(places)) == len(runs):
         return [list(runs)]
     parts: dict[str | None, list[Run]] = {}
@@ -166,7 +166,7 @@ def _settings(runs: Sequence[Run]) -> list[Setting]:
     keys = differing(runs)
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(_text({**_compared(run), "finished": run.finished}), []).append(run)
+        groups.setdefault(_text({**_compared(run), "state": run.state}), []).append(run)
     ordered = sorted(groups.values(), key=lambda group: _rank(group[0], keys))
     several = "method" in keys
     hues = {
@@ -177,7 +177,7 @@ def _settings(runs: Sequence[Run]) -> list[Setting]:
     for group in ordered:
         run = group[0]
         rest = _named(run, [key for key in keys if key != "method"])
-        suffix = "" if run.finished else " (unfinished)"
+        suffix = "" if run.finished else f" ({run.state})"
         made.append(
             Setting(
                 (_named(run, keys) or short(run.method)) + suffix,

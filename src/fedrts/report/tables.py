@@ -175,7 +175,7 @@ def runs(problem: Problem) -> Table:
     rows: list[Row] = []
     for setting in problem.settings:
         for run in setting.runs:
-            state = "finished" if run.finished else f"round {run.played} of {run.settings['rounds']}"
+            state = "finished" if run.finished else f"{'running, ' * run.running}round {run.played} of {run.settings['rounds']}"
             reasons = [entry["reason"] for line in run.history for entry in line["rejected"]]
             excused = sum(reason in EXCUSED for reason in reasons)
             version = ", ".join(str(run.versions[name]) for name in ("fedrts", "torch") if name in run.versions)

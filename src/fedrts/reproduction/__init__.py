@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrts import config, data
-from fedrts.comparison import Comparison, Unwatched, Watcher, make_pool, play_all
+from fedrts.comparison import Comparison, Watcher, make_pool, play_all, watched
 from fedrts.comparison.grid import Grid
 from fedrts.comparison.play import News
 from fedrts.comparison.record import held
@@ -124,7 +124,8 @@ def reproduce(
             stack.enter_context(comparison.opened())
         write_atomically(folder / PRESET_FILE, content.encode())  # not before its comparisons are taken for those that are there
         states = {part.part.name: part.missing or (_difference(part.data, home) if size == "paper" else "") for part in parts}
-        failed = play_all(list(comparisons.values()), pool, watcher or Unwatched())
+        with watched(watcher) as watching:
+            failed = play_all(list(comparisons.values()), pool, watching)
         document = Document(
             name, chosen, size, [_outcome(part, states[part.part.name], comparisons.get(part.part.name), failed) for part in parts], home
         )

@@ -147,6 +147,7 @@ class RunFolder:
     def is_running(self) -> bool:
         """Is a process writing to it now?"""
         try:
+            require_plain(self.path / _LOGS[0])
             with open(self.path / _LOGS[0], "rb") as log:
                 lock(log, self.path, shared=True)
         except OSError:
