@@ -13,7 +13,6 @@ from pathlib import Path
 
 from fedrts.errors import InputError
 
-
 RATIO = 100
 """How many times its own size a compressed file may expand to: arrays and images that carry information stay far below."""
 
