@@ -7,6 +7,7 @@ import numpy as np
 
 from fedrts.client.job import Job
 from fedrts.sparse import random
+from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Values
 from helping import ask
 
@@ -52,7 +53,7 @@ def rigl(strength, promise, active, sizes, quotas):
 
 def uploads(gradient, active, sizes, quotas):
     """{link: gradient} of the inactive links of largest |g| in each layer."""
-    named = {}
+    named: dict[int, float] = {}
     for layer, q in zip(spans(sizes), quotas, strict=True):
         named |= {i: gradient[i] for i in largest({i: abs(gradient[i]) for i in layer if i not in active}, q)}
     return named
@@ -85,7 +86,13 @@ def asked_for_everything(run, state, index):
 
 def batches(run, index, client, epochs):
     """The client's batches of these epochs as (x, y)."""
-    job = Job(run.plan.engine.bench, {}, None, run.plan.engine.rows[client], random.key(run.experiment.seed, "client", index, client))
+    job = Job(
+        run.plan.engine.bench,
+        {},
+        Mask.full(run.layout.sizes),
+        run.plan.engine.rows[client],
+        random.key(run.experiment.seed, "client", index, client),
+    )
     rows = [batch.rows for epoch in epochs for batch in job.batches(epoch)]
     return [(run.data.x[own], run.data.y[own]) for own in rows]
 

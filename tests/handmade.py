@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def fairness(clients: list[float], classes: list[float]) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, accuracies: list[float | None], *, finished: bool = True, seed: int = 0, **settings: Any) -> Path:
+def write(folder: Path, accuracies: Sequence[float | None], *, finished: bool = True, seed: int = 0, **settings: Any) -> Path:
     """A run whose rounds were evaluated to `accuracies`; returns its folder."""
     extra = {name: settings.pop(name) for name in ("history", "fairness", "summary") if name in settings}
     tables = {"clients": {"total": 2, "alpha": 0.5}, "train": {"lr": 0.1}, "engine": {"name": "serial"}}

@@ -1,6 +1,8 @@
 """Small things that several tests need."""
 
+from fedrts import data
 from fedrts.client.order import Order
+from fedrts.data.official import Source
 from fedrts.methods.contract import Round
 from fedrts.sparse.layout import Entry, Layout
 
@@ -23,3 +25,21 @@ def layout_of(mask):
 def round_of(index, schedule, mask):
     """A round of a model that is nothing but its mask."""
     return Round.of(index, schedule, mask, layout_of(mask))
+
+
+def assert_one_line_error(ended, *words: str) -> None:
+    """Exit 2 and one line on stderr: what, where, remedy."""
+    assert ended.code == 2
+    assert ended.out == ""
+    assert ended.err.startswith("error: ")
+    assert ended.err.endswith("\n")
+    assert ended.err.count("\n") == 1, ended.err
+    assert "Traceback" not in ended.err
+    assert all(word in ended.err for word in words), ended.err
+
+
+def source_of(name: str) -> Source:
+    """Where a data set comes from that is not in the package."""
+    source = data.source(name)
+    assert source is not None
+    return source

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedrts.runs.build import Assembled
 from fedrts.sparse import random
+from fedrts.sparse.mask import Mask
 
 Named = dict[str, Tensor]
 
@@ -16,7 +18,7 @@ Named = dict[str, Tensor]
 class Plain:
     """The clients of a run. Models are state dicts, masks are boolean tensors by name; there are no flat vectors."""
 
-    def __init__(self, run) -> None:
+    def __init__(self, run: Assembled) -> None:
         self.run = run
         self.module = copy.deepcopy(run.module)
         self.links = [entry.name for entry in run.layout.layers]
@@ -26,7 +28,7 @@ class Plain:
     def model(self, weights: Tensor) -> Named:
         return self.run.layout.state_dict(weights)
 
-    def masks(self, mask) -> Named:
+    def masks(self, mask: Mask) -> Named:
         return self.run.layout.by_name(mask.bits)
 
     def vector(self, model: Mapping[str, Tensor]) -> Tensor:
@@ -64,6 +66,7 @@ class Plain:
             self.module.zero_grad()
             self.loss(rows, temperature).backward()
             for name, parameter in self.module.named_parameters():
+                assert parameter.grad is not None
                 total[name] += parameter.grad / len(batches)
         return total
 
@@ -79,19 +82,21 @@ class Plain:
             self.loss(rows).backward()
             with torch.no_grad():
                 for name, parameter in self.module.named_parameters():
+                    assert parameter.grad is not None
                     step = parameter.grad.clone()
                     squares[name] += step * step / len(batches)
                     if mu:
                         step += mu * (parameter - received[name])
                     if name in masks:
                         step *= masks[name]
-                    parameter -= self.run.training.lr * step
+                    parameter.sub_(self.run.training.lr * step)
         return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}, squares
 
     def mean(self, models: Mapping[int, Tensor]) -> Tensor:
         """Σ p_k x_k over clients, p_k = n_k / Σ n_j."""
         total = sum(self.samples(client) for client in models)
-        return sum(self.samples(client) / total * x.double() for client, x in models.items())
+        zero = torch.zeros((), dtype=torch.float64)
+        return sum((self.samples(client) / total * x.double() for client, x in models.items()), zero)
 
 
 def spans(sizes: Sequence[int]) -> list[range]:

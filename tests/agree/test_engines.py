@@ -4,6 +4,7 @@ import threading
 import warnings
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -138,7 +139,7 @@ def test_many_clients_in_one_round():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
-    keywords = {"rounds": 2, "lr": 0.5, "batch_size": 4, "density": 0.8, "per_round": 500}
+    keywords: dict[str, Any] = {"rounds": 2, "lr": 0.5, "batch_size": 4, "density": 0.8, "per_round": 500}
     results = [
         fedrts.train(model=net(), clients=[site(seed) for seed in range(500)], test=site(999), engine=engine, **keywords)
         for engine in ("serial", "batched")

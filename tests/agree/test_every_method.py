@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from fedrts.wire.fields import OnOwnMask, Values
 from helping import ask, order_of
 
 MODELS = ("mlp", "cnn", "tiny_gpt")
-SAME_AS_DENSE: dict[str, dict] = {"fedtiny": {"abns": False}}
+SAME_AS_DENSE: dict[str, dict[str, Any]] = {"fedtiny": {"abns": False}}
 """Options under which a method equals dense averaging at density 1, where its defaults do not."""
 ROUNDED = {"fedpaq": 0.02}
 """Methods whose messages are rounded, and how far that takes the weights of a short run."""
@@ -89,7 +90,7 @@ def test_at_density_one_every_method_is_dense_averaging(toy, method, model):
     reference, _ = played(toy("fedavg", model))
     states, _ = played(toy(method, model, density=1.0, method_options=SAME_AS_DENSE.get(method, {})))
     assert states[-1].mask.is_full
-    close = {"rtol": 0.0, "atol": ROUNDED[method]} if method in ROUNDED else {}
+    close: dict[str, Any] = {"rtol": 0.0, "atol": ROUNDED[method]} if method in ROUNDED else {}
     torch.testing.assert_close(states[-1].weights, reference[-1].weights, **close)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,9 +107,12 @@ def test_several_clients_at_once_are_one_after_the_other():
     extrusion, marks = Extrusion(0.2), torch.tensor([0.0, 1, 1, 0, 0])
     weights = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     together = extrusion.rate(weights, marks, 2, 7, 0.01, 0.3)
+    assert isinstance(together, torch.Tensor)
     assert together.shape == (3,)
     for row, rate, pull in zip(weights, together, extrusion.pull(weights, marks), strict=True):
-        assert torch.equal(rate, extrusion.rate(row, marks, 2, 7, 0.01, 0.3))
+        alone = extrusion.rate(row, marks, 2, 7, 0.01, 0.3)
+        assert isinstance(alone, torch.Tensor)
+        assert torch.equal(rate, alone)
         assert torch.equal(pull, extrusion.pull(row, marks))
 
 
@@ -154,8 +158,17 @@ def test_every_step_takes_the_rate_that_its_influence_says(toy):
 def test_outer_rounds_share_one_program(toy, monkeypatch):
     """What is marked changes, slots (on a GPU: captured graphs) stay: one kind for inner rounds, one for outer ones."""
     made, marked = [], []
-    monkeypatch.setattr(batched, "Slots", lambda *args: made.append(Slots(*args)) or made[-1])
-    monkeypatch.setattr(Slots, "mark", lambda self, marks: marked.append(marks) or self.marks.copy_(marks))
+
+    def make(*args):
+        made.append(Slots(*args))
+        return made[-1]
+
+    def mark(self, marks):
+        marked.append(marks)
+        self.marks.copy_(marks)
+
+    monkeypatch.setattr(batched, "Slots", make)
+    monkeypatch.setattr(Slots, "mark", mark)
     run = toy("fedmef", "mlp", engine={"name": "batched"}, rounds=6, clients={"partition": "iid"}, topology={"interval": 2, "end": 5})
     list(rounds.play(run.plan, run.method.begin(run.setup), -1))
     assert [slots.influence for slots in made] == [Extrusion(0.01), None]
@@ -216,6 +229,7 @@ def test_topology_says_how_many_marked_links_were_dropped(toy, penalty):
             quotas = byhand.quota(index, 6, 0.4, byhand.counts(active, sizes), sizes)
             marked = weakest(state.weights.tolist(), active, sizes, quotas)
             dropped = weakest(byhand.mean(trained, samples), active, sizes, quotas)
+            assert played.topology is not None
             shares.append(played.topology["marked_dropped"])
             assert shares[-1] == pytest.approx(len(marked & dropped) / len(marked))
         else:
@@ -227,7 +241,7 @@ def test_topology_says_how_many_marked_links_were_dropped(toy, penalty):
 
 # -- whole runs with sap and ws -------------------------------------------------------------------------------------------
 
-RUN = {
+RUN: dict[str, Any] = {
     "data": "toy_images",
     "model": "cnn",
     "model_options": {"width": 4},
@@ -287,7 +301,8 @@ def test_a_model_given_in_python_is_loaded_as_it_was_trained(tmp_path):
         with torch.no_grad():
             assert torch.equal(loaded(x), result.model(x))
     (tmp_path / "run" / "model.safetensors").unlink()
-    assert torch.equal(fedrts.load(tmp_path / "run", model=own_model())[0].gain, result.model[0].gain)
+    again = fedrts.load(tmp_path / "run", model=own_model())
+    assert torch.equal(again.get_parameter("0.gain"), result.model.get_parameter("0.gain"))
 
 
 def test_dropping_no_activation_changes_no_bit_of_the_result_beyond_rounding(toy):

@@ -1,6 +1,7 @@
 """FedPAQ against its equations: the quantiser over channels and tensors, three rounds by hand, and what its messages are long."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +23,9 @@ from fedrts.sparse.schedule import Schedule
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
 from fedrts.wire.fields import Frame, Values
-from fedrts.wire.quantise import Quantised
+from fedrts.wire.quantise import Norm, Quantised
 
-NORMS = ("linf", "l2")
+NORMS: tuple[Norm, ...] = ("linf", "l2")
 GRAINS = ("channel", "tensor")
 
 
@@ -277,7 +278,7 @@ def test_a_downlink_in_full_precision(toy):
     assert exchange.up["weights"].type == "int8"
 
 
-RUN = {
+RUN: dict[str, Any] = {
     "data": "toy_images",
     "model": "cnn",
     "model_options": {"width": 4},

@@ -16,7 +16,7 @@ from fedrts.server.aggregate import Sums
 from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
-from fedrts.wire.fields import Selection
+from fedrts.wire.fields import Message, Selection
 from helping import ask, round_of
 
 B1, B2, TAU = 0.9, 0.99, 1e-3
@@ -91,7 +91,7 @@ def test_any_history_link_by_link(history):
         active, sums, named, samples = set(state.mask.active.tolist()), Sums(), [], [3, 7, 2][:clients]
         weights = torch.randn(state.mask.number, generator=generator)
         for n in samples:
-            message = {"weights": weights}
+            message: Message = {"weights": weights}
             if current.outer:
                 g = torch.randn(len(mask.bits), generator=generator).tolist()
                 named.append(byhand.uploads(g, active, mask.sizes, current.quota))
@@ -128,7 +128,7 @@ def test_links_are_dropped_by_their_history_not_by_the_round():
         state = State(torch.zeros(2), mask).remember(strength=nothing, gradient=nothing, square=nothing)
         for index, weights in ((1, [5.0, 0.1]), (2, [5.0, 0.1]), (3, [0.1, 0.2])):
             current = round_of(index, Schedule(3, 10, adjust=0.9), state.mask)
-            message = {"weights": torch.tensor(weights)}
+            message: Message = {"weights": torch.tensor(weights)}
             if current.outer:
                 assert current.quota == (1,)
                 message["growth"] = Selection(torch.tensor([3]), 4, torch.tensor([-0.5]))

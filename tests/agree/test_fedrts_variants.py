@@ -16,7 +16,7 @@ from fedrts.server.aggregate import Sums
 from fedrts.sparse import posterior, random
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
-from fedrts.wire.fields import OwnValues, Selection
+from fedrts.wire.fields import Message, OwnValues, Selection
 from helping import round_of
 
 SIZES = [9, 6, 4]
@@ -52,11 +52,12 @@ def updated(method: FedRTS, state: State, index: int, seed: int) -> State:
     current = round_of(index, SCHEDULE, state.mask)
     sums = Sums()
     for samples, weights, named in replies(seed, state, current.quota if current.outer else None):
-        message = {"weights": weights}
+        message: Message = {"weights": weights}
         if current.outer:
             message["votes"] = Selection(torch.tensor(named, dtype=torch.int64), LINKS)
         sums.add(method.contribution(message, state, current), samples)
-    return method.update(state, sums.mean(), current, lambda purpose: random.key(seed, purpose))
+    after: State = method.update(state, sums.mean(), current, lambda purpose: random.key(seed, purpose))
+    return after
 
 
 seeds = st.integers(0, 10**6)
@@ -139,7 +140,7 @@ def test_links_of_all_layers_compete(seed, gamma, outer):
     def core(weights: torch.Tensor) -> set[int]:
         return set(largest({i: abs(float(weights[place])) for place, i in enumerate(active)}, sum(current.core)))
 
-    mean = core(sum(samples * weights.double() for samples, weights, _ in clients) / total)
+    mean = core(sum((samples * weights.double() for samples, weights, _ in clients), torch.zeros((), dtype=torch.float64)) / total)
     own = [core(weights) for _, weights, _ in clients]
     for i in range(LINKS):
         if i in active:
@@ -217,7 +218,7 @@ def test_trials_by_hand(seed, gamma, candidates, keep, apart):
         np.float32(sum(n * model.get(i, 0.0) for n, model, _ in models) / total) / np.float32(share[i]) if share[i] else np.float32(0)
         for i in range(LINKS)
     ]
-    strongest = best({i: abs(value) for i, value in enumerate(merged)})
+    strongest = best({i: float(abs(value)) for i, value in enumerate(merged)})
     for i in range(LINKS):
         aggregate = (i in strongest) if state.mask.bits[i] else 0.5
         x = gamma * aggregate + (1 - gamma) * share[i]

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ def uploads(draw):
     quotas = byhand.quota(0, 10, 1.0, counts, sizes)
     clients = []
     for _ in range(draw(st.integers(1, 4))):
-        named = {}
+        named: dict[int, float] = {}
         for layer, q in zip(byhand.spans(sizes), quotas, strict=True):
             off = [i for i in layer if not mask.bits[i]]
             chosen = draw(st.lists(st.sampled_from(off), unique=True, max_size=q)) if q else []
@@ -253,6 +254,7 @@ def test_one_block_at_a_time_in_a_running_federation(toy):
     state, turns = run.method.begin(run.setup), []
     for step in rounds.play(replace(run.plan, rounds=6), state, -1):
         if step.record.outer:
+            assert step.topology is not None
             turns.append({name for name, count in step.topology["changed"].items() if count})
     second = {name for name in names if name.startswith("transformer.h.1")}
     assert turns[0]
@@ -310,14 +312,14 @@ def hand_made_choice(run, state, passes):
         masked[: run.layout.links] *= bits
         module = copy.deepcopy(run.module)
         module.load_state_dict(run.layout.state_dict(masked))
-        averaged = {entry.name: 0.0 for entry in run.layout.buffers}
+        averaged = {entry.name: torch.zeros((), dtype=torch.float64) for entry in run.layout.buffers}
         for client, share in zip(clients, shares, strict=True):
             mine = copy.deepcopy(module).train()
             with torch.no_grad():
                 for x, _ in byhand.batches(run, -1, client, range(passes)):
                     mine(x)
             for name in averaged:
-                averaged[name] += share * mine.state_dict()[name].double()
+                averaged[name] = averaged[name] + share * mine.state_dict()[name].double()
         module.load_state_dict({**module.state_dict(), **{name: value.float() for name, value in averaged.items()}})
         module.eval()
         with torch.no_grad():
@@ -432,7 +434,7 @@ def test_without_selection_there_is_no_set_up(toy):
     assert [step.record.round for step in rounds.play(run.plan, state, -1)] == [0]
 
 
-RUN = {
+RUN: dict[str, Any] = {
     "data": "toy_images",
     "model": "cnn",
     "model_options": {"width": 4},

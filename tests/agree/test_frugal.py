@@ -1,6 +1,9 @@
 """Modules that train with less memory, against plain PyTorch and NumPy; and how much they really keep."""
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +45,7 @@ def test_the_bit_relu_is_the_relu(values, seed):
         x = torch.tensor(values, requires_grad=True)
         y = act(x)
         y.backward(upstream)
+        assert x.grad is not None
         found.append((y.detach(), x.grad))
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
@@ -51,23 +55,25 @@ def test_the_bit_relu_takes_any_shape_and_layout():
     for shape in ((), (1,), (3, 5), (2, 3, 5, 7)):
         x = torch.randn(shape, requires_grad=True)
         BitReLU()(x).sum().backward()
+        assert x.grad is not None
         assert torch.equal(x.grad, (x > 0).float())
     x = torch.randn(4, 6, requires_grad=True)
     upstream = torch.randn(6, 4)
     BitReLU()(x.T).backward(upstream)
+    assert x.grad is not None
     assert torch.equal(x.grad, (upstream * (x.T > 0)).T)
 
 
 # -- inputs that are kept sparsely ----------------------------------------------------------------------------------------
 
-CONVOLUTIONS = [
+CONVOLUTIONS: list[dict[str, Any]] = [
     {"in_channels": 4, "out_channels": 6, "kernel_size": 3},
     {"in_channels": 4, "out_channels": 6, "kernel_size": 3, "stride": 2, "padding": 1, "bias": False},
     {"in_channels": 4, "out_channels": 6, "kernel_size": (3, 2), "stride": (1, 2), "padding": (2, 0), "dilation": 2},
     {"in_channels": 4, "out_channels": 6, "kernel_size": 3, "padding": 1, "groups": 2},
     {"in_channels": 4, "out_channels": 8, "kernel_size": 1, "groups": 4, "bias": False},
 ]
-LAYERS = [lambda options=options: nn.Conv2d(**options) for options in CONVOLUTIONS]
+LAYERS: list[Callable[[], nn.Module]] = [partial(nn.Conv2d, **options) for options in CONVOLUTIONS]
 LAYERS += [lambda: nn.Linear(7, 5), lambda: nn.Linear(7, 5, bias=False)]
 
 
@@ -140,7 +146,7 @@ def test_only_layers_that_keep_plain_inputs_are_replaced():
     save_activations_sparsely(module, 0.3)
     assert isinstance(module[0], SparseInputConv2d)
     assert isinstance(module[1], BitReLU)
-    assert isinstance(module[2][0], BitReLU), "the second place of a shared module"
+    assert isinstance(module.get_submodule("2.0"), BitReLU), "the second place of a shared module"
     assert [type(part) for part in (*odd, module[4])] == before
     torch.testing.assert_close(module[:3](x.clone()), expected)
     assert isinstance(save_activations_sparsely(module, 0.3, linear=True)[4], SparseInputLinear)
@@ -221,6 +227,7 @@ def standardised(options, seed=0, dtype=torch.float64, density=0.5):
     torch.manual_seed(seed)
     layer = standardise_convolutions(nn.Sequential(nn.Conv2d(**options)))[0].to(dtype)
     assert type(layer) is StandardisedConv2d
+    assert layer.bias is not None
     with torch.no_grad():
         layer.weight *= torch.rand(layer.weight.shape) < density
         layer.gain.copy_(torch.randn(layer.gain.shape))
@@ -319,12 +326,12 @@ def test_standardising_takes_batchnorm_away_and_adds_dense_gains():
     norm = nn.BatchNorm2d(4)
     module = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), norm, nn.Sequential(nn.Conv2d(4, 4, 3), norm), nn.BatchNorm2d(4), nn.Flatten())
     module.append(nn.Linear(4, 2))
-    bias = module[2][0].bias.detach().clone()
+    bias = module.get_parameter("2.0.bias").detach().clone()
     standardise_convolutions(module)
     assert not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
     assert [p.tolist() for name, p in module.named_parameters() if name.endswith("gain")] == [[1.0] * 4] * 2
-    assert torch.equal(module[2][0].bias, bias)
-    assert torch.equal(module[0].bias, torch.zeros(4))
+    assert torch.equal(module.get_parameter("2.0.bias"), bias)
+    assert torch.equal(module.get_parameter("0.bias"), torch.zeros(4))
     layout = Layout.of(module)
     assert [entry.name for entry in layout.layers] == ["0.weight", "2.0.weight"]
     assert {"0.gain", "0.bias", "2.0.gain"} <= {entry.name for entry in layout.dense}
@@ -337,12 +344,14 @@ def test_masked_training_keeps_exact_zeros_and_new_links_leave_zero():
     """Steps along masked gradients: what is inactive stays 0, an active link that starts at 0 does not."""
     torch.manual_seed(0)
     module = save_activations_sparsely(standardise_convolutions(nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))), 0.5)
-    masks = [torch.rand(module[place].weight.shape) < 0.5 for place in (0, 2)]
+    layers = [part for part in module.modules() if isinstance(part, StandardisedConv2d)]
+    assert len(layers) == 2
+    masks = [torch.rand(layer.weight.shape) < 0.5 for layer in layers]
     new = [mask.flatten().nonzero()[0, 0] for mask in masks]
     with torch.no_grad():
-        for place, mask, link in zip((0, 2), masks, new, strict=True):
-            module[place].weight *= mask
-            module[place].weight.view(-1)[link] = 0.0
+        for layer, mask, link in zip(layers, masks, new, strict=True):
+            layer.weight *= mask
+            layer.weight.view(-1)[link] = 0.0
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
     x, y = torch.randn(16, 2, 6, 6), torch.randn(16, 2, 2, 2)
     losses = []
@@ -350,12 +359,13 @@ def test_masked_training_keeps_exact_zeros_and_new_links_leave_zero():
         optimizer.zero_grad()
         loss = F.mse_loss(module(x), y)
         loss.backward()
-        for place, mask in zip((0, 2), masks, strict=True):
-            module[place].weight.grad *= mask
+        for layer, mask in zip(layers, masks, strict=True):
+            assert layer.weight.grad is not None
+            layer.weight.grad *= mask
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
-    for place, mask, link in zip((0, 2), masks, new, strict=True):
-        assert module[place].weight[~mask].count_nonzero() == 0
-        assert module[place].standardised(module[place].weight)[~mask].count_nonzero() == 0
-        assert module[place].weight.view(-1)[link].item() != 0
+    for layer, mask, link in zip(layers, masks, new, strict=True):
+        assert layer.weight[~mask].count_nonzero() == 0
+        assert layer.standardised(layer.weight)[~mask].count_nonzero() == 0
+        assert layer.weight.view(-1)[link].item() != 0

@@ -351,8 +351,9 @@ def test_normalisation_scales_but_does_not_normalise(kind):
     norm = NORMS[kind]()
     for tensor in (*norm.parameters(), *(buffer for name, buffer in norm.named_buffers() if name == "running_mean")):
         nn.init.uniform_(tensor, -2, 2)
-    channels = (1, -1, 1, 1) if norm.weight.numel() == 6 else norm.weight.shape
-    plain = Scale(norm.weight.view(channels))
+    weight = norm.get_parameter("weight")
+    channels = (1, -1, 1, 1) if weight.numel() == 6 else weight.shape
+    plain = Scale(weight.view(channels))
     first, second, last = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 6, 3), nn.Linear(24, 3)
 
     def network(between):

@@ -18,7 +18,7 @@ from fedrts.server.aggregate import Sums
 from fedrts.sparse import posterior, random
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
-from fedrts.wire.fields import Selection
+from fedrts.wire.fields import Message, Selection
 from helping import ask, round_of
 from plain import Plain, bits_of, rigl
 
@@ -190,6 +190,7 @@ def test_theta_low_over_all_entries_is_mostly_zeros(data):
 def test_remarks_are_of_active_links_alone(toy):
     run = toy("fedmef", "cnn", method_options={"theta_low": "all"})
     found = rounds.play_round(run.plan, run.method.begin(run.setup), 0)
+    assert found.topology is not None
     assert found.topology["marked_dropped"] == 0.0, "none of the marked entries was active"
 
 
@@ -270,7 +271,9 @@ def test_the_earlier_fedrts_link_by_link(history):
     mask, gamma, scale, clients, seed = history
     method, samples = FedRTSEarly(density=0.5, gamma=gamma, scale=scale), [3, 7, 2][:clients]
     state = State(torch.zeros(mask.number), mask).remember(alpha=torch.zeros(len(mask.bits)), beta=torch.zeros(len(mask.bits)))
-    alpha, beta, sizes, links = {}, {}, mask.sizes, len(mask.bits)
+    alpha: dict[int, float] = {}
+    beta: dict[int, float] = {}
+    sizes, links = mask.sizes, len(mask.bits)
     generator = torch.Generator().manual_seed(seed)
     for index in range(5):
         current = round_of(index, Schedule(2, 10, adjust=0.9), state.mask)
@@ -278,7 +281,7 @@ def test_the_earlier_fedrts_link_by_link(history):
         quotas = byhand.quota(index, 10, 0.9, byhand.counts(active, sizes), sizes)
         for n in samples:
             models.append(torch.randn(len(active), generator=generator))
-            message = {"weights": models[-1]}
+            message: Message = {"weights": models[-1]}
             if current.outer:
                 named.append(byhand.uploads(torch.randn(links, generator=generator).tolist(), active, sizes, quotas))
                 chosen = sorted(named[-1])
@@ -312,7 +315,7 @@ def test_the_earlier_fedrts_link_by_link(history):
                 for i in layer:
                     u = gamma * (i in agreed) + (1 - gamma) * sum(share for share, own in zip(p, named, strict=True) if i in own)
                     shapes[i] = (scale * u + few, few if u > 0 else few + scale * (1 - few))
-            draws = drawn_by_hand(*zip(*shapes, strict=True), seed + index, "grow")
+            draws = drawn_by_hand([a for a, _ in shapes], [b for _, b in shapes], seed + index, "grow")
             new = set(kept)
             for layer, q in zip(byhand.spans(sizes), quotas, strict=True):
                 new |= set(byhand.largest({i: draws[i] for i in layer if i not in kept}, q))

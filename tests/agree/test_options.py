@@ -192,6 +192,7 @@ def test_every_method_runs_with_every_optimiser(toy, method, train):
     for played in rounds.play(replace(run.plan, rounds=5), state, 0):
         after = played.state
         assert torch.isfinite(after.weights).all()
+        assert played.record.loss is not None
         assert math.isfinite(played.record.loss)
         assert after.mask.counts == counts
         assert after.weights[: run.layout.links][~after.mask.bits].count_nonzero() == 0

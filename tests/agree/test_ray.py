@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,7 +100,12 @@ def test_an_actor_killed_in_the_middle_of_its_share_changes_no_bit(tmp_path):
 
     def trained(observer=None):
         torch.manual_seed(0)
-        common = {"engine": {"name": "ray", "cpus": 0.5}, "batch_size": 8, "density": 0.5, "topology": {"interval": 2, "end": 4}}
+        common: dict[str, Any] = {
+            "engine": {"name": "ray", "cpus": 0.5},
+            "batch_size": 8,
+            "density": 0.5,
+            "topology": {"interval": 2, "end": 4},
+        }
         return fedrts.train(model=Mortal(marker), clients=sets, test=sets[0], rounds=4, lr=0.1, observer=observer, **common)
 
     whole, bereaved = trained(), trained(Executioner())
@@ -205,7 +211,7 @@ def _processes():
 
 @pytest.mark.slow
 def test_cells_of_a_comparison_are_tasks_with_the_same_resume_rules(tmp_path):
-    common = {"methods": ["fedrts", "random"], "seeds": (0,), "rounds": 2, "epochs": 1}
+    common: dict[str, Any] = {"methods": ["fedrts", "random"], "seeds": (0,), "rounds": 2, "epochs": 1}
     spread_out = fedrts.compare(**common, jobs=2, engine="ray", out=tmp_path / "ray")
     fedrts.compare(**common, out=tmp_path / "here")
     assert not spread_out.failures

@@ -18,7 +18,7 @@ from fedrts.server.aggregate import Sums
 from fedrts.sparse import random, rigl
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
-from fedrts.wire.fields import OwnValues, Selection
+from fedrts.wire.fields import Message, OwnValues, Selection
 from helping import round_of
 
 
@@ -168,7 +168,7 @@ def test_upper_confidence_bounds_by_hand():
         active = state.mask.active.tolist()
         inactive = [i for i in range(4) if i not in active]
         current = round_of(index, schedule, state.mask)
-        message = {"weights": torch.tensor([3.0, 1.0])}
+        message: Message = {"weights": torch.tensor([3.0, 1.0])}
         if current.outer:
             message["votes"] = Selection(torch.tensor(inactive[: sum(current.quota)], dtype=torch.int64), 4)
         sums = Sums()

@@ -113,7 +113,12 @@ def test_what_an_adaptive_model_costs_counts_no_statistics(toy, monkeypatch):
 
     costs = []
     greedy = prunefl.greedy
-    monkeypatch.setattr(prunefl, "greedy", lambda squares, kept, cost, most: costs.append(cost) or greedy(squares, kept, cost, most))
+
+    def watched(squares, kept, cost, most):
+        costs.append(cost)
+        return greedy(squares, kept, cost, most)
+
+    monkeypatch.setattr(prunefl, "greedy", watched)
     run, _ = federation(toy, "prunefl", adaptive=True)
     rounds.play_round(run.plan, run.method.begin(run.setup), 3)
     assert costs == [run.layout.parameters - run.layout.links]
@@ -268,7 +273,7 @@ def test_fedcucb(toy):
             client: plain.over_links(plain.gradient(model, plain.batches(client, index, EPOCHS)[:1])).abs()
             for client, model in trained.items()
         }
-        outcome = {}
+        outcome: dict[int, float] = {}
         for layer, q in zip(spans(run.layout.sizes), quota, strict=True):
             active = [i for i in layer if state.mask.bits[i]]
             core = largest({i: abs(float(aggregate[i].float())) for i in active}, len(active) - q)

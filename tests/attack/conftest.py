@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedrts
 from fedrts import cli
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "data": "digits",
     "rounds": 4,
     "clients": {"total": 4, "per_round": 2},

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,13 @@ from fedrts.runs import checkpoint
 from fedrts.runs.folder import RunFolder
 
 WRITTEN = ("model.safetensors", "masks.safetensors", "history.jsonl", "topology.jsonl")
-TINY = {"clients": {"total": 4, "per_round": 2}, "train": {"epochs": 1}, "model": "mlp", "model_options": {"hidden": [8]}, "device": "cpu"}
+TINY: dict[str, Any] = {
+    "clients": {"total": 4, "per_round": 2},
+    "train": {"epochs": 1},
+    "model": "mlp",
+    "model_options": {"hidden": [8]},
+    "device": "cpu",
+}
 
 
 def flip(file: Path, position: int = -20) -> None:
@@ -178,7 +185,7 @@ def test_a_resumed_run_goes_on_with_the_digest_of_its_logs(stopped):
     assert summary["digests"]["history.jsonl"] == f"sha256:{hashlib.sha256((stopped / 'history.jsonl').read_bytes()).hexdigest()}"
 
 
-def arrays(seed: int = 0) -> dict[str, np.ndarray]:
+def arrays(seed: int = 0) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     return {
         "x": rng.normal(size=(3000, 6)).astype(np.float32),
@@ -207,6 +214,7 @@ def test_data_that_changed_while_a_run_was_stopped_is_noticed(tmp_path, command,
 def test_the_validation_set_counts_too():
     x, y = torch.randn(40, 3), torch.arange(40) % 2
     held = Data(x, y, x[:4], y[:4], 2).with_validation(0.5)
+    assert held.valid_x is not None
     changed = held.valid_x.clone()
     changed[-1, -1] += 1
     assert dataclasses.replace(held, valid_x=changed).fingerprint != held.fingerprint

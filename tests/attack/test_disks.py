@@ -251,7 +251,8 @@ def test_an_unfinished_run_with_a_bent_model_does_not_load(stopped):
 @pytest.mark.parametrize("experiment", [5, 0.5, b"bytes", ["text"], True])
 def test_an_introduction_whose_experiment_is_no_text_is_one_line(experiment):
     pytest.importorskip("flwr")
+    from fedrts.flower.host import Host
     from fedrts.flower.site import accepted
 
     with pytest.raises(InputError, match="experiment is no text"):
-        accepted(experiment, None)
+        accepted(experiment, Host())

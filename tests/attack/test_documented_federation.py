@@ -11,6 +11,7 @@ import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ class Study:
         (words,) = commands("client")
         return self.at(place, [*(word.replace("clinic-a", place) for word in words), *more])
 
-    def lines(self) -> list[dict]:
+    def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.run / "history.jsonl").read_text().splitlines()]
 
 

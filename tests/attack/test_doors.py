@@ -30,11 +30,12 @@ from flwr.supercore.primitives.asymmetric import sign_message
 from federating import free_port, listening, trusting
 from fedrts.errors import InputError, Note
 from fedrts.flower import HELLO, keys, limits, link, node, punctual, superlink
-from fedrts.flower.fleet import Fleet, Roster
+from fedrts.flower.fleet import Fleet
 from fedrts.flower.keys import Authority
 from fedrts.flower.link import Address, Link, open_gate, opened
 from fedrts.flower.messages import content
 from fedrts.flower.node import Connection, Server, serve
+from fedrts.flower.roster import Roster
 
 PUSH = "/v1/fleet/push-object"
 MiB = 2**20
@@ -75,7 +76,7 @@ class Asked:
         self.said, self.passed = b"", b""
         self._body = body
         size = str(len(body) if isinstance(body, bytes) else 9 * MiB).encode()
-        scope = {"type": "http", "path": path, "client": (peer, 1), "server": ("10.9.9.9", 9092)}
+        scope: dict[str, Any] = {"type": "http", "path": path, "client": (peer, 1), "server": ("10.9.9.9", 9092)}
         scope["headers"] = [*headers.items(), (b"content-length", size)]
         asyncio.run(superlink.Gate(self._app, **gate)(scope, self._receive, self._send))
 
@@ -238,7 +239,8 @@ def test_refusals_fill_neither_screen_nor_log():
 
 def test_the_log_of_the_superlink_is_set_aside_when_it_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(link, "_LONGEST_LOG", 1000)
-    log, shown = tmp_path / "superlink.log", []
+    log = tmp_path / "superlink.log"
+    shown: list[str] = []
     link._relay(io.BytesIO(b"refused: somebody\n" * 500), log, [], shown.append)
     sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
     assert set(sizes) == {"superlink.log", "superlink.log.1"}
@@ -345,7 +347,8 @@ class Registry:
 
 
 def test_a_truncated_or_doubled_key_is_skipped_and_named_once(tmp_path: Path):
-    authority, registry, said = Authority(tmp_path / "authority"), Registry(), []
+    authority, registry = Authority(tmp_path / "authority"), Registry()
+    said: list[str] = []
     copied(authority, tmp_path)
     fleet = Fleet(registry, {}, Roster(2), None, "", authority, said.append)  # type: ignore[arg-type]
     for _ in range(3):
@@ -365,7 +368,8 @@ def test_a_truncated_or_doubled_key_is_skipped_and_named_once(tmp_path: Path):
 
 
 def test_a_key_that_flower_does_not_take_again_does_not_end_the_server(tmp_path: Path):
-    authority, registry, said = Authority(tmp_path / "authority"), Registry(), []
+    authority, registry = Authority(tmp_path / "authority"), Registry()
+    said: list[str] = []
     authority.init([])
     _, public = keys.issue("clinic-a", tmp_path)
     authority.register(public)
@@ -385,7 +389,7 @@ def at(monkeypatch: pytest.MonkeyPatch, days: float) -> Iterator[None]:
 
     class Then(datetime.datetime):
         @classmethod
-        def now(cls, tz: Any = None) -> datetime.datetime:
+        def now(cls, tz: Any = None) -> Any:
             return datetime.datetime.now(tz) + datetime.timedelta(days=days)
 
     with monkeypatch.context() as patched:
@@ -548,7 +552,8 @@ def _parent(entry: Path) -> int:
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Door]:
-    folder, said = tmp_path_factory.mktemp("superlink"), []
+    folder = tmp_path_factory.mktemp("superlink")
+    said: list[str] = []
     private, public = keys.issue("clinic", folder)
     address = Address.free()
     with opened(address, authority, folder / "superlink.log", said.append) as linked:

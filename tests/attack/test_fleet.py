@@ -84,7 +84,7 @@ def test_a_refused_node_is_not_asked_again_for_ever(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fleet, "_AGAIN", 0.0)
     run, link, asked = experiment(), LinkHere(), []
 
-    def wrong(message: Message, worker: Worker) -> Message:
+    def wrong(message: Message, worker: Worker) -> Message | None:
         asked.append(message.metadata.message_type)
         return introducing(clients=[17], samples=[24], data="x")(message, worker)
 
@@ -116,7 +116,8 @@ def test_a_node_says_that_it_takes_part_only_once_it_does():
     run, link = experiment(), two_nodes()
     link.start(9, [0, 1])  # of which others are here already
     worker = link.workers[9]
-    worker.say = (said := []).append
+    said: list[str] = []
+    worker.say = said.append
     meeting(run, link)
     assert worker.site is not None
     assert not said
@@ -393,7 +394,12 @@ def test_a_study_of_two_sites_does_not_go_on_alone():
     steps = play(run.plan, run.method.begin(run.setup), 0, ClientRecords.of(run.plan.guard))
     assert next(steps).record.clients == [0, 1]
     worked = []
-    link.manners[7] = lambda message, worker: worked.append(message) or worker.reply(message)
+
+    def working(message: Message, worker: Worker) -> Message:
+        worked.append(message)
+        return worker.reply(message)
+
+    link.manners[7] = working
     del link.workers[8]
     with pytest.raises(InputError) as caught, _explained(engine.fleet, Path("runs/study")):
         next(steps)
@@ -573,7 +579,7 @@ def test_a_site_that_withdraws_is_asked_no_more_and_history_says_since_when(tmp_
     for _ in range(3):
         engine.fleet.look()
     assert link.workers[8].parting == Parting("withdrawn", "the server says: this site takes part no more")
-    link.workers[8].parting.obey(link.said.append)  # type: ignore[union-attr]
+    link.workers[8].parting.obey(link.said.append)
     lines += [step.record.as_dict() for step in steps]
     assert [line["clients"] for line in lines] == [[0, 1], [0], [0], [0]], "the others are the quorum now"
     assert [line["rejected"] for line in lines] == [[], [{"client": 1, "reason": "withdrawn"}], [], []]

@@ -60,7 +60,11 @@ def rule(name, parameter):
 class Method(Sparse):
     "A method of somebody's."
 """
-TINY = {"rounds": 3, "clients": {"total": 4, "per_round": 2, "partition": "iid", "min_size": 1}, "train": {"epochs": 1, "batch_size": 8}}
+TINY: dict[str, Any] = {
+    "rounds": 3,
+    "clients": {"total": 4, "per_round": 2, "partition": "iid", "min_size": 1},
+    "train": {"epochs": 1, "batch_size": 8},
+}
 TINY |= {"device": "cpu", "density": 0.7, "checkpoint": {"every": 1}, "engine": "serial", "topology": {"interval": 2}}
 KEYS = {
     "data": "planted:load",
@@ -154,7 +158,8 @@ def test_a_site_takes_the_code_that_its_owner_allows(planted: Path) -> None:
     from federating import trusting
     from fedrts.flower.site import Site
 
-    assert Site.of(trusting(clients=[0], allowed=["planted:rank"]), said["experiment"], said).run.method.score == "planted:rank"
+    method: Any = Site.of(trusting(clients=[0], allowed=["planted:rank"]), said["experiment"], said).run.method
+    assert method.score == "planted:rank"
 
 
 def test_orders_are_carried_out_under_the_owners_rule_too(planted: Path) -> None:

@@ -13,6 +13,7 @@ import tracemalloc
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,7 +138,8 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path, small_limits):
 
 @pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
 def test_a_tar_bomb_is_stopped_at_the_limit(tmp_path, small_limits, suffix):
-    with tarfile.open(tmp_path / "bomb.tar", f"w:{suffix}") as archive:
+    mode: Any = f"w:{suffix}"
+    with tarfile.open(tmp_path / "bomb.tar", mode) as archive:
         member = tarfile.TarInfo("zeros")
         member.size = 30 * MEGABYTE
         archive.addfile(member, io.BytesIO(bytes(member.size)))
@@ -184,7 +186,8 @@ def test_honest_archives_are_unpacked(tmp_path, suffix):
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("a/b", content)
     else:
-        with tarfile.open(path, f"w:{suffix[4:]}") as tar:
+        mode: Any = f"w:{suffix[4:]}"
+        with tarfile.open(path, mode) as tar:
             member = tarfile.TarInfo("a/b")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
@@ -252,7 +255,7 @@ def test_a_file_of_another_format_is_not_decoded_whatever_its_name(tmp_path):
 
 
 @pytest.fixture
-def pipe(tmp_path) -> Path:
+def pipe(tmp_path: Path) -> Path:
     os.mkfifo(tmp_path / "pipe.png")
     return tmp_path / "pipe.png"
 

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,14 @@ from fedrts import cli, config
 from fedrts.errors import InputError, Note
 from fedrts.observe import Silent
 
-RUN = {"data": "digits", "model_options": {"hidden": [16]}, "density": 0.4, "clients": 4, "engine": "serial", "topology": {"interval": 1}}
+RUN: dict[str, Any] = {
+    "data": "digits",
+    "model_options": {"hidden": [16]},
+    "density": 0.4,
+    "clients": 4,
+    "engine": "serial",
+    "topology": {"interval": 1},
+}
 RUN |= {"train": {"epochs": 1, "batch_size": 32, "lr": 0.1, "schedule": "cosine", "lr_end": 0.1}, "eval": {"every": 1, "fairness": False}}
 LONGER = "7 rounds instead of 4: the topology is fixed from round 2 on, as planned; the learning rate stays at 0.01"
 
@@ -48,7 +56,7 @@ def same(one, other):
 @pytest.fixture(scope="module")
 def planned():
     """What seven rounds come to whose schedules are those of four."""
-    out = {"topology": {"interval": 1, "end": 2}, "train": {**RUN["train"], "schedule_rounds": 4}}
+    out: dict[str, Any] = {"topology": {"interval": 1, "end": 2}, "train": {**RUN["train"], "schedule_rounds": 4}}
 
     def run(folder):
         return fedrts.run(**{**RUN, **out}, rounds=7, out=folder)

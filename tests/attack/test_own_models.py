@@ -1,5 +1,7 @@
 """Models of one's own that PyTorch's tools stumble over: they train all the same, and what cannot be done is said in one line."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ import fedrts
 from fedrts.engines import recorded
 from fedrts.errors import Note
 
-SMALL = {"rounds": 2, "epochs": 1, "batch_size": 8, "lr": 0.1, "density": 0.5}
+SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "batch_size": 8, "lr": 0.1, "density": 0.5}
 
 
 def site(seed, count=20):
@@ -54,8 +56,8 @@ def test_what_no_recording_takes_runs_one_after_the_other_and_says_why(monkeypat
             return "<opaque object>"
 
     plainly = torch.fx.Graph.call_function
-    with_object = lambda self, func, args=(), kwargs=None: plainly(self, func, (*args, Opaque()), kwargs)  # noqa: E731
-    monkeypatch.setattr(recorded.Graph, "call_function", with_object)
+    with_object = lambda self, func, args=(), kwargs=None: plainly(self, func, (*args, Opaque()), kwargs)  # type: ignore[arg-type]  # noqa: E731
+    monkeypatch.setattr(torch.fx.Graph, "call_function", with_object)
     monkeypatch.setattr(recorded, "lean", lambda graph: None)
     with pytest.warns(Note, match="one after the other, not side by side: an operation of the model cannot be recorded .*<opaque object>"):
         result = trained(plain(), engine="batched")

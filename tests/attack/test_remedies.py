@@ -1,6 +1,7 @@
 """The remedy that a line names is one that works."""
 
 import contextlib
+import importlib
 import shlex
 import sys
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedrts
-from fedrts import data, registry
+from fedrts import data
 from fedrts.config import Experiment, flat, from_assignments, from_file, from_keywords, resolve, validated
 from fedrts.errors import InputError
 from fedrts.export.inspection import inspect_run
@@ -65,7 +66,7 @@ def test_settings(given, words):
 
 def test_a_word_of_files_leads_to_no_import(monkeypatch):
     """`csv` and `json` are modules, too."""
-    monkeypatch.setattr(registry.importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
     for name in ("csv:x", "json:load", "sqlite3:connect"):
         with pytest.raises(InputError, match="there is no kind of data"):
             data.get(name)

@@ -236,7 +236,12 @@ def test_a_dry_run_shows_what_would_leave_and_takes_no_part(data: str):
     shown: list[str] = []
     said_here: list[str] = []
     table = {"clip": 1.0, "noise": 5.0, "index_epsilon": 1.0}
-    worker = Worker(Host(data=data, dry_run=True, accept=["any"]), silent, lambda text: bool(shown.append(text)))
+
+    def declining(text: str) -> bool:
+        shown.append(text)
+        return False
+
+    worker = Worker(Host(data=data, dry_run=True, accept=["any"]), silent, declining)
     said = asked(privacy=table)
     assert worker.meet(said) == {"refused": "it only looks (dry run)"}
     assert worker.parting is not None

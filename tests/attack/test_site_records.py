@@ -234,12 +234,13 @@ def test_no_error_of_the_work_carries_data_to_the_server(monkeypatch: pytest.Mon
     def failing(*_: Any) -> None:
         raise kind(f"cannot train on {SECRET}")
 
-    run, said = study(), []
+    run = study()
+    said: list[str] = []
     worker = Worker(trusting(), said.append)
     assert messages.opened(answer(worker, HELLO, introduction(run)))[0]["samples"]
     monkeypatch.setattr(Workbench, "work", failing)
     reply = answer(worker, WORK, {}, order(run))
-    told = reply.error.reason if reply.has_error() else str(messages.opened(reply)[0])
+    told = str(reply.error.reason) if reply.has_error() else str(messages.opened(reply)[0])
     assert "its work failed" in told
     assert SECRET not in told
     assert kind.__name__ in told

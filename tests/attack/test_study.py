@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def roster(folder: Folder, *arguments: object) -> str:
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, check=True).stdout
 
 
-def history(folder: Folder) -> list[dict]:
+def history(folder: Folder) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder.path / "run" / "history.jsonl").open()]
 
 

@@ -1,5 +1,7 @@
 """A sparse model to start from keeps its mask: in Python and by `--init`, as dense or as sparse as asked for."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from fedrts import config
 from fedrts.errors import InputError, Note
 
 SMALL = {"rounds": 1, "epochs": 1, "batch_size": 8, "lr": 0.01}
-DIGITS = {"data": "digits", "model_options": {"hidden": [16, 12]}, **SMALL, "clients": {"total": 4}}
+DIGITS: dict[str, Any] = {"data": "digits", "model_options": {"hidden": [16, 12]}, **SMALL, "clients": {"total": 4}}
 
 
 def site(seed, count=20):
@@ -22,8 +24,9 @@ def net(density=1.0):
     """With so many links of the two inner layers, by lot."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2))
-    for layer in (model[0], model[2]):
-        layer.weight.data[torch.rand_like(layer.weight) > density] = 0.0
+    for name in ("0.weight", "2.weight"):
+        weight = model.get_parameter(name)
+        weight.data[torch.rand_like(weight) > density] = 0.0
     return model
 
 
@@ -92,7 +95,7 @@ def test_a_sparser_mask_is_kept_and_filled_up_by_lot():
 
 def test_a_run_goes_on_from_another_by_init(tmp_path):
     first = fedrts.run(method="fedrts", density=0.3, **DIGITS, out=tmp_path / "a")
-    start = {"init": str(tmp_path / "a" / "model.safetensors"), "density": 0.3, "method": "random", **DIGITS}
+    start: dict[str, Any] = {"init": str(tmp_path / "a" / "model.safetensors"), "density": 0.3, "method": "random", **DIGITS}
     with pytest.warns(Note, match="the first mask is that of the given weights"):
         second = fedrts.run(**start, out=tmp_path / "b")
     assert all(bool(mask[first.model.get_parameter(name) != 0].all()) for name, mask in second.masks.items())

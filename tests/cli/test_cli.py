@@ -11,6 +11,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -21,6 +22,7 @@ from torch.utils.data import TensorDataset
 import fedrts as package
 from fedrts import api, models
 from fedrts.config import resolve
+from helping import assert_one_line_error
 
 FILES = {
     "experiment.toml",
@@ -40,7 +42,7 @@ SUMMARY = (
 )
 
 
-def lines(file: Path) -> list[dict]:
+def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 
@@ -50,17 +52,6 @@ def read(file: Path):
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
-def assert_one_line_error(ended, *words: str) -> None:
-    """Exit 2 and one line on stderr: what, where, remedy."""
-    assert ended.code == 2
-    assert ended.out == ""
-    assert ended.err.startswith("error: ")
-    assert ended.err.endswith("\n")
-    assert ended.err.count("\n") == 1, ended.err
-    assert "Traceback" not in ended.err
-    assert all(word in ended.err for word in words), ended.err
 
 
 # -- the run folder -------------------------------------------------------------------------------------------------
@@ -266,7 +257,7 @@ def test_inspect_shows_layers_in_the_order_of_the_model(fedrts, tmp_path, tiny):
 
 
 @pytest.fixture
-def unfinished(run_dir, tmp_path) -> Path:
+def unfinished(run_dir, tmp_path: Path) -> Path:
     """As if killed after the last checkpoint, before any result was written."""
     path = tmp_path / "unfinished"
     shutil.copytree(run_dir, path)
@@ -525,7 +516,7 @@ def test_damaged_file_of_a_run_is_named(fedrts, run_dir, tmp_path, file, command
 
 
 @pytest.fixture
-def own_run(tmp_path) -> Path:
+def own_run(tmp_path: Path) -> Path:
     """A run of a model and of data that were given in Python: no command line can build them again."""
     draw = torch.Generator().manual_seed(0)
     sets = [TensorDataset(torch.randn(20, 4, generator=draw), torch.arange(20) % 3) for _ in range(3)]

@@ -10,6 +10,7 @@ import signal
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def compared(fedrts, tiny, tmp_path_factory) -> Path:
+def compared(fedrts, tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished comparison; tests that write work on copies."""
     out = tmp_path_factory.mktemp("compared") / "out"
     ended = fedrts("compare", *GRID, *tiny, "--jobs", 1, "--out", out)
@@ -260,7 +261,7 @@ def test_tuning_chooses_on_the_validation_split(fedrts, tiny, tmp_path):
             history = [json.loads(line) for line in (trials[f"{stem}-lr{rate:g}"] / "history.jsonl").read_text("utf-8").splitlines()]
             assert len(history) == 2
             scores[rate] = sum(line["valid_accuracy"] for line in history) / 2
-        assert float(row["train.lr"]) == max(scores, key=scores.get)
+        assert float(row["train.lr"]) == max(scores, key=lambda rate: scores[rate])
         experiment = tomllib.loads((out / "runs" / row["cell"] / "experiment.toml").read_text("utf-8"))
         assert experiment["train"]["lr"] == float(row["train.lr"])
         assert experiment["data_options"]["validation"] == 0.1
@@ -280,7 +281,15 @@ def lost(task, tell):
     return True
 
 
-TUNED = {"methods": ["random"], "densities": [0.5], "tune_lr": [0.0001, 0.2], "rounds": 12, "epochs": 1, "clients": 4, "data": "digits"}
+TUNED: dict[str, Any] = {
+    "methods": ["random"],
+    "densities": [0.5],
+    "tune_lr": [0.0001, 0.2],
+    "rounds": 12,
+    "epochs": 1,
+    "clients": 4,
+    "data": "digits",
+}
 
 
 def test_a_rate_stays_once_it_is_used(tmp_path, monkeypatch):
@@ -292,7 +301,10 @@ def test_a_rate_stays_once_it_is_used(tmp_path, monkeypatch):
     assert [row["train.lr"] for row in found.rows] == [0.0001, 0.0001]
     for row in found.rows:
         assert tomllib.loads((tmp_path / "out" / "runs" / row["cell"] / "experiment.toml").read_text())["train"]["lr"] == 0.0001
-    assert found.chosen[0].scores[0.2] > found.chosen[0].scores[0.0001]
+    high, low = (found.chosen[0].scores[rate] for rate in (0.2, 0.0001))
+    assert high is not None
+    assert low is not None
+    assert high > low
     assert "| 0.0001 (runs began with it) |" in found.markdown()
 
 
@@ -361,7 +373,7 @@ def test_from_python(tmp_path):
 
 
 def test_lists_as_values_of_a_key(tmp_path):
-    settings = {"data": "digits", "rounds": 1, "epochs": 1, "clients": 4}
+    settings: dict[str, Any] = {"data": "digits", "rounds": 1, "epochs": 1, "clients": 4}
     found = package.compare(methods=["random"], grid={"model_options.hidden": [[8], [16, 8]]}, out=tmp_path / "out", **settings)
     assert [row["cell"] for row in found.rows] == ["random-d0.2-hidden8-s0", "random-d0.2-hidden16_8-s0"]
     assert "hidden [16, 8], density 0.2" in (tmp_path / "out" / "results.md").read_text("utf-8")

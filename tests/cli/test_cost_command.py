@@ -7,7 +7,8 @@ import io
 import json
 
 import pytest
-from test_cli import assert_one_line_error
+
+from helping import assert_one_line_error
 
 FAST = ("cost", "--model", "cnn", "--input-shape", "1,8,8", "--set", "model_options.width=4")
 

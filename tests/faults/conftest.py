@@ -15,9 +15,9 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -40,7 +40,7 @@ class Moment:
     by: int = signal.SIGKILL
 
 
-def command(arguments: list[str], out: str, err: str, moment: tuple | None) -> None:
+def command(arguments: list[str], out: str, err: str, moment: tuple[Any, ...] | None) -> None:
     """What a child process does."""
     for target, stream in ((out, sys.stdout), (err, sys.stderr)):
         stream.flush()
@@ -71,7 +71,7 @@ def arrange(moment: Moment) -> None:
 
         real_append = folder.RunFolder.append
 
-        def append(self: folder.RunFolder, log: str, line: dict) -> None:
+        def append(self: folder.RunFolder, log: str, line: Mapping[str, Any]) -> None:
             if is_it(log):
                 file: IO[bytes] = self._logs[log]
                 file.write(json.dumps(line).encode()[:40])
@@ -79,11 +79,11 @@ def arrange(moment: Moment) -> None:
                 fall()
             real_append(self, log, line)
 
-        folder.RunFolder.append = append
+        folder.RunFolder.append = append  # type: ignore[method-assign]
         return
     real_replace = os.replace
 
-    def replace(source: object, target: object) -> None:
+    def replace(source: Any, target: Any) -> None:
         now = is_it(target)
         if now and moment.what == "before":
             fall()
@@ -91,7 +91,7 @@ def arrange(moment: Moment) -> None:
         if now and moment.what == "after":
             fall()
 
-    os.replace = replace
+    os.replace = replace  # type: ignore[assignment]
 
 
 class Running:
@@ -160,4 +160,4 @@ def moment() -> type[Moment]:
 
 
 if __name__ == CHILD:
-    command(*TASK)  # noqa: F821  given by `Running`
+    command(*globals()["TASK"])  # given by `Running`

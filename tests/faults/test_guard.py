@@ -1,7 +1,10 @@
 """Replies that break stock averaging: each is rejected, the round completes, and the model is that without the client."""
 
 import re
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +13,14 @@ import torch
 import fedrts
 from fedrts import api
 from fedrts.client.envelope import decode_reply, encode_reply
-from fedrts.client.order import Failure, Reply
+from fedrts.client.order import Failure, Order, Reply
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, Note
 from fedrts.observe import Silent
 from fedrts.server import rounds
 from fedrts.server.aggregate import Sums
 from fedrts.server.client_records import ClientRecords
+from fedrts.server.engine import Engine
 from fedrts.server.guard import Guard, faults
 from fedrts.server.reducers import Clipped, Sorted, reduction
 from fedrts.wire.errors import WireError
@@ -30,8 +34,8 @@ ATTACKER = 2
 class Tampered:
     """An engine between whose clients and server somebody sits: `tamper(reply, order)` says what arrives instead of a reply."""
 
-    engine: object
-    tamper: object
+    engine: Engine
+    tamper: Callable[[Any, Order], Iterable[Reply | Failure]]
     attackers: tuple[int, ...] = (ATTACKER,)
 
     def run(self, order, clients):
@@ -248,6 +252,7 @@ def test_below_the_quorum_others_are_asked_and_nothing_is_half_applied(toy):
     direct = rounds._attempt(
         run.plan, state, 0, attempts.index(set(played.record.clients)), ClientRecords.of(plan.guard), rounds.Record(0, True, [])
     )
+    assert direct is not None
     assert torch.equal(direct.weights, played.state.weights)
 
 
@@ -267,7 +272,11 @@ def with_numbers(name, value):
         if name not in reply.message:
             return [reply]
         payload = reply.message[name]
-        changed = replace(payload, values=payload.values * 0 + value) if isinstance(payload, Selection) else payload * 0 + value
+        if isinstance(payload, Selection):
+            assert payload.values is not None
+            changed = replace(payload, values=payload.values * 0 + value)
+        else:
+            changed = payload * 0 + value
         return [replace(reply, message={**reply.message, name: changed})]
 
     return tamper
@@ -308,7 +317,7 @@ def test_over_selection_takes_the_first_replies_and_fills_gaps(toy):
 
 def test_replies_after_the_deadline_are_late(run, monkeypatch):
     clock = iter(np.arange(0, 1000, 1.0))
-    monkeypatch.setattr(rounds.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     played = rounds.play_round(replace(run.plan, guard=Guard(deadline=3.5)), run.method.begin(run.setup), 1)
     assert played.record.clients == [0, 1, 2]
     assert [entry["reason"] for entry in played.record.rejected] == ["late", "late"]
@@ -456,7 +465,7 @@ def test_indicators_count_with_the_capped_weight_and_values_with_the_whole():
 )
 def test_dense_averaging_sends_what_dense_averaging_sends(settings, tmp_path):
     """However many are asked, vanish or are asked again: the ratio of a dense run is 1, up to headers."""
-    base = {"data": "toy_images", "model": "mlp", "method": "fedavg", "rounds": 6, "train": {"epochs": 1, "lr": 0.1}}
+    base: dict[str, Any] = {"data": "toy_images", "model": "mlp", "method": "fedavg", "rounds": 6, "train": {"epochs": 1, "lr": 0.1}}
     base["clients"] = {"total": 5, "per_round": 3, "partition": "iid", "min_size": 1}
     result = fedrts.run(**{**base, **settings, "clients": {**base["clients"], **settings.get("clients", {})}}, out=str(tmp_path / "run"))
     assert result.summary["comm_ratio"] == pytest.approx(1.0, abs=0.002)
@@ -474,7 +483,15 @@ def test_the_server_keeps_its_precision(toy, kind):
 
 
 def test_a_stopped_run_can_be_mended_and_resumed(tmp_path):
-    common = {"data": "toy_images", "model": "mlp", "method": "random", "rounds": 5, "density": 0.5, "train": {"epochs": 1}, "seed": 3}
+    common: dict[str, Any] = {
+        "data": "toy_images",
+        "model": "mlp",
+        "method": "random",
+        "rounds": 5,
+        "density": 0.5,
+        "train": {"epochs": 1},
+        "seed": 3,
+    }
     clients = {"total": 5, "per_round": 4, "partition": "iid", "min_size": 1, "dropout": 0.7}
     with pytest.raises(InputError, match="resume"):
         fedrts.run(**common, clients=clients, guard={"quorum": 1.0, "attempts": 1}, out=str(tmp_path / "run"))
@@ -494,6 +511,7 @@ def test_a_reducer_is_the_one_that_was_asked_for(run, reducer, trim, expected):
     state = run.method.begin(run.setup)
     order = order_of(run, run.method.exchanges(run.plan.round(1, state.mask))[0], state, 1)
     found = reduction(Guard(reducer=reducer, trim=trim), order)
+    assert found is not None
     for value in (7.0, 0.0, 100.0, 2.0, 1.0):
         found.add(torch.full((3,), value), 1)
     assert found.result().tolist() == pytest.approx([expected] * 3)
@@ -528,7 +546,7 @@ def test_who_misbehaved_is_remembered_over_a_restart(tmp_path, monkeypatch):
             if record.round == 5:
                 raise Stop
 
-    common = {
+    common: dict[str, Any] = {
         "data": "toy_images",
         "model": "mlp",
         "method": "fedrts",

@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -19,7 +20,7 @@ FLAGS += ["--set", "clients.dropout=0.2"]  # who holds which mask, and so the by
 EVERY_ROUND = ["--set", "checkpoint.every=1"]
 
 
-def lines(file: Path, *without: str) -> list[dict]:
+def lines(file: Path, *without: str) -> list[dict[str, Any]]:
     """The lines of a log, with all their keys but `without`."""
     text = file.read_text("utf-8")
     assert text.endswith("\n")
@@ -69,7 +70,7 @@ def reference(start, tmp_path_factory) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def half(start, moment, tmp_path_factory) -> Path:
+def half(start, moment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was killed when it had just written its sixth checkpoint; tests work on copies."""
     folder = tmp_path_factory.mktemp("half") / "run"
     assert start("run", *FLAGS, *EVERY_ROUND, "--out", folder, moment=moment("after", "00000006-*")).ended() == -signal.SIGKILL
@@ -78,7 +79,7 @@ def half(start, moment, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def killed(half, tmp_path) -> Path:
+def killed(half: Path, tmp_path: Path) -> Path:
     """A copy of that run."""
     return shutil.copytree(half, tmp_path / "run")
 

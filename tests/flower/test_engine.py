@@ -30,10 +30,11 @@ from fedrts.errors import InputError
 from fedrts.flower import HELLO, PROTOCOL, engine, fleet, messages
 from fedrts.flower.deployment import engaged, introduction
 from fedrts.flower.engine import FlowerEngine
-from fedrts.flower.fleet import Entry, Fleet, Roster
+from fedrts.flower.fleet import Fleet
 from fedrts.flower.link import Address, _await
 from fedrts.flower.messages import Incoming
 from fedrts.flower.node import Worker
+from fedrts.flower.roster import Entry, Roster
 from fedrts.flower.site import Site, accepted
 from fedrts.flower.state import Records
 from fedrts.runs.build import Assembled, assemble, with_samples
@@ -220,7 +221,7 @@ def test_a_mask_that_was_lost_is_sent_again_and_counted():
 
 def test_a_node_that_starts_anew_is_introduced_again_and_misses_nothing():
     run, link = experiment(), two_nodes()
-    died = []
+    died: list[int] = []
 
     def dies(message: Message, worker: Worker) -> Message | None:
         if message.metadata.message_type != HELLO and len(died) < 2:
@@ -353,6 +354,7 @@ def test_what_a_node_says_of_itself_is_checked(facts: dict[str, Any], words: str
     facts = {"protocol": PROTOCOL, **facts, **({"data": run.data.fingerprint} if facts.get("data") else {})}
     link.start(7, [0], lambda message, worker: Message(messages.content(facts), reply_to=message))
     ready = connected(run, link)
+    assert isinstance(ready.plan.engine, FlowerEngine)
     assert not ready.plan.engine.fleet.hosts
     assert any(line.startswith("refused: ") and words in line for line in link.said), link.said
     assert all(line.isprintable() and len(line) < 500 for line in link.said)
@@ -381,6 +383,7 @@ def test_a_client_that_is_here_already_is_refused_a_second_time():
     run, link = experiment(), two_nodes()
     link.start(9, [3])
     ready = connected(run, link)
+    assert isinstance(ready.plan.engine, FlowerEngine)
     assert ready.plan.engine.fleet.hosts == {0: 7, 2: 7, 4: 7, 1: 8, 3: 8}
     assert any("client 3 is already here" in line for line in link.said)
 
@@ -425,9 +428,11 @@ def answers(worker: Worker, run: Assembled, client: int = 1) -> list[str]:
     index = -1 if run.plan.exchanges(run.plan.round(-1, state.mask)) else 0
     order = order_of(run, run.plan.exchanges(run.plan.round(index, state.mask))[0], state, index)
     header = Header(Kind.DOWNLOAD, bytes.fromhex(run.layout.fingerprint), state.mask.fingerprint, index, 0, client)
+    assert worker.site is not None
     facts, replies = worker.site.answer({client: codec.encode(header, order.exchange.down, order.sent, order.frame, None)})
     assert len(replies) + len(facts["reasons"]) == 1
-    return facts["reasons"]
+    reasons: list[str] = facts["reasons"]
+    return reasons
 
 
 def test_what_is_spent_stays_spent_in_the_next_experiment():

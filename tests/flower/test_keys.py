@@ -37,7 +37,9 @@ def test_an_authority_vouches_for_its_server(tmp_path: Path):
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert "fl.example.org" in names.get_values_for_type(x509.DNSName)
     assert "10.0.0.1" in map(str, names.get_values_for_type(x509.IPAddress))
-    assert isinstance(server.public_key().curve, ec.SECP384R1)
+    public = server.public_key()
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    assert isinstance(public.curve, ec.SECP384R1)
     assert mode(authority.server_key) == mode(tmp_path / "authority" / "ca.key") == 0o600
     before = authority.certificate.read_bytes()
     authority.renew(["other.example.org"])

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedrts.data.pixels import Pixels
+
 pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
 import torch
@@ -21,10 +23,12 @@ from fedrts.data.contract import Data
 from fedrts.data.images import statistics
 from fedrts.flower import deployment, engine, fleet
 from fedrts.flower.deployment import introduction
-from fedrts.flower.fleet import Fleet, Roster
+from fedrts.flower.engine import FlowerEngine
+from fedrts.flower.fleet import Fleet
 from fedrts.flower.host import Host
 from fedrts.flower.node import Worker
 from fedrts.flower.normalisation import Normalisation, common
+from fedrts.flower.roster import Roster
 from fedrts.flower.site import Site
 from fedrts.runs.build import Assembled, assemble
 from fedrts.runs.summary import summarise
@@ -41,13 +45,24 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 
-def arrays(folder: Path, name: str, count: int, seed: int, bright: int = 0, **more: np.ndarray) -> str:
+def arrays(folder: Path, name: str, count: int, seed: int, bright: int = 0, **more: Any) -> str:
     """A site's images: two classes that differ in brightness, the whole site brighter by `bright`."""
     rng = np.random.default_rng(seed)
     y = np.arange(count) % 2
     x = (rng.integers(0, 80, (count, 3, 4, 4)) + 90 * y[:, None, None, None] + bright).astype(np.uint8)
     np.savez(folder / f"{name}.npz", x=x, y=y, **more)
     return f"npz:{folder / name}.npz"
+
+
+def data_of(link: LinkHere) -> list[Data]:
+    """What each site trains on and judges by."""
+    return [worker.site.run.bench.data for worker in link.workers.values() if worker.site is not None]
+
+
+def pixels(data: Data) -> Pixels:
+    """How a site reads its images."""
+    assert isinstance(data.view, Pixels)
+    return data.view
 
 
 def site_with(data: str, options: dict[str, Any] | None = None, **decided: Any) -> Host:
@@ -128,8 +143,8 @@ def test_what_sites_say_is_what_the_model_is(tmp_path: Path):
     run = federated(study(), link, hosts)
     *_, last = play(run.plan, run.method.begin(run.setup), -1, ClientRecords.of(run.plan.guard))
     run.layout.bind(run.module, last.state.weights.clone())
-    for entry, worker in zip(last.record.federated["clients"], link.workers.values(), strict=True):
-        data = worker.site.run.bench.data
+    assert last.record.federated is not None
+    for entry, data in zip(last.record.federated["clients"], data_of(link), strict=True):
         assert entry["accuracy"] == pytest.approx(data.evaluate(run.module, 64)["accuracy"])
 
 
@@ -163,6 +178,7 @@ def test_the_coordinators_own_test_set_comes_first(tmp_path: Path):
     run = federated(study(data=own, data_options={"test": 0.5}, clients={"partition": "sites"}), LinkHere(), hosts)
     *_, last = play(run.plan, run.method.begin(run.setup), -1, ClientRecords.of(run.plan.guard))
     assert last.record.accuracy == run.plan.engine.evaluate(last.state)["accuracy"]
+    assert last.record.federated is not None
     assert last.record.federated["samples"] == 50
 
 
@@ -216,11 +232,11 @@ def test_all_sites_read_their_images_alike(tmp_path: Path):
     names = [arrays(tmp_path, "a", 90, 0), arrays(tmp_path, "b", 60, 1, bright=60)]
     run = federated(study(), link, [site_with(names[0]), site_with(names[1])], tmp_path)
     lines_of(run)
-    views = [worker.site.run.bench.data.view for worker in link.workers.values()]
-    assert torch.equal(views[0].scale, views[1].scale)
-    assert torch.equal(views[0].shift, views[1].shift)
+    first, second = (pixels(data) for data in data_of(link))
+    assert torch.equal(first.scale, second.scale)
+    assert torch.equal(first.shift, second.shift)
     rows = torch.cat([torch.from_numpy(np.load(name.removeprefix("npz:"))["x"]) for name in names])
-    inputs = torch.cat([worker.site.run.bench.data.inputs(worker.site.run.bench.data.x) for worker in link.workers.values()])
+    inputs = torch.cat([data.inputs(data.x) for data in data_of(link)])
     assert inputs.mean((0, 2, 3)).tolist() == pytest.approx([0] * 3, abs=1e-4)
     assert inputs.std((0, 2, 3), correction=0).tolist() == pytest.approx([1] * 3, abs=1e-4)
     assert len(rows) == len(inputs)
@@ -233,6 +249,7 @@ def test_the_normalisation_of_a_study_stays(tmp_path: Path):
     link = LinkHere()
     again = federated(study(), link, [site_with(names[0]), site_with(names[1], keep_statistics=True)], tmp_path)
     assert json.loads((tmp_path / "normalisation.json").read_text()) == first
+    assert isinstance(again.plan.engine, FlowerEngine)
     assert again.plan.engine.facts["normalisation"] == [*first["mean"], *first["std"]]
 
 
@@ -240,11 +257,17 @@ def test_a_site_may_keep_its_statistics_to_itself(tmp_path: Path):
     link = LinkHere()
     names = [arrays(tmp_path, "a", 90, 0), arrays(tmp_path, "b", 60, 1, bright=60)]
     run = federated(study(), link, [site_with(names[0]), site_with(names[1], keep_statistics=True)])
-    own = link.workers[7].site
-    assert link.workers[8].site.introduction()["statistics"] == []
-    assert run.plan.engine.facts["normalisation"] == Normalisation.measured(own.run.data).numbers
+    own, other = link.workers[7].site, link.workers[8].site
+    assert own is not None
+    assert other is not None
+    assert other.introduction()["statistics"] == []
+    measured = Normalisation.measured(own.run.data)
+    assert measured is not None
+    assert isinstance(run.plan.engine, FlowerEngine)
+    assert run.plan.engine.facts["normalisation"] == measured.numbers
     lines_of(run)
-    assert torch.equal(link.workers[8].site.run.bench.data.view.shift, own.run.bench.data.view.shift)
+    first, second = (pixels(data) for data in data_of(link))
+    assert torch.equal(first.shift, second.shift)
 
 
 @pytest.mark.parametrize("numbers", [[0.5] * 3, [0.5, float("nan")], [0.5, 0.0], [2.0, 0.5], ["0.5", "0.5"], 3.0, [0.5] * 8, [True, True]])

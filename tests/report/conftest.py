@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import filelock
 import pytest
@@ -13,7 +14,7 @@ import fedrts
 from browser import Browser, executable
 from fedrts.report import write
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "data": "digits",
     "rounds": 12,
     "clients": 6,
@@ -34,7 +35,12 @@ def make_runs(folder: Path) -> None:
         for method in ("fedrts", "random"):
             for density in (0.5, 0.3):
                 fedrts.run(**SMALL, method=method, density=density, seed=seed, out=folder / f"{method}-{density}-{seed}")
-    text = {"data": "toy_text", "model": "tiny_gpt", "model_options": {"width": 8, "layers": 1, "heads": 2}, "engine": "serial"}
+    text: dict[str, Any] = {
+        "data": "toy_text",
+        "model": "tiny_gpt",
+        "model_options": {"width": 8, "layers": 1, "heads": 2},
+        "engine": "serial",
+    }
     federation = {"total": 5, "per_round": 3, "partition": "quantity", "min_size": 2}
     fedrts.run(**text, clients=federation, rounds=4, epochs=1, density=0.5, batch_size=8, topology={"interval": 2}, out=folder / "text")
     unfinished = folder / "fedrts-0.3-1"

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import statistics
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from fedrts.report import differences, people, tables, text
 from fedrts.report.content import compose, headline
 from fedrts.report.format import cell
 from fedrts.report.format import text as written
-from fedrts.report.model import Mean, Point
+from fedrts.report.model import Heat, Lines, Mean, Point
 from fedrts.report.quantities import (
     ACCURACY,
     PERPLEXITY,
@@ -52,6 +53,7 @@ def rows(table):
 @given(values)
 def test_mean_and_standard_error(found):
     made = mean(found)
+    assert made is not None
     assert made.value == pytest.approx(np.mean(found))
     if len(found) == 1:
         assert made.error is None
@@ -82,9 +84,11 @@ def test_a_curve_is_a_mean_over_seeds_along_what_was_spent(tmp_path):
     write(tmp_path / "b", [0.3, None, 0.5], seed=1)
     (setting,) = problem_of(tmp_path).settings
     first, last = curve(setting, lambda entry: entry["accuracy"], by_bytes)
-    assert (first.x, first.y, first.runs) == (150 + 7 / 2, pytest.approx(0.2), 2)
+    assert (first.x, first.runs) == (150 + 7 / 2, 2)
+    assert first.y == pytest.approx(0.2)
     assert first.error == pytest.approx(statistics.stdev([0.1, 0.3]) / math.sqrt(2))
-    assert (last.x, last.y) == (450 + 7 / 2, pytest.approx(0.4))
+    assert last.x == 450 + 7 / 2
+    assert last.y == pytest.approx(0.4)
     assert [point.x for point in curve(setting, lambda entry: entry["accuracy"], by_flops)] == [1002.5, 3002.5]
     assert [point.x for point in curve(setting, lambda entry: entry["accuracy"])] == [1, 3]
 
@@ -107,11 +111,12 @@ def test_the_target_is_reached_in_the_first_round_whose_running_mean_does(found,
     if expected is None:
         assert cost is None
     else:
+        assert cost is not None
         assert (cost.round, cost.bytes, cost.flops) == (expected, 150 * (expected + 2), 1000 * (expected + 2))
 
 
 def test_cost_to_target_goes_seed_by_seed(tmp_path):
-    dense = {"method": "fedavg", "summary": {"comm_ratio": 1.0, "density": 1.0}}
+    dense: dict[str, Any] = {"method": "fedavg", "summary": {"comm_ratio": 1.0, "density": 1.0}}
     write(tmp_path / "d0", [0.5] * 12, seed=0, **dense)
     write(tmp_path / "d1", [0.9] * 12, seed=1, **dense)
     write(tmp_path / "q0", [0.1] * 12, seed=0, method="fedpaq", summary={"comm_ratio": 0.3, "density": 1.0})
@@ -167,6 +172,7 @@ def test_sites_are_shown_by_what_they_said_of_the_final_model(tmp_path):
     assert row["clients' mean"].value == pytest.approx(0.7)
     assert row["worst decile"].value == 0.5
     figure = next(figure for figure in people.figures(problem_of(tmp_path), ACCURACY) if figure.title == "Accuracy by client")
+    assert isinstance(figure, Lines)
     assert [point.y for point in figure.series[0].points] == [0.5, 0.9]
     assert "rows that each site holds out" in figure.caption
 
@@ -221,11 +227,17 @@ def test_every_figure_of_the_issue_is_there(tmp_path):
         "common",
         "runs",
     }
-    assert names["layers"].values == [[0.5, 0.5], [0.1, 0.1]]
-    assert names["holds-0"].values == [[5, 0], [3, 4]]
-    assert [point.x for point in names["accuracy-density"].series[0].points] == [0.1, 0.2]
-    assert names["accuracy-density"].references == [("fedavg", pytest.approx(0.9))]
-    posterior = names["posterior-0-active"]
+    layers, held, by_density, posterior = (names[name] for name in ("layers", "holds-0", "accuracy-density", "posterior-0-active"))
+    assert isinstance(layers, Heat)
+    assert layers.values == [[0.5, 0.5], [0.1, 0.1]]
+    assert isinstance(held, Heat)
+    assert held.values == [[5, 0], [3, 4]]
+    assert isinstance(by_density, Lines)
+    assert [point.x for point in by_density.series[0].points] == [0.1, 0.2]
+    ((label, reference),) = by_density.references
+    assert label == "fedavg"
+    assert reference == pytest.approx(0.9)
+    assert isinstance(posterior, Heat)
     assert posterior.rows[0] == "0.95–1.00"
     assert [row[0] for row in posterior.values] == [0.1] * 10 + [0.0] * 10
     assert posterior.columns == ["1", "6", "11"]
@@ -291,7 +303,9 @@ def test_a_run_reaches_its_own_mean(values):
     """In the last digit too: both are added up in the same way."""
     history = [line(index, value) for index, value in enumerate(values)]
     run = Run("r", {"seed": 0, "method": "fedavg"}, {}, True, history)
-    reached = cost_to_target(history, last_ten(run, "accuracy"))
+    mean_of_all = last_ten(run, "accuracy")
+    assert mean_of_all is not None
+    reached = cost_to_target(history, mean_of_all)
     assert reached is not None
     assert reached.round == 9
 

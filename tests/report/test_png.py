@@ -27,7 +27,10 @@ def drawn(picture):
     """The axes of a figure after layout."""
     canvas = Figure(figsize=(7, 4.5))
     axes = canvas.add_subplot()
-    {Lines: png._lines, Bars: png._bars}[type(picture)](picture, axes)
+    if isinstance(picture, Lines):
+        png._lines(picture, axes)
+    else:
+        png._bars(picture, axes)
     canvas.draw_without_rendering()
     return axes
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -109,7 +110,7 @@ def test_short_names():
 
 def test_what_a_script_gave_is_told_apart_by_what_it_is(tmp_path):
     """Two models, or two data sets, both called custom."""
-    given = {"data": "custom", "model": "custom"}
+    given: dict[str, Any] = {"data": "custom", "model": "custom"}
     first, other, more = (write(tmp_path / name, [0.1, 0.2], **given) for name in ("first", "other", "more"))
     (other / "masks.safetensors").write_bytes(safetensors.numpy.save({"a.weight": np.ones((10, 6), bool)}))
     (more / "clients.json").write_text(json.dumps([{"client": 0, "samples": 7, "labels": [3, 4]}]), "utf-8")

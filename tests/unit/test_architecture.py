@@ -86,9 +86,9 @@ def test_no_method_is_named_outside_its_folder():
         if "methods" in file.relative_to(SOURCE).parts:
             continue
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
-            word = node.value if isinstance(node, ast.Constant) else word
-            assert word not in names, f"{file}:{node.lineno} names the method {word}"
+            match node:
+                case ast.Name(id=word) | ast.Attribute(attr=word) | ast.Constant(value=word):
+                    assert word not in names, f"{file}:{node.lineno} names the method {word!r}"
 
 
 def test_every_method_is_short():

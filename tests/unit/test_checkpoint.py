@@ -7,7 +7,9 @@ import random
 import shutil
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -22,7 +24,7 @@ from fedrts.sparse.mask import Mask
 SIZES = (40, 24)
 
 
-def saved(next_round: int, facts: dict | None = None) -> Saved:
+def saved(next_round: int, facts: dict[str, Any] | None = None) -> Saved:
     """A state that differs from round to round, with values that are easily lost: -0, subnormals, the largest float, infinity."""
     generator = torch.Generator().manual_seed(next_round)
     mask = Mask(torch.rand(sum(SIZES), generator=generator) < 0.3, SIZES)
@@ -276,7 +278,12 @@ def test_old_checkpoints_go_only_after_the_new_one_is_durable(pair, monkeypatch)
     calls: list[str] = []
     for owner, name in ((os, "fsync"), (os, "replace"), (Path, "unlink")):
         real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *a, _name=name, _real=real, **k: (calls.append(_name), _real(*a, **k))[1])
+
+        def noted(*a: Any, _name: str = name, _real: Callable[..., Any] = real, **k: Any) -> Any:
+            calls.append(_name)
+            return _real(*a, **k)
+
+        monkeypatch.setattr(owner, name, noted)
     save(pair, saved(3))
     assert calls == ["fsync", "replace", "fsync", "unlink"]  # file, rename, folder; only then the oldest
 
@@ -337,7 +344,7 @@ def play(
         clock.pass_(round_takes(done))
         if pace.is_due(done):
             seconds = write_takes(done)
-            pace.timed(lambda seconds=seconds: clock.pass_(seconds))
+            pace.timed(partial(clock.pass_, seconds))
             written[done] = seconds
     return written
 
@@ -389,7 +396,7 @@ def test_auto_takes_at_most_five_percent_of_the_time(round_takes, write_takes):
         clock.pass_(round_takes(done))
         if pace.is_due(done):
             before = clock.now
-            pace.timed(lambda done=done: clock.pass_(write_takes(done)))
+            pace.timed(partial(clock.pass_, write_takes(done)))
             started.append((before, clock.now - before))
     assert len(started) > 5
     spent = 0.0

@@ -18,7 +18,13 @@ EVERYTHING = Exchange(down={"weights": Values()}, steps=(Train(),), up={"weights
 
 
 def job_of(run, client):
-    return Job(run.plan.engine.bench, {}, None, run.plan.engine.rows[client], random.key(run.experiment.seed, "client", 0, client))
+    return Job(
+        run.plan.engine.bench,
+        {},
+        Mask.full(run.layout.sizes),
+        run.plan.engine.rows[client],
+        random.key(run.experiment.seed, "client", 0, client),
+    )
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn", "tiny_gpt"])
@@ -118,7 +124,7 @@ def test_a_frozen_layer_loses_the_links_that_its_client_drops(toy):
 @pytest.mark.parametrize(("rows", "sizes"), [(20, [8, 8]), (8, [8]), (5, [5]), (1, [1])])
 def test_short_batches_only_where_there_is_nothing_else(toy, rows, sizes):
     run = toy("fedavg", "mlp")
-    job = Job(run.plan.engine.bench, {}, None, torch.arange(rows), key=1)
+    job = Job(run.plan.engine.bench, {}, Mask.full(run.layout.sizes), torch.arange(rows), key=1)
     batches = list(job.batches(0))
     assert [len(batch) for batch in batches] == sizes
     assert len(torch.cat([batch.rows for batch in batches]).unique()) == sum(sizes)
@@ -127,7 +133,7 @@ def test_short_batches_only_where_there_is_nothing_else(toy, rows, sizes):
 
 def test_a_single_sample_is_skipped_under_batchnorm(toy):
     run = toy("fedavg", "cnn")
-    job = Job(run.plan.engine.bench, {}, None, torch.arange(1), key=1)
+    job = Job(run.plan.engine.bench, {}, Mask.full(run.layout.sizes), torch.arange(1), key=1)
     assert list(job.batches(0)) == []
     run.plan.engine.rows = [torch.arange(1)]
     state = run.method.begin(run.setup)
@@ -138,9 +144,9 @@ def test_a_single_sample_is_skipped_under_batchnorm(toy):
 
 def test_epochs_rounds_and_clients_have_orders_of_their_own(toy):
     run = toy("fedavg")
-    bench, rows = run.plan.engine.bench, torch.arange(40)
+    bench, mask, rows = run.plan.engine.bench, Mask.full(run.layout.sizes), torch.arange(40)
     orders = {
-        tuple(torch.cat([batch.rows for batch in Job(bench, {}, None, rows, random.key(0, "client", t, client)).batches(epoch)]).tolist())
+        tuple(torch.cat([batch.rows for batch in Job(bench, {}, mask, rows, random.key(0, "client", t, client)).batches(epoch)]).tolist())
         for t in (0, 1)
         for client in (0, 1)
         for epoch in (0, 1)

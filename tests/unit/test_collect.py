@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedrts.client.order import Failure, Order
 from fedrts.engines.batched import BatchedEngine
 from fedrts.methods.contract import State
+from fedrts.methods.fedavg import FedAvg
 from fedrts.server.collect import LATE, Question, add_up
 from fedrts.wire.fields import Selection
 
@@ -148,9 +149,10 @@ def test_late_ones_do_not(toy):
 
 def test_no_reply_waits_for_one_that_is_not_there(toy):
     run = toy("fedavg", clients={"total": 4, "per_round": 4})
-    question, counted = question_of(run), []
+    question = question_of(run)
+    counted: list[None] = []
 
-    class Watched(type(run.method)):
+    class Watched(FedAvg):
         def contribution(self, message, state, round):
             counted.append(None)
             return message

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -146,7 +147,7 @@ class Notebook:
 @pytest.mark.parametrize(("kernel", "shows"), [(object(), True), (None, False)])
 def test_a_notebook_shows_a_bar_unless_it_names_an_observer(toy, monkeypatch, capsys, tmp_path, kernel, shows):
     monkeypatch.setitem(sys.modules, "IPython", Notebook(kernel))
-    given = {"data": "digits", "rounds": 3, "clients": 4, "per_round": 2, "epochs": 1, "engine": "serial"}
+    given: dict[str, Any] = {"data": "digits", "rounds": 3, "clients": 4, "per_round": 2, "epochs": 1, "engine": "serial"}
     fedrts.run(**given, out=tmp_path / "quiet", observer=Silent())
     assert capsys.readouterr().out == ""
     fedrts.run(**given, out=tmp_path / "shown")
@@ -160,7 +161,7 @@ def test_a_notebook_shows_a_bar_unless_it_names_an_observer(toy, monkeypatch, ca
 @pytest.mark.parametrize(("kernel", "shows"), [(object(), True), (None, False)])
 def test_a_comparison_in_a_notebook_shows_a_bar(monkeypatch, capsys, tmp_path, kernel, shows):
     monkeypatch.setitem(sys.modules, "IPython", Notebook(kernel))
-    given = {"methods": ["random"], "data": "digits", "rounds": 1, "clients": 4, "per_round": 2, "epochs": 1, "engine": "serial"}
+    given: dict[str, Any] = {"methods": ["random"], "data": "digits", "rounds": 1, "clients": 4, "per_round": 2, "epochs": 1, "engine": "serial"}
     fedrts.compare(**given, seeds=[0], out=tmp_path / "compared")
     out = capsys.readouterr().out
     assert bool(out) == shows
@@ -219,6 +220,8 @@ def test_a_run_outlives_who_reads_its_output(tmp_path, command):
     place = ["--out", "done"] if command == ("run",) else ["--jobs", "1", "--seeds", "0,1,2"]
     arguments = [sys.executable, "-m", "fedrts", *command, *small, *place]
     process = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
     process.stdout.readline()
     process.stdout.close()
     said = process.stderr.read()

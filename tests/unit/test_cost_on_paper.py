@@ -12,6 +12,8 @@ from fedrts import methods, models
 from fedrts.client.training import LocalTraining
 from fedrts.costs.on_paper import flops_on_paper
 from fedrts.methods.contract import Exchange, ProbeGradient, Round, Train
+from fedrts.methods.fedmef import FedMef
+from fedrts.methods.fedtiny import FedTiny
 from fedrts.sparse import budget
 from fedrts.sparse.cost import Book, Macs, as_published, bitmap, by_density
 from fedrts.sparse.layout import Entry, Layout
@@ -135,12 +137,12 @@ def test_overhead_of_extrusion_and_of_pruned_activations(layouts):
     """FedMef: F_o = 4·d·n in outer rounds, n_a·log n_a in all of them."""
     now = outer_round(layouts["resnet18"])
     assert methods.get("fedmef")().overhead(now, 1000.0, 64.0) == 4000
-    assert methods.get("fedmef")(sap=True).overhead(now, 1000.0, 64.0) == 4000 + 64 * 6
-    assert methods.get("fedmef")(bae=False).overhead(now, 1000.0, 64.0) == 0
+    assert FedMef(sap=True).overhead(now, 1000.0, 64.0) == 4000 + 64 * 6
+    assert FedMef(bae=False).overhead(now, 1000.0, 64.0) == 0
     assert methods.get("fedrts")().overhead(now, 1000.0, 64.0) == 0
     inner = replace(now, outer=False)
     assert methods.get("fedmef")().overhead(inner, 1000.0, 64.0) == 0
-    assert methods.get("fedmef")(sap=True).overhead(inner, 1000.0, 64.0) == 64 * 6
+    assert FedMef(sap=True).overhead(inner, 1000.0, 64.0) == 64 * 6
 
 
 def test_passes_over_candidates_and_over_all_data():
@@ -148,7 +150,7 @@ def test_passes_over_candidates_and_over_all_data():
     training = LocalTraining(epochs=5, batch_size=10, lr=0.1)
     layout = Layout((Entry(("a.weight",), (4, 3)),), (), (Entry(("mean",), (2,)),))
     before = Round(-1, outer=False, frozen=False, counts=(12,), quota=(0,), layout=layout)
-    calibrate, evaluate = methods.get("fedtiny")(candidates=3, passes=2).exchanges(before)
+    calibrate, evaluate = FedTiny(candidates=3, passes=2).exchanges(before)
     assert flops_on_paper(calibrate, training, 50, 7.0, 10.0, 2.0) == 3 * 2 * 5 * 2.0
     assert flops_on_paper(evaluate, training, 50, 7.0, 10.0, 2.0) == 3 * 5 * 2.0
     gradient, curvature = methods.get("grasp")().exchanges(before)

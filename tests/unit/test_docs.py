@@ -15,6 +15,8 @@ PAGES = ROOT / "docs" / "methods"
 SECTIONS = ["Equations", "What travels", "Options", "Settled here", "Cost", "Try it"]
 
 spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+assert spec is not None
+assert spec.loader is not None
 generate = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(generate)
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -110,7 +111,7 @@ def test_the_model_looks_at_every_sample_once_in_full_batches(toy):
 
 
 def test_a_class_that_the_test_set_lacks_is_left_open():
-    classes = [{"accuracy": 0.5}, {"accuracy": None}, {"accuracy": 1.0}]
+    classes: list[dict[str, Any]] = [{"accuracy": 0.5}, {"accuracy": None}, {"accuracy": 1.0}]
     assert fairness.expected([1, 7, 1], classes) == 0.75
     assert fairness.expected([0, 7, 0], classes) is None
 

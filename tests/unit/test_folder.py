@@ -1,6 +1,7 @@
 """A run folder that is begun again with other settings: what may change changes, the rest is another experiment."""
 
 import tomllib
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from fedrts import config
 from fedrts.errors import InputError
 from fedrts.runs.folder import RunFolder
 
-TINY = {
+TINY: dict[str, Any] = {
     "data": "digits",
     "rounds": 3,
     "clients": {"total": 4, "per_round": 2},

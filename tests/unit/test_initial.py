@@ -1,5 +1,7 @@
 """Starting from the weights of a file."""
 
+from typing import Any
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -94,7 +96,7 @@ def test_a_pickled_file_is_refused_unread(tmp_path):
             load_weights(cnn(0), path)
 
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "data": "toy_images",
     "model": "cnn",
     "model_options": {"width": 4},
@@ -107,7 +109,7 @@ SMALL = {
 def test_a_run_starts_from_the_weights_of_another(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fedrts.run(**SMALL, seed=1, out="first")
-    still = {**SMALL, "method": "fedavg", "density": 1.0, "train": {"lr": 1e-30}}
+    still: dict[str, Any] = {**SMALL, "method": "fedavg", "density": 1.0, "train": {"lr": 1e-30}}
     result = fedrts.run(**still, seed=2, init="first/model.safetensors", out="second")
     written = load_file("first/model.safetensors")
     for name, parameter in result.model.named_parameters():  # which hardly move at such a rate

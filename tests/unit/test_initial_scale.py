@@ -1,6 +1,7 @@
 """`topology.init_scale = "sparse"`: with few links as strong a signal as with all of them."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def test_signals_keep_their_strength():
 
 
 def test_through_the_experiment(tmp_path):
-    small = {"rounds": 1, "density": 0.05, "method": "random", "lr": 1e-12, "device": "cpu"}
+    small: dict[str, Any] = {"rounds": 1, "density": 0.05, "method": "random", "lr": 1e-12, "device": "cpu"}
     plain, scaled = (fedrts.run(out=tmp_path / scale, topology={"init_scale": scale}, **small) for scale in ("dense", "sparse"))
     name = next(iter(plain.masks))
     ratio = scaled.model.state_dict()[name] / plain.model.state_dict()[name]

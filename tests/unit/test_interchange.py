@@ -15,7 +15,7 @@ def shapes(module):
 
 
 def norm(name, channels, statistics=True):
-    entries = {f"{name}.weight": (channels,), f"{name}.bias": (channels,)}
+    entries: dict[str, tuple[int, ...]] = {f"{name}.weight": (channels,), f"{name}.bias": (channels,)}
     if statistics:
         entries |= {f"{name}.running_mean": (channels,), f"{name}.running_var": (channels,), f"{name}.num_batches_tracked": ()}
     return entries
@@ -68,7 +68,7 @@ def test_names_of_shufflenet(width, channels):
 def test_names_of_gpt2():
     """The layout of transformers' GPT2LMHeadModel at the paper's size, by rule."""
     width = 256
-    names = {"transformer.wte.weight": (50257, width), "transformer.wpe.weight": (2048, width)}
+    names: dict[str, tuple[int, ...]] = {"transformer.wte.weight": (50257, width), "transformer.wpe.weight": (2048, width)}
     for block in range(8):
         name = f"transformer.h.{block}"
         names |= norm(f"{name}.ln_1", width, False) | norm(f"{name}.ln_2", width, False)

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -12,7 +13,7 @@ from fedrts import config
 from fedrts.errors import InputError
 from fedrts.runs import checkpoint
 
-TINY = {
+TINY: dict[str, Any] = {
     "data": "digits",
     "clients": {"total": 4, "per_round": 2},
     "train": {"epochs": 1},
@@ -70,7 +71,7 @@ def test_a_newer_key_that_was_set_since_is_a_change(older):
 
 def test_an_older_comparison_goes_on(tmp_path):
     out = tmp_path / "compared"
-    settings = {**TINY, "rounds": 1}
+    settings: dict[str, Any] = {**TINY, "rounds": 1}
     fedrts.compare(methods=["fedrts"], seeds=[0], out=out, **settings)
     declared = tomllib.loads((out / "compare.toml").read_text())
     del declared["shared"]["method_options"]["discount"]

@@ -1,5 +1,7 @@
 """ONNX files: what onnxruntime computes, that weights keep their bits and zeros, and that a mismatch is never written."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -11,7 +13,7 @@ from fedrts import models
 from fedrts.errors import InputError
 from fedrts.export import onnx as onnx_export
 
-FAMILIES = {
+FAMILIES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "mlp": ((64,), {}),
     "cnn": ((1, 8, 8), {}),
     "resnet18_small": ((3, 32, 32), {}),
@@ -52,6 +54,7 @@ def test_onnxruntime_computes_what_the_module_computes(name):
     written = {entry.name: onnx.numpy_helper.to_array(entry) for entry in onnx.load_from_string(content).graph.initializer}
     for key, parameter in module.named_parameters():
         value = written.get(key, written.get("lm_head.weight"))  # the embedding is tied to it
+        assert value is not None, key
         assert np.array_equal(value, parameter.detach().numpy()), key
     assert b"site-packages" not in content  # no stack traces
 
@@ -94,10 +97,15 @@ def test_a_model_that_cannot_be_exported_is_one_line():
 
 
 def test_a_parameter_that_nothing_uses_is_left_out():
-    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    module.unused = nn.Parameter(torch.ones(2))
-    module.forward = lambda x: module[1](module[0](x))
-    assert onnx_export.onnx_bytes(module.eval(), torch.randn(4, 3))
+    class Spare(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Linear(3, 4), nn.Linear(4, 2))
+            self.unused = nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return self[1](self[0](x))
+
+    assert onnx_export.onnx_bytes(Spare().eval(), torch.randn(4, 3))
 
 
 def test_what_onnxruntime_cannot_run_is_one_line(monkeypatch):

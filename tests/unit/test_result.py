@@ -2,13 +2,22 @@
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import fedrts
 from fedrts.errors import InputError
 
-SMALL = {"data": "digits", "rounds": 3, "clients": 4, "per_round": 2, "epochs": 1, "engine": "serial", "model_options": {"hidden": [8]}}
+SMALL: dict[str, Any] = {
+    "data": "digits",
+    "rounds": 3,
+    "clients": 4,
+    "per_round": 2,
+    "epochs": 1,
+    "engine": "serial",
+    "model_options": {"hidden": [8]},
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """Learning rates over rounds, by hand; and that a client trains with them."""
 
+from typing import get_args
+
 import pytest
 import torch
 
@@ -36,7 +38,7 @@ def test_steps_come_after_a_half_and_three_quarters():
 
 
 def test_the_experiment_knows_every_schedule():
-    assert set(Train.model_fields["schedule"].annotation.__args__) == set(schedules.SCHEDULES)
+    assert set(get_args(Train.model_fields["schedule"].annotation)) == set(schedules.SCHEDULES)
     with pytest.raises(InputError, match=r"train\.schedule must be .*'cosine'.*linear"):
         resolve({"train": {"schedule": "linear"}})
     with pytest.raises(InputError, match=r"train\.lr_end must be a number > 0 and ≤ 1"):

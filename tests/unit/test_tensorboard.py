@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -13,7 +14,7 @@ from fedrts.errors import InputError
 from fedrts.observe import Several, Silent
 from fedrts.observe.tensorboard import TensorBoardObserver
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "rounds": 6,
     "clients": 6,
     "per_round": 3,

@@ -1,6 +1,7 @@
 """`fedrts.train`: the user's own model, data, loss and rule."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from fedrts.export.inspection import evaluate_run
 from fedrts.methods.base import Sparse
 
 
-class Points(Dataset):
+class Points(Dataset[tuple[torch.Tensor, int]]):
     """Two noisy classes in the plane, as a map-style dataset that knows nothing of tensors of all rows."""
 
     def __init__(self, seed, count):
@@ -52,7 +53,7 @@ def clients(count=4):
     return [Points(seed, 30 + 7 * seed) for seed in range(count)]
 
 
-SMALL = {"rounds": 6, "epochs": 2, "batch_size": 8, "lr": 0.1, "topology": {"interval": 2}}
+SMALL: dict[str, Any] = {"rounds": 6, "epochs": 2, "batch_size": 8, "lr": 0.1, "topology": {"interval": 2}}
 
 
 def test_an_own_model_on_own_data_learns():
@@ -148,6 +149,8 @@ def test_another_model_or_other_clients_are_not_resumed(tmp_path):
 
 def test_frozen_parameters_stay_and_masks_of_infinity_do_no_harm():
     class Gated(nn.Module):
+        shut: torch.Tensor
+
         def __init__(self):
             super().__init__()
             self.body = net()
@@ -158,9 +161,10 @@ def test_frozen_parameters_stay_and_masks_of_infinity_do_no_harm():
             return self.body(x) + torch.where(torch.isinf(self.shut), torch.zeros(2), self.shut)
 
     result = fedrts.train(model=Gated(), clients=clients(), test=Points(9, 20), method="fedavg", train={"weight_decay": 0.1}, **SMALL)
-    assert torch.equal(result.model.body[0].weight, net()[0].weight)
-    assert not torch.equal(result.model.body[2].weight, net()[2].weight)
-    assert torch.isinf(result.model.shut[1])
+    before, after = net(), result.model
+    assert torch.equal(after.get_parameter("body.0.weight"), before.get_parameter("0.weight"))
+    assert not torch.equal(after.get_parameter("body.2.weight"), before.get_parameter("2.weight"))
+    assert torch.isinf(after.get_buffer("shut")[1])
 
 
 @pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
@@ -221,7 +225,7 @@ def test_what_is_no_module_is_one_line_and_leaves_no_folder(tmp_path):
 
 
 def test_a_run_may_start_from_the_weights_of_a_model_that_a_method_prepared(tmp_path):
-    keywords = {
+    keywords: dict[str, Any] = {
         "data": "digits",
         "model": "cnn",
         "model_options": {"width": 4},
@@ -231,7 +235,7 @@ def test_a_run_may_start_from_the_weights_of_a_model_that_a_method_prepared(tmp_
     }
     keywords |= {"epochs": 1, "density": 0.5, "clients": 4}
     fedrts.run(**keywords, out=tmp_path / "first")
-    changes = {"lr": 1e-12, "seed": 1, "topology": {"adjust": 0.0, "init_mask": "given"}, "out": tmp_path / "second"}
+    changes: dict[str, Any] = {"lr": 1e-12, "seed": 1, "topology": {"adjust": 0.0, "init_mask": "given"}, "out": tmp_path / "second"}
     second = fedrts.run(**keywords, **changes, init=tmp_path / "first" / "model.safetensors")
     first = fedrts.load(tmp_path / "first")
     bias = next(name for name in first.state_dict() if name.endswith("gain"))
@@ -299,7 +303,10 @@ def test_labels_of_any_whole_number_type():
 
 
 def test_targets_that_are_no_classes_are_not_counted(tmp_path):
-    own = {"loss": lambda o, t: nn.functional.mse_loss(o[:, 0], t.float()), "correct": lambda o, t: ((o[:, 0] > 0) == (t > 0)).sum()}
+    own: dict[str, Any] = {
+        "loss": lambda o, t: nn.functional.mse_loss(o[:, 0], t.float()),
+        "correct": lambda o, t: ((o[:, 0] > 0) == (t > 0)).sum(),
+    }
     for name, change in (("signs", lambda y: 2 * y - 1), ("large", lambda y: y * 1_000_000)):
         fedrts.train(model=net(), density=0.5, **own, **regression(y=change), **SMALL | {"lr": 1e-9}, out=tmp_path / name)
         assert [entry["labels"] for entry in json.loads((tmp_path / name / "clients.json").read_text("utf-8"))] == [None] * 4
@@ -337,7 +344,13 @@ def test_a_part_under_two_names_trains_one_by_one():
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_side_by_side_resumes_to_the_same_bits_whatever_was_recorded_before(tmp_path, workers):
-    digits = {"rounds": 4, "model": "mlp", "epochs": 1, "checkpoint": {"every": 1}, "engine": {"name": "batched", "workers": workers}}
+    digits: dict[str, Any] = {
+        "rounds": 4,
+        "model": "mlp",
+        "epochs": 1,
+        "checkpoint": {"every": 1},
+        "engine": {"name": "batched", "workers": workers},
+    }
     whole = fedrts.run(**digits, out=tmp_path / "whole")
     with pytest.raises(Stop):
         fedrts.run(**digits, out=tmp_path / "run", observer=Stopper(after=2))
@@ -355,11 +368,16 @@ def test_a_run_says_what_was_given_that_has_no_name(tmp_path):
     """So that the report does not take two tasks for two runs of one."""
 
     def given(**task):
-        fixed = {"method": "random", "density": 0.9, "rounds": 1}
+        fixed: dict[str, Any] = {"method": "random", "density": 0.9, "rounds": 1}
         return fedrts.train(model=net(), clients=clients(), test=Points(9, 20), **fixed, **task).summary["given"]
 
     smooth = nn.CrossEntropyLoss(label_smoothing=0.1)
-    losses = [{}, {"loss": smooth}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.2)}, {"loss": lambda o, y: 2 * smooth(o, y)}]
+    losses: list[dict[str, Any]] = [
+        {},
+        {"loss": smooth},
+        {"loss": nn.CrossEntropyLoss(label_smoothing=0.2)},
+        {"loss": lambda o, y: 2 * smooth(o, y)},
+    ]
     losses += [{"loss": lambda o, y: 3 * smooth(o, y)}, {"correct": lambda o, y: (o.argmax(-1) == y).sum()}]
     found = [given(**task) for task in losses]
     assert len({entry["task"] for entry in found}) == len(losses)

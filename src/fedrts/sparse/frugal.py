@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+Net = TypeVar("Net", bound=nn.Module)
 
 _BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 
@@ -141,7 +143,7 @@ class _StandardisedSparseInputConv2d(StandardisedConv2d, SparseInputConv2d):
     """Both: `StandardisedConv2d._conv_forward` hands the standardised weight to `SparseInputConv2d`'s."""
 
 
-def save_activations_sparsely(module: nn.Module, share: float, linear: bool = False) -> nn.Module:
+def save_activations_sparsely(module: Net, share: float, linear: bool = False) -> Net:
     """`module` whose ReLUs keep bits and whose convolutions (and linear layers) keep the largest `share` of their inputs."""
     kinds: dict[type[nn.Module], type[nn.Module]] = {
         nn.Conv2d: SparseInputConv2d,
@@ -168,7 +170,7 @@ def _pads_with_zeros(module: nn.Module) -> bool:
     return getattr(module, "padding_mode", "zeros") == "zeros" and not isinstance(getattr(module, "padding", 0), str)
 
 
-def standardise_convolutions(module: nn.Module) -> nn.Module:
+def standardise_convolutions(module: Net) -> Net:
     """`module` with weight-standardised convolutions (gain 1, and a bias) and without BatchNorm."""
     for part in list(module.modules()):
         for name, child in _children(part):

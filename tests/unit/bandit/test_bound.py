@@ -20,7 +20,7 @@ def byhand(mu, pick, steps, lipschitz, universal, epsilon, reward):
         action[list(chosen)] = True
         return float(reward(action, mu))
 
-    greedy = []
+    greedy: list[int] = []
     for _ in range(pick):
         greedy.append(max((i for i in range(arms) if i not in greedy), key=lambda i: r([*greedy, i])))
     gap = {chosen: max(r(greedy) - r(chosen), 0.0) for chosen in itertools.combinations(range(arms), pick)}

@@ -1,5 +1,7 @@
 """Grids: which cells there are, what they are called, and what is refused."""
 
+from typing import Any
+
 import pytest
 
 import fedrts
@@ -8,7 +10,7 @@ from fedrts.comparison.grid import Grid, Tuning, parsed_axis, parsed_values
 from fedrts.comparison.record import described, record
 from fedrts.errors import InputError
 
-TINY = {"rounds": 3, "clients": {"total": 6, "per_round": 3}}
+TINY: dict[str, Any] = {"rounds": 3, "clients": {"total": 6, "per_round": 3}}
 
 
 def names(cells):
@@ -28,7 +30,7 @@ def test_a_dense_method_is_not_told_off_for_the_grids_densities(recwarn):
 
 
 def test_other_keys():
-    axes = {"topology.interval": [1, 2], "train.momentum": [0.0, 0.9]}
+    axes: dict[str, list[Any]] = {"topology.interval": [1, 2], "train.momentum": [0.0, 0.9]}
     cells = Grid(TINY, ["random"], [0.5], [0], axes).cells()
     assert names(cells)[:2] == ["random-d0.5-interval1-momentum0-s0", "random-d0.5-interval1-momentum0.9-s0"]
     assert [(c.experiment.topology.interval, c.experiment.train.momentum) for c in cells] == [(1, 0.0), (1, 0.9), (2, 0.0), (2, 0.9)]

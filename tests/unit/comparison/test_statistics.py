@@ -17,7 +17,7 @@ def tail_by_integration(t: float, freedom: int) -> float:
     constant = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
 
     def density(x: float) -> float:
-        return constant * (1 + x * x / freedom) ** (-(freedom + 1) / 2)
+        return constant * math.pow(1 + x * x / freedom, -(freedom + 1) / 2)
 
     steps = 2000
     h = t / steps
@@ -88,9 +88,11 @@ def test_holm_rejects_what_its_steps_reject(values):
 
 def test_large_numbers():
     found = mean_of([1e200, 2e200])
-    assert (found.value, found.error) == (pytest.approx(1.5e200), pytest.approx(0.5e200))
+    assert found.value == pytest.approx(1.5e200)
+    assert found.error == pytest.approx(0.5e200)
     assert mean_of([1.7e308] * 3).value == pytest.approx(1.7e308)
-    assert paired({0: 3e300, 1: 5e300, 2: 8e300}, {0: 1e300, 1: 2e300, 2: 3e300}).p == pytest.approx(
-        paired({0: 3, 1: 5, 2: 8}, {0: 1, 1: 2, 2: 3}).p
-    )
+    large, small = paired({0: 3e300, 1: 5e300, 2: 8e300}, {0: 1e300, 1: 2e300, 2: 3e300}), paired({0: 3, 1: 5, 2: 8}, {0: 1, 1: 2, 2: 3})
+    assert large is not None
+    assert small is not None
+    assert large.p == pytest.approx(small.p)
     assert mean_of([float("inf"), 1.0]).value == float("inf")

@@ -68,7 +68,9 @@ def test_differences():
     assert table[0] == ["less a", "density 0.2"]
     assert table[2] == ["b", "-0.2000 ± 0.1000 (p = 0.295)"]  # t = −2
     assert table[4] == ["dense", "+0.0750 ± 0.0250 (p = 0.205)"]  # t = 3
-    assert results.against("b", "a", (0.2,)).p == pytest.approx(0.2951672)
+    difference = results.against("b", "a", (0.2,))
+    assert difference is not None
+    assert difference.p == pytest.approx(0.2951672)
 
 
 def test_a_dense_reference_stands_beside_every_density():

@@ -28,7 +28,7 @@ def filling(calls):
 
 
 def test_decoded_once_and_equal(tmp_path, source):
-    calls = []
+    calls: list[int] = []
     first, second = (cached(tmp_path, "name", [source], filling(calls)) for _ in range(2))
     assert len(calls) == 1
     for found in (first, second):
@@ -45,7 +45,7 @@ def test_what_is_written_to_the_arrays_does_not_reach_the_files(tmp_path, source
     "change", [lambda f: f.write_bytes(b"abcd"), lambda f: os.utime(f, ns=(5, 5)), lambda f: f.rename(f.with_name("other"))]
 )
 def test_another_source_is_decoded_again(tmp_path, source, change):
-    calls = []
+    calls: list[int] = []
     cached(tmp_path, "name", [source], filling(calls))
     change(source)
     cached(tmp_path, "name", [next(tmp_path.glob("[so]*"))], filling(calls))
@@ -54,14 +54,14 @@ def test_another_source_is_decoded_again(tmp_path, source, change):
 
 
 def test_names_that_begin_alike_do_not_remove_each_other(tmp_path, source):
-    calls = []
+    calls: list[int] = []
     for name in ("name", "name-b", "name"):
         cached(tmp_path, name, [source], filling(calls))
     assert len(calls) == 2
 
 
 def test_a_damaged_cache_is_made_anew(tmp_path, source):
-    calls = []
+    calls: list[int] = []
     cached(tmp_path, "name", [source], filling(calls))
     (file,) = (tmp_path / ".cache").glob("name-*/x.npy")
     file.write_bytes(file.read_bytes()[:-2])
@@ -102,7 +102,8 @@ def test_a_full_disk_shows_before_the_arrays_are_filled(tmp_path, source, monkey
 
 
 def test_two_at_once_decode_once(tmp_path, source):
-    calls, found = [], []
+    calls: list[int] = []
+    found: list[torch.Tensor] = []
     gate = threading.Event()
 
     def slow(make):
@@ -134,5 +135,8 @@ def test_what_does_not_fit_on_the_disk_is_not_begun(tmp_path, source, monkeypatc
 
 
 def test_what_fits_neither_disk_nor_memory_is_one_line(tmp_path, source):
+    def huge(make):
+        make("x", (10**9, 10**9), np.uint8)
+
     with pytest.raises(InputError, match=r"'x' takes [\d,]+ GB"):
-        cached(tmp_path, "name", [source], lambda make: make("x", (10**9, 10**9), np.uint8))
+        cached(tmp_path, "name", [source], huge)

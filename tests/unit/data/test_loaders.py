@@ -9,9 +9,11 @@ import torch
 
 import official
 from fedrts import data
+from fedrts.data.pixels import Pixels
 from fedrts.data.tinystories import Tokens, _frequent
 from fedrts.errors import InputError
 from fedrts.tasks import Language
+from helping import source_of
 
 MAPPED = ("x", "y", "test_x", "test_y")
 
@@ -98,7 +100,7 @@ def test_missing_files_are_one_line_that_says_what_to_do(name, tmp_path):
     assert "\n" not in line
     assert f"'{name}' is not in {tmp_path}" in line
     assert f"fedrts data prepare {name}" in line
-    for file in data.source(name).files:
+    for file in source_of(name).files:
         assert file.url in line
         assert str(tmp_path / file.to) in line
 
@@ -241,6 +243,7 @@ def test_the_options_of_augmentation(name, tmp_path):
 
     def strength(augment):
         view = data.load(name, {"augment": augment}, tmp_path).view
+        assert isinstance(view, Pixels)
         return view.crop, view.flip, view.cutout
 
     assert strength(True) == suits[name]
@@ -256,12 +259,15 @@ def test_the_validation_share_is_split_off_any_data_set(tmp_path):
     official.cifar10(tmp_path)
     whole = data.load("cifar10", {}, tmp_path)
     held = data.load("cifar10", {"validation": 0.25}, tmp_path)
+    assert held.valid_x is not None
+    assert held.valid_y is not None
     assert (len(held.x), len(held.valid_x)) == (15, 5)
     rows = {tuple(image.flatten().tolist()): int(label) for image, label in zip(whole.x, whole.y, strict=True)}
     found = [*zip(held.x, held.y, strict=True), *zip(held.valid_x, held.valid_y, strict=True)]
     assert {tuple(image.flatten().tolist()): int(label) for image, label in found} == rows
     assert torch.equal(held.test_x, whole.test_x)
     again = data.load("cifar10", {"validation": 0.25}, tmp_path)
+    assert again.valid_x is not None
     assert torch.equal(held.valid_x, again.valid_x)
     for share in (-0.1, 1, True, "a", 0.01):
         with pytest.raises(InputError, match=r"data_options\.validation"):

@@ -1,5 +1,7 @@
 """One's own arrays and images."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from PIL import Image
 import fedrts
 import official
 from fedrts import config, data
+from fedrts.data.pixels import Pixels
 from fedrts.errors import InputError
 from fedrts.observe import Silent
 
@@ -48,6 +51,7 @@ def test_images_are_normalised(tmp_path, shape):
     assert torch.equal(held.x, whole)
     inputs = held.inputs(held.x)
     torch.testing.assert_close(inputs.mean((0, 2, 3)), torch.zeros(held.input_shape[0]), atol=1e-4, rtol=0)
+    assert isinstance(held.view, Pixels)
     assert held.view.flip
 
 
@@ -59,7 +63,7 @@ def test_images_are_normalised_without_a_look_at_the_test_share(tmp_path):
 def test_bad_arrays_are_one_clear_line(tmp_path):
     path = tmp_path / "a.npz"
     objects = np.array([{"a": 1}] * 20, dtype=object)
-    cases = [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"x": X}, "y is missing"),
         ({"x": X, "y": Y, "x_test": X}, "y_test is missing"),
         ({"x": X[:0], "y": Y[:0]}, "x is empty"),
@@ -192,14 +196,13 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
     name = saved(tmp_path / "a.npz", x=X, y=Y)
     keywords = {"data": name, "clients": {"total": 2, "per_round": 2, "min_size": 1, "partition": "iid"}, "rounds": 2, "density": 0.9}
 
-    def stop_after_one(record):
-        if record.round == 0:
-            raise KeyboardInterrupt
+    class StopsAfterOne(Silent):
+        def played(self, record):
+            if record.round == 0:
+                raise KeyboardInterrupt
 
-    observer = Silent()
-    observer.played = stop_after_one
     with pytest.raises(KeyboardInterrupt):
-        fedrts.run(**keywords, out=tmp_path / "run", observer=observer)
+        fedrts.run(**keywords, out=tmp_path / "run", observer=StopsAfterOne())
     saved(tmp_path / "a.npz", x=X + 1, y=Y)
     with pytest.raises(InputError, match="clients' data is not that of the checkpoint"):
         fedrts.resume(tmp_path / "run")

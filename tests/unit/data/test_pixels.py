@@ -83,13 +83,14 @@ def test_normalised_pixels_have_mean_0_and_deviation_1():
 
 def test_training_batches_follow_their_key():
     x, y = images(30), torch.arange(30)
-    held = Data(x, y, x, y, 30, view=Pixels.of(MEAN, STD, "crop+flip+cutout"))
+    view = Pixels.of(MEAN, STD, "crop+flip+cutout")
+    held = Data(x, y, x, y, 30, view=view)
     rows = torch.tensor([3, 7, 11, 2])
     first, targets = held.training_batch(rows, key=5)
     assert torch.equal(targets, rows)
     assert torch.equal(first, held.training_batch(rows, key=5)[0])
     assert not torch.equal(first, held.training_batch(rows, key=6)[0])
-    assert torch.equal(first, held.view.augment(x[rows], random.uniform(5, 20).view(4, 5)))
+    assert torch.equal(first, view.augment(x[rows], random.uniform(5, 20).view(4, 5)))
     assert torch.equal(held.training_batch(rows, key=None)[0], held.inputs(x[rows]))
 
 
@@ -116,5 +117,6 @@ def test_evaluation_reads_normalised_images_and_leaves_the_mode_alone():
 def test_data_move_with_their_view():
     x, y = images(4), torch.arange(4)
     moved = Data(x, y, x, y, 4, view=Pixels.of(MEAN, STD), valid_x=x, valid_y=y).to("meta")
+    assert isinstance(moved.view, Pixels)
     tensors = (moved.x, moved.y, moved.test_x, moved.test_y, moved.valid_x, moved.valid_y, moved.view.scale, moved.view.shift)
-    assert all(tensor.device.type == "meta" for tensor in tensors)
+    assert all(tensor is not None and tensor.device.type == "meta" for tensor in tensors)

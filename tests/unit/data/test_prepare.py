@@ -18,6 +18,7 @@ from fedrts.data.download import download
 from fedrts.data.prepare import prepare
 from fedrts.data.unpack import unpack
 from fedrts.errors import InputError
+from helping import source_of
 
 
 def chunks(body, ended):
@@ -25,7 +26,20 @@ def chunks(body, ended):
     return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n" * ended
 
 
+class Server(http.server.ThreadingHTTPServer):
+    """Serves `files`, as well or as badly as the rest says."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.requests: list[tuple[str, str | None]] = []
+        self.ranges, self.sizes, self.chunked, self.breaks_after = True, True, False, 1 << 40
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
     def do_GET(self):
         server = self.server
         name = self.path.strip("/")
@@ -59,10 +73,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.files, httpd.requests, httpd.ranges, httpd.sizes, httpd.breaks_after = {}, [], True, True, 1 << 40
-    httpd.chunked = False
-    httpd.url = f"http://127.0.0.1:{httpd.server_port}"
+    httpd = Server()
     threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     yield httpd
     httpd.shutdown()
@@ -206,7 +217,7 @@ def test_a_damaged_archive_is_one_line(tmp_path, damage):
 def packed(name, folder, target):
     """The official archive of a tiny data set, and the data set itself under `folder`."""
     official.ALL[name](folder)
-    inner = data.source(name).files[0].to
+    inner = source_of(name).files[0].to
     if target.suffix == ".zip":
         shutil.make_archive(str(target.with_suffix("")), "zip", folder, inner)
     else:
@@ -223,7 +234,7 @@ def mirrored(server, tmp_path, monkeypatch):
     """`mirrored(name)` serves a tiny version of a data set at the addresses of its source, checksums included."""
 
     def serve(name):
-        source, origin = data.source(name), tmp_path / "origin"
+        source, origin = source_of(name), tmp_path / "origin"
         origin.mkdir()
         if source.files[0].archive:
             packed(name, origin / "made", origin / source.files[0].name)
@@ -251,7 +262,7 @@ def test_every_data_set_can_be_downloaded(name, mirrored, server, tmp_path):
     held = prepare(name, home, None, quiet)
     assert len(held.x)
     asked = len(server.requests)
-    assert asked == len(data.source(name).files)
+    assert asked == len(source_of(name).files)
     assert not (home / "downloads").exists() or not list((home / "downloads").iterdir()), "archives go when their content is in place"
     prepare(name, home, None, quiet)
     assert len(server.requests) == asked, "what is there is not downloaded again"
@@ -270,7 +281,7 @@ def test_every_data_set_can_come_from_a_folder(name, tmp_path):
 @pytest.mark.parametrize("name", ["cifar10", "tinyimagenet", "cinic10"])
 def test_an_archive_that_is_here_already(name, mirrored, server, tmp_path):
     origin = mirrored(name)
-    archive = origin / data.source(name).files[0].name
+    archive = origin / source_of(name).files[0].name
     assert len(prepare(name, tmp_path / "home", archive, quiet).x)
     assert server.requests == []
     assert archive.exists()
@@ -302,7 +313,7 @@ def test_an_archive_of_something_else(mirrored, tmp_path, monkeypatch):
     mirrored("cifar10")
     other = tar_of(("readme.txt", b"hello", tarfile.REGTYPE), target=tmp_path / "other.tar.gz")
     (tmp_path / "elsewhere").mkdir()
-    source = data.source("cifar10")
+    source = source_of("cifar10")
     file = dataclasses.replace(source.files[0], checksum=None)
     monkeypatch.setattr(data.get("cifar10"), "source", dataclasses.replace(source, files=(file,)))
     with pytest.raises(InputError, match=r"there is no data_batch_1\.bin"):
@@ -323,6 +334,6 @@ def test_a_bad_archive_among_the_downloads_is_fetched_again(mirrored, server, tm
     mirrored("cifar10")
     home = tmp_path / "home"
     (home / "downloads").mkdir(parents=True)
-    (home / "downloads" / data.source("cifar10").files[0].name).write_bytes(b"not an archive")
+    (home / "downloads" / source_of("cifar10").files[0].name).write_bytes(b"not an archive")
     assert len(prepare("cifar10", home, None, quiet).x)
     assert len(server.requests) == 1

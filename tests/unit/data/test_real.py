@@ -11,18 +11,20 @@ import torch
 
 from fedrts import data
 from fedrts.data.images import statistics
+from fedrts.tasks import Language
+from helping import source_of
 
 PACKS = Path(__file__).parents[4] / "shared" / "data"
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory):
+def real(tmp_path_factory: pytest.TempPathFactory):
     """`real(name)` is a folder that holds the data set."""
     unpacked = tmp_path_factory.mktemp("unpacked")
 
     def find(name: str) -> Path:
         given = os.environ.get(data.VARIABLE)
-        if given and not data.source(name).missing(Path(given)):
+        if given and not source_of(name).missing(Path(given)):
             return Path(given)
         if not (PACKS / "unpack.py").exists() or name == "fashion_mnist":
             pytest.skip(f"{name} is not here: set {data.VARIABLE}")
@@ -70,6 +72,7 @@ def test_stories(real):
     home = real("tinystories")
     held = data.load("tinystories", {}, home)
     assert held.classes == 50257
+    assert isinstance(held.task, Language)
     assert held.task.padding == 50256
     assert held.x.shape[1] == 255
     words = {number: word for word, number in json.loads((home / "gpt2" / "vocab.json").read_text("utf-8")).items()}

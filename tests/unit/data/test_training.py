@@ -2,6 +2,7 @@
 
 import copy
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fedrts.runs.summary import summarise
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.rounds import play_round
 from fedrts.sparse import random
+from fedrts.sparse.mask import Mask
 from helping import ask
 
 
@@ -86,15 +88,24 @@ def test_augmentation_changes_what_is_learned_and_can_be_turned_off(stored):
 
 def test_every_batch_has_a_key_of_its_own(stored):
     run = assembled(stored)
-    jobs = [Job(run.plan.engine.bench, {}, None, run.rows[0], random.key(0, "client", t, client)) for t in (0, 1) for client in (0, 1)]
+    mask = Mask.full(run.layout.sizes)
+    jobs = [Job(run.plan.engine.bench, {}, mask, run.rows[0], random.key(0, "client", t, client)) for t in (0, 1) for client in (0, 1)]
     keys = [batch.key for job in jobs for epoch in (0, 1, 2) for batch in job.batches(epoch)]
     assert len(set(keys)) == len(keys) == 4 * 3 * 3
-    again = Job(run.plan.engine.bench, {}, None, run.rows[0], random.key(0, "client", 0, 0))
+    again = Job(run.plan.engine.bench, {}, mask, run.rows[0], random.key(0, "client", 0, 0))
     assert [batch.key for batch in again.batches(1)] == keys[3:6]
 
 
 def test_a_model_is_chosen_by_the_validation_set(stored, tmp_path):
-    options = {"model": "cnn", "model_options": {"width": 4}, "rounds": 12, "lr": 0.1, "epochs": 1, "batch_size": 8, "clients": 3}
+    options: dict[str, Any] = {
+        "model": "cnn",
+        "model_options": {"width": 4},
+        "rounds": 12,
+        "lr": 0.1,
+        "epochs": 1,
+        "batch_size": 8,
+        "clients": 3,
+    }
     result = fedrts.run(data=stored, data_options={"validation": 0.2}, out=tmp_path / "run", eval={"every": 2}, **options)
     evaluated = [line for line in result.history if line["accuracy"] is not None]
     assert len({line["valid_accuracy"] for line in evaluated}) > 1

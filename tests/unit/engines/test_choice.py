@@ -10,6 +10,7 @@ from torch import nn
 import fedrts
 from fedrts.client.training import LocalTraining
 from fedrts.engines import choice, memory
+from fedrts.engines.batched import BatchedEngine
 from fedrts.engines.choice import Settings
 from fedrts.engines.kernels import Objective
 from fedrts.engines.memory import Need
@@ -56,6 +57,7 @@ def test_slots_follow_the_free_memory(toy, monkeypatch):
         assert choice.decided(Settings(), run.bench, 10).slots == clients
     monkeypatch.setattr(choice, "free_bytes", lambda device: 0)
     engine = choice.make(choice.decided(Settings(), run.bench, 10), run.bench, run.rows, 64)
+    assert isinstance(engine, BatchedEngine)
     assert engine.slots == engine.together == 1, "one client always runs"
 
 

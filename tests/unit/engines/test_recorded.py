@@ -1,10 +1,14 @@
 """Recordings are the kernel itself, up to the order of sums; what cannot be recorded still runs."""
 
+from types import MethodType
+from typing import cast
+
 import pytest
 import torch
+from torch.fx import GraphModule
 
 from fedrts.engines import recorded
-from fedrts.engines.kernels import Objective, OneByOne, Vectorised
+from fedrts.engines.kernels import Kernel, Objective, OneByOne, Vectorised
 from fedrts.engines.recorded import Recorded
 
 
@@ -31,6 +35,8 @@ def test_a_recording_comes_to_the_same(toy, model, kind):
 def test_no_gradient_of_a_linear_layer_is_copied(toy):
     run = toy("fedavg", "mlp")
     program = recorded.recorded(Vectorised(Objective(run.module.train(), run.data.task, run.layout)), *called(run, 3, 4))
+    assert isinstance(program, MethodType)
+    assert isinstance(program.__self__, GraphModule)
     assert [line for line in program.__self__.code.splitlines() if "contiguous_format" in line] == []
 
 
@@ -41,7 +47,7 @@ def test_transposed_products_come_to_the_same():
         product = a @ b
         return product.transpose(1, 2).contiguous() + c, product, (product @ c).transpose(1, 2).contiguous()
 
-    program = recorded.recorded(kernel, a, b, c)
+    program = recorded.recorded(cast(Kernel, kernel), a, b, c)
     for found, expected in zip(program(2 * a, b, c), kernel(2 * a, b, c), strict=True):
         torch.testing.assert_close(found, expected)
         assert found.is_contiguous()
@@ -49,10 +55,10 @@ def test_transposed_products_come_to_the_same():
 
 def test_tensors_from_outside_are_constants_and_numbers_read_are_refused():
     fixed, x, y, z = torch.arange(3.0), torch.ones(3), torch.ones(3), torch.ones(3)
-    program = recorded.recorded(lambda x, y, z: (x * fixed + y, y, z), x, y, z)
+    program = recorded.recorded(cast(Kernel, lambda x, y, z: (x * fixed + y, y, z)), x, y, z)
     assert program(2 * x, y, z)[0].tolist() == [1.0, 3.0, 5.0]
     with pytest.raises(ValueError, match="depends on the numbers"):
-        recorded.recorded(lambda x, y, z: (x * float(y.sum()), y, z), x, y, z)
+        recorded.recorded(cast(Kernel, lambda x, y, z: (x * float(y.sum()), y, z)), x, y, z)
 
 
 def test_every_call_of_a_form_is_a_playback(toy):

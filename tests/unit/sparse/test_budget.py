@@ -12,7 +12,7 @@ from fedrts.sparse.layout import Layout
 
 def resnet18_shapes() -> dict[str, tuple[int, ...]]:
     """The convolutions of torchvision's resnet18."""
-    shapes = {"conv1": (64, 3, 7, 7)}
+    shapes: dict[str, tuple[int, ...]] = {"conv1": (64, 3, 7, 7)}
     for stage, width in enumerate((64, 128, 256, 512), start=1):
         before = width if stage == 1 else width // 2
         for block in (0, 1):

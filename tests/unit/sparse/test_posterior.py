@@ -1,4 +1,5 @@
 import math
+import os
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def test_draws_follow_the_beta_distribution(a, b):
 def test_draws_are_a_function_of_the_key_and_not_of_threads(monkeypatch):
     alpha, beta = torch.full((600_000,), 2.0), torch.full((600_000,), 3.0)
     first = posterior.draw(alpha, beta, key=1)
-    monkeypatch.setattr(posterior.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
     assert torch.equal(first, posterior.draw(alpha, beta, key=1))
     assert not torch.equal(first, posterior.draw(alpha, beta, key=2))
     chunks = first[: 2 * posterior._CHUNK].view(2, -1)

@@ -24,7 +24,8 @@ def test_bits_are_splitmix64_of_key_and_counter(key, count):
 
 def test_keys_are_stable_and_tell_their_parts_apart():
     assert random.key(0, "order", 1) == 7167907109325818258
-    keys = {random.key(*parts) for parts in [(1, 23), (12, 3), (1, "23"), ("1", 23), (1, 2, 3), (123,), ("a", "b"), ("ab",)]}
+    several: list[tuple[int | str, ...]] = [(1, 23), (12, 3), (1, "23"), ("1", 23), (1, 2, 3), (123,), ("a", "b"), ("ab",)]
+    keys = {random.key(*parts) for parts in several}
     assert len(keys) == 8
     assert random.key(5, "x") == random.key(5, "x")
 

@@ -25,13 +25,14 @@ from fedrts.wire.codec import Header, Kind, MaskForm
 from fedrts.wire.errors import WireError
 from fedrts.wire.fields import Field, Frame, Indices, Message, Payload, Values, positions_size, read_positions
 from fedrts.wire.packing import Reader, varint
+from fedrts.wire.quantise import ValueType
 
 HEADER = 35
 MASK = slice(14, 22)
 """Where a header has the fingerprint of the mask."""
 DENSITIES = (0.0, 0.01, 0.1, 0.2, 0.5, 0.9, 1.0)
 SHAPES = ((), (0,), (1,), (7,), (8,), (9,), (3, 5), (4, 2, 3, 3), (0, 4), (300,))
-TYPES = ("float32", "float16", "int8")
+TYPES: tuple[ValueType, ...] = ("float32", "float16", "int8")
 
 
 def layout_of(*shapes: tuple[int, ...], dense: int = 3, buffers: int = 4) -> Layout:
@@ -173,7 +174,7 @@ def test_what_was_read_is_the_readers_own() -> None:
     frame = Frame(layout, Mask.full(layout.sizes))
     entries = {"weights": Values()}
     data = bytearray(codec.encode(header_of(Kind.UPLOAD, frame), entries, {"weights": torch.ones(layout.length)}, frame))
-    values = codec.read_fields(codec.open_upload(data, frame)[1], entries, frame)["weights"]
+    values = codec.read_fields(codec.open_upload(memoryview(data), frame)[1], entries, frame)["weights"]
     data[:] = bytes(len(data))
     values += 1
     assert values.tolist() == [2.0] * layout.length
@@ -328,7 +329,7 @@ def test_every_single_flipped_bit_is_noticed() -> None:
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(WireError):
-            codec.peek(damaged)
+            codec.peek(bytes(damaged))
     for length in range(len(data)):
         with pytest.raises(WireError):
             codec.peek(data[:length])
@@ -418,18 +419,18 @@ def mutated(data: bytes, other: bytes, rng: np.random.Generator) -> bytes:
         case 2:
             return data[: rng.integers(len(data))] if rng.random() < 0.2 else head + body[:at] + end
         case 3:
-            return head + body + rng.bytes(rng.integers(1, 9)) + end
+            return head + body + rng.bytes(int(rng.integers(1, 9))) + end
         case 4:
             return head + other[HEADER:]
         case 5:  # a number that promises a terabyte, written over what is there or put before it
             number = varint(2 ** int(rng.choice((7, 14, 31, 32, 40, 63, 64, 200))) - int(rng.integers(2)))
             return head + body[:at] + number + body[at + int(rng.choice((0, 1, len(number)))) :] + end
         case 6:
-            return head + body[:at] + rng.bytes(rng.integers(40)) + end
+            return head + body[:at] + rng.bytes(int(rng.integers(40))) + end
         case 7:  # one number that means something: a form, a coding, a length, k
             return head + body[:at] + bytes([rng.integers(12)]) + body[at + 1 :] + end
         case _:
-            return rng.bytes(rng.integers(80)) if rng.random() < 0.5 else head + rng.bytes(rng.integers(60)) + end
+            return rng.bytes(int(rng.integers(80))) if rng.random() < 0.5 else head + rng.bytes(int(rng.integers(60))) + end
 
 
 def with_its_own_mask(data: bytes, layout: Layout, held: Mask | None) -> bytes:
@@ -493,7 +494,7 @@ def test_no_damage_is_anything_but_an_error() -> None:
 def test_no_damage_to_a_mask_that_the_header_confirms_is_anything_but_an_error() -> None:
     layout, rng = layout_of((3, 5), (17,), (2, 2)), np.random.default_rng(6)
     frame = Frame(layout, random_mask(layout, 0.4, rng))
-    entries = {"weights": Values(type="float16"), "votes": Indices(of="gradient", k=(2, 3, 0))}
+    entries: dict[str, Field] = {"weights": Values(type="float16"), "votes": Indices(of="gradient", k=(2, 3, 0))}
     tensors = tensors_of(layout, torch.float32, rng, plain=True)
     helds = (None, changed(frame.mask, 2, rng))
     some = [(download(frame, entries, tensors, held), held) for held in helds]

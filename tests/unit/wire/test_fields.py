@@ -53,6 +53,9 @@ def with_one(values: torch.Tensor, worst: float, at: int = -1) -> torch.Tensor:
     return values
 
 
+HALVES, LEVELS = halves().values, levels().values
+assert isinstance(HALVES, torch.Tensor)
+assert isinstance(LEVELS, Quantised)
 RIGHT: list[tuple[Any, Payload]] = [
     (Values(), weights()),
     (Values(on="all"), weights(LAYOUT.length)),
@@ -128,11 +131,11 @@ WRONG_VALUES: list[tuple[Values, Payload, str]] = [
     (Values(type="int8"), named(1, 7, 13), "'weights'"),
     # numbers that are none
     *[(Values(), with_one(weights(), worst, at), "not finite") for worst in (torch.nan, torch.inf, -torch.inf) for at in (0, -1)],
-    (Values(type="float16"), Short(with_one(halves().values, torch.inf), weights(2)), "not finite"),
-    (Values(type="float16"), Short(with_one(halves().values, torch.nan), weights(2)), "not finite"),
+    (Values(type="float16"), Short(with_one(HALVES, torch.inf), weights(2)), "not finite"),
+    (Values(type="float16"), Short(with_one(HALVES, torch.nan), weights(2)), "not finite"),
     (Values(type="float16"), Short(halves().values, with_one(weights(2), torch.nan)), "not finite"),
-    (Values(type="int8"), Short(Quantised(levels().values.levels, torch.tensor([torch.inf])), weights(2)), "not finite"),
-    (Values(type="int8"), Short(Quantised(levels().values.levels, torch.tensor([torch.nan])), weights(2)), "not finite"),
+    (Values(type="int8"), Short(Quantised(LEVELS.levels, torch.tensor([torch.inf])), weights(2)), "not finite"),
+    (Values(type="int8"), Short(Quantised(LEVELS.levels, torch.tensor([torch.nan])), weights(2)), "not finite"),
     (Values(type="int8"), Short(levels().values, with_one(weights(2), torch.inf)), "not finite"),
 ]
 
@@ -150,12 +153,11 @@ def test_the_tensor_is_named() -> None:
 
 def test_levels_and_scales_that_no_client_can_mean_get_a_reason() -> None:
     """Levels are −127 … 127 and scales are magnitudes: else one value would have several forms, and 128/127 would exceed the scale."""
-    short = levels()
+    short, values = levels(), levels().values
+    assert isinstance(values, Quantised)
     field = Values(type="int8")
-    assert (
-        fault(field.checks(Short(Quantised(with_one(short.values.levels, -128), short.values.scales), short.statistics), FRAME)) is not None
-    )
-    assert fault(field.checks(Short(Quantised(short.values.levels, -1 - short.values.scales), short.statistics), FRAME)) is not None
+    assert fault(field.checks(Short(Quantised(with_one(values.levels, -128), values.scales), short.statistics), FRAME)) is not None
+    assert fault(field.checks(Short(Quantised(values.levels, -1 - values.scales), short.statistics), FRAME)) is not None
 
 
 WRONG_VOTES: list[tuple[Payload, str]] = [
@@ -288,11 +290,13 @@ def test_named_links_with_their_values(dtype):
     field = Indices(of="gradient", k=(2, 1), values=True)
     payload = field.take({"gradient": gradient}, frame)
     assert payload.indices.tolist() == [1, 3, 8]
+    assert payload.values is not None
     assert payload.values.tolist() == [-1.0, 5.0, -7.0]
     data = b"".join(field.write(payload, frame))
     assert len(data) == field.size(payload, frame)
     again = field.read(Reader(data), frame)
     assert torch.equal(again.indices, payload.indices)
+    assert again.values is not None
     assert torch.equal(again.values, payload.values)
     assert fault(field.checks(payload, frame)) is None
     assert "finite" in str(fault(field.checks(replace(payload, values=payload.values * float("nan")), frame)))

@@ -187,11 +187,11 @@ def test_no_corruption_of_a_payload_escapes(coding: Coding) -> None:
             case 1:
                 del payload[rng.integers(len(payload)) :]
             case 2:
-                payload += rng.bytes(rng.integers(1, 5))
+                payload += rng.bytes(int(rng.integers(1, 5)))
             case 3:  # a header that promises something else
-                payload[: rng.integers(1, 3)] = rng.bytes(rng.integers(1, 3))
+                payload[: rng.integers(1, 3)] = rng.bytes(int(rng.integers(1, 3)))
             case 4:
-                payload[:] = rng.bytes(rng.integers(40))
+                payload[:] = rng.bytes(int(rng.integers(40)))
         outcomes.add(accepted(coding, bytes(payload), shape))
     assert outcomes == {False, True}
 

@@ -12,7 +12,7 @@ from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
 from fedrts.wire.checks import fault
 from fedrts.wire.fields import Frame, Short, Values
-from fedrts.wire.quantise import BLOCK, LEVELS, Quantised, blocks_of
+from fedrts.wire.quantise import BLOCK, LEVELS, Quantised, ValueType, blocks_of
 
 SMALLEST = 2.0**-149
 """The smallest float32 above 0."""
@@ -136,7 +136,7 @@ def test_one_scale_per_block(count: int) -> None:
 LAYOUT = Layout((Entry(("a",), (30, 40)), Entry(("b",), (500,))), (Entry(("bias",), (33,)),), (Entry(("mean",), (21,)),))
 
 
-def an_upload(type: str, dtype: torch.dtype, change: float) -> tuple[Frame, torch.Tensor, torch.Tensor]:
+def an_upload(type: ValueType, dtype: torch.dtype, change: float) -> tuple[Frame, torch.Tensor, torch.Tensor]:
     """(frame, the client's weights on the mask, what the server makes of the upload)."""
     mask = Mask(torch.from_numpy(np.random.default_rng(0).random(LAYOUT.links) < 0.4), LAYOUT.sizes)
     reference = mask.compact(randn(LAYOUT.length, 1).to(dtype))
@@ -152,10 +152,11 @@ def an_upload(type: str, dtype: torch.dtype, change: float) -> tuple[Frame, torc
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("change", [1e-4, 1e-2, 10.0])
 @pytest.mark.parametrize("type", ["int8", "float16"])
-def test_an_upload_is_a_change_from_what_the_client_received(type: str, change: float, dtype: torch.dtype) -> None:
+def test_an_upload_is_a_change_from_what_the_client_received(type: ValueType, change: float, dtype: torch.dtype) -> None:
     frame, weights, opened = an_upload(type, dtype, change)
     assert opened.dtype == dtype
     kept = len(weights) - frame.statistics
+    assert frame.reference is not None
     difference = (weights - frame.reference)[:kept]
     bound = unit_of(difference) * (1 + 1e-4) if type == "int8" else difference.double().abs() * 2**-11 + 2**-25
     rounding = 2**-23 * (weights.double().abs() + frame.reference.double().abs())[:kept]  # of the model's own type
@@ -165,7 +166,7 @@ def test_an_upload_is_a_change_from_what_the_client_received(type: str, change: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("type", ["int8", "float16"])
-def test_statistics_stay_exact(type: str, dtype: torch.dtype) -> None:
+def test_statistics_stay_exact(type: ValueType, dtype: torch.dtype) -> None:
     frame, weights, opened = an_upload(type, dtype, 1e-2)
     assert frame.statistics == 21
     assert torch.equal(opened[-21:], weights[-21:])
@@ -173,14 +174,15 @@ def test_statistics_stay_exact(type: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("type", ["int8", "float16"])
-def test_a_client_that_changed_nothing_uploads_exactly_that(type: str) -> None:
+def test_a_client_that_changed_nothing_uploads_exactly_that(type: ValueType) -> None:
     frame, weights, opened = an_upload(type, torch.float32, 0.0)
     assert torch.equal(opened, weights)
+    assert frame.reference is not None
     assert torch.equal(opened, frame.reference)
 
 
 @pytest.mark.parametrize("type", ["int8", "float16"])
-def test_a_download_has_no_reference(type: str) -> None:
+def test_a_download_has_no_reference(type: ValueType) -> None:
     mask = Mask(torch.from_numpy(np.random.default_rng(0).random(LAYOUT.links) < 0.4), LAYOUT.sizes)
     frame = Frame(LAYOUT, mask, key=3)
     weights = mask.expand(mask.compact(randn(LAYOUT.length, 1)))
