@@ -161,7 +161,7 @@ def test_a_notebook_shows_a_bar_unless_it_names_an_observer(toy, monkeypatch, ca
 @pytest.mark.parametrize(("kernel", "shows"), [(object(), True), (None, False)])
 def test_a_comparison_in_a_notebook_shows_a_bar(monkeypatch, capsys, tmp_path, kernel, shows):
     monkeypatch.setitem(sys.modules, "IPython", Notebook(kernel))
-    given: dict[str, Any] = {"methods": ["random"], "data": "digits", "rounds": 1, "clients": 4, "per_round": 2, "epochs": 1, "engine": "serial"}
+    given: dict[str, Any] = {"methods": ["random"], "rounds": 1, "clients": 4, "per_round": 2, "epochs": 1, "engine": "serial"}
     fedrts.compare(**given, seeds=[0], out=tmp_path / "compared")
     out = capsys.readouterr().out
     assert bool(out) == shows
