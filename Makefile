@@ -4,15 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-all lint docs bench clean
+.PHONY: help run test test-all lint docs bench hooks clean
+
+help:                    ## this list
+	@awk -F ':.*##' '/^[a-z-]+:.*##/ { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(READY)            ## the default experiment: FedRTS at density 0.2 on handwritten digits
 	$(BIN)/fedrts run
 
-test: lint docs          ## what CI runs
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+test: lint docs          ## style, types, documentation, tests, and how much of the code they reach: what CI runs
+	$(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=term:skip-covered
 
-test-all: lint docs      ## the slow tests too
+test-all: lint docs      ## the same with the slow tests
 	$(BIN)/python -m pytest -n 2
 
 lint: $(READY)           ## style and types
@@ -40,10 +43,13 @@ bench: $(READY)          ## measurements, printed as tables; benchmarks/results 
 	$(BIN)/python benchmarks/million.py
 	$(BIN)/python benchmarks/ray_overhead.py
 
+hooks: $(READY)          ## check style and generated pages before every commit (pre-commit)
+	$(BIN)/pre-commit install
+
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,flower,images,onnx,plot,ray,tensorboard,text]"
 	touch $@
 
-clean:
+clean:                   ## remove what make has made
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -3,8 +3,8 @@
     python benchmarks/agreement.py [--device cuda] [--method fedrts]…
 
 In float64 both engines must have the same masks in every round and weights within 1e-9; in float32 the gradients of one step must be within
-5e-3, relative. The definitions are those of tests/agree/test_engines.py (tests/sidebyside.py), here on any device and, on CUDA, for both
-kernels: vectorised for all methods, streamed for some. Prints a table; exits with 1 where anything disagrees.
+5e-3, relative. The definitions are those of tests/agree/test_engines.py (fedrts.testing.agreement), here on any device and, on CUDA, for
+both kernels: vectorised for all methods, streamed for some. Prints a table; exits with 1 where anything disagrees.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ import argparse
 import sys
 import time
 import warnings
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import torch
 
 from fedrts import __version__, methods
 from fedrts.engines.kernels import Objective, Streamed, Vectorised
-from sidebyside import FAMILIES, GRADIENTS_WITHIN, MakeKernel, agree, both, gradient_difference, largest_difference, unequal
+from fedrts.testing.agreement import FAMILIES, GRADIENTS_WITHIN, MakeKernel, agree, both, gradient_difference, largest_difference, unequal
 
 STREAMED = ("fedavg", "fedrts", "feddst", "fedmef")
 """Methods that together use every step and every kind of mask."""
@@ -72,9 +69,9 @@ def main() -> None:
             for name, make_kernel in kernels(options.device).items():
                 if name == "streamed" and method not in STREAMED:
                     continue
-                difference, verdict = compared(method, model, options.device, make_kernel)
+                largest, verdict = compared(method, model, options.device, make_kernel)
                 failures += verdict != "agree"
-                print(f"| {method} | {model} ({family}) | {name} | {difference} | {verdict} |", flush=True)
+                print(f"| {method} | {model} ({family}) | {name} | {largest} | {verdict} |", flush=True)
 
     print(f"\n{failures or 'no'} disagreements; {time.perf_counter() - started:.0f} s")
     sys.exit(1 if failures else 0)

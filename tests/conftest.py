@@ -1,4 +1,4 @@
-"""Settings of every test, and the small federations of `toys`."""
+"""Settings of every test, and the small federations of `fedrts.testing`."""
 
 import os
 import signal
@@ -8,10 +8,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-import toys
 from fedrts.runs.folder import RunFolder
+from fedrts.testing import federations
 
 TREE = Path(__file__).resolve().parent.parent
+CACHES = {".git", ".venv", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "build"}
+BEFORE = pytest.StashKey[set[Path]]()
 
 torch.set_num_threads(1)  # two test processes share two cores
 
@@ -27,10 +29,35 @@ settings.register_profile(
 settings.load_profile("fedrts")
 
 
+def present() -> set[Path]:
+    """Files and folders of the working tree, without the caches of tools."""
+    found = set()
+    for folder, folders, files in os.walk(TREE):
+        folders[:] = set(folders) - CACHES
+        found |= {Path(folder, name) for name in (*folders, *files)}
+    return found
+
+
+def pytest_sessionstart(session):
+    if not hasattr(session.config, "workerinput"):  # one process looks for all
+        session.config.stash[BEFORE] = present()
+
+
+def pytest_sessionfinish(session):
+    """Tests leave nothing in the working tree."""
+    new = sorted(present() - session.config.stash[BEFORE]) if BEFORE in session.config.stash else []
+    if new:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        shown = ", ".join(str(path.relative_to(TREE)) for path in new[:5])
+        session.config.get_terminal_writer().line(
+            f"\n{len(new)} new files or folders in the working tree: {shown}: write under tmp_path", red=True
+        )
+
+
 @pytest.fixture
 def toy():
     """Assemble a small run: `toy("fedrts", "cnn", rounds=5, …)`."""
-    return toys.toy
+    return federations.toy
 
 
 @pytest.fixture(autouse=True)

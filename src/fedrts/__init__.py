@@ -33,3 +33,8 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return importlib.import_module(f"fedrts.{name}")
     raise AttributeError(f"module 'fedrts' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What `fedrts.<TAB>` offers; nothing is imported for it."""
+    return sorted([*__all__, "__version__"])

@@ -23,7 +23,7 @@ from fedrts.errors import Note
 from fedrts.methods.contract import ProbeGradient
 from fedrts.methods.fedrts import FedRTS
 from fedrts.server import rounds
-from sidebyside import FAMILIES, GRADIENTS_WITHIN, OFTEN, UNEQUAL, agree, both, gradient_difference, in_double, unequal
+from fedrts.testing.agreement import FAMILIES, GRADIENTS_WITHIN, OFTEN, UNEQUAL, agree, both, gradient_difference, in_double, unequal
 
 FEW = ("fedavg", "fedrts", "feddst", "fedmef", "prunefl")
 

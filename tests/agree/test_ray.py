@@ -23,7 +23,7 @@ from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError
 from fedrts.observe import Silent
 from fedrts.server import rounds
-from sidebyside import agree, in_double, unequal
+from fedrts.testing.agreement import agree, in_double, unequal
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported, as `connected` has it
 ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'fedrts[ray]'")

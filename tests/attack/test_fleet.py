@@ -37,9 +37,14 @@ from fedrts.runs.folder import RunFolder
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import Lateness
 from fedrts.server.rounds import play, play_round
-from flower.test_engine import LinkHere, _at_once, answering, connected, experiment, played, two_nodes  # noqa: F401
+from linkhere import LinkHere, answering, connected, experiment, nobody_waits, two_nodes
 
 Answer = Callable[[Message, Worker], Message | None]
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody_waits(monkeypatch)
 
 
 def meeting(run: Assembled, link: LinkHere, roster: Roster | None = None, sites: bool = False, authority: Authority | None = None) -> Fleet:

@@ -15,13 +15,12 @@ from fedrts.data.pixels import Pixels
 pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
 import torch
-from flwr.supercore.task_identity import TaskIdentity
 
 from federating import trusting
 from fedrts import config
 from fedrts.data.contract import Data
 from fedrts.data.images import statistics
-from fedrts.flower import deployment, engine, fleet
+from fedrts.flower import deployment
 from fedrts.flower.deployment import introduction
 from fedrts.flower.engine import FlowerEngine
 from fedrts.flower.fleet import Fleet
@@ -35,14 +34,12 @@ from fedrts.runs.summary import summarise
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.rounds import play
 from fedrts.wire.errors import WireError
-from flower.test_engine import LinkHere
+from linkhere import LinkHere, nobody_waits
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "_LOOK", 0.0)
-    monkeypatch.setattr(engine, "_POLL", 0.0)
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    nobody_waits(monkeypatch)
 
 
 def arrays(folder: Path, name: str, count: int, seed: int, bright: int = 0, **more: Any) -> str:

@@ -16,7 +16,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = ["errors", "files", "registry", "tables"]
 LAYERS += ["sparse", "bandit", "wire", "methods", "tasks", "data", "models", "client", "server", "engines", "config", "runs", "costs"]
-LAYERS += ["observe", "flower", "api", "export", "comparison", "reproduction", "report", "cli", "__main__"]
+LAYERS += ["observe", "flower", "api", "export", "comparison", "reproduction", "report", "cli", "__main__", "testing"]
 """From the ground up: a module may import its own package and those before it."""
 
 
@@ -102,3 +102,15 @@ def test_importing_the_package_imports_nothing_heavy():
     code = "import sys, fedrts, fedrts.cli; print([m for m in ('torch', 'numpy', 'pydantic', 'sklearn') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_benchmarks_import_nothing_from_tests():
+    root = Path(__file__).parents[2]
+    ours = {path.stem for path in (root / "benchmarks").rglob("*.py")}
+    foreign = {"tests"} | {path.stem for path in (root / "tests").iterdir()} - ours
+    for file in (root / "benchmarks").rglob("*.py"):
+        text = file.read_text("utf-8")
+        modules = {node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
+        modules |= {alias.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for alias in node.names}
+        assert not {module.split(".")[0] for module in modules} & foreign, f"{file}: what both need belongs into fedrts.testing"
+        assert '"tests"' not in text, f"{file} looks for modules in tests/"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedrts.registry import Registry
 
 if TYPE_CHECKING:
     from fedrts.methods.base import Method
+
+__all__ = ["DEFAULT", "get", "methods", "names", "register"]
 
 DEFAULT = "fedrts"
 
@@ -24,3 +28,10 @@ def __getattr__(name: str) -> Any:
             if get(registered).__name__ == name:
                 return get(registered)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What `fedrts.methods.<TAB>` offers. Classes are read from the files: to import them is to import torch."""
+    registered = re.compile(r'^@register\("\w+"\)\n(?:@.*\n)*class (\w+)', re.M)
+    files = Path(__file__).parent.glob("*.py")
+    return sorted({*__all__, *(name for file in files for name in registered.findall(file.read_text("utf-8")))})

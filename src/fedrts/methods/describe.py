@@ -5,7 +5,7 @@ Tables made here cannot drift from the code; `docs/methods` holds them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 
@@ -68,11 +68,11 @@ def described(name: str) -> Description:
     )
 
 
-def table() -> str:
-    """All methods as a Markdown table."""
+def table(names: Sequence[str] | None = None) -> str:
+    """These methods, by default all, as a Markdown table."""
     titles = ["method", "server keeps, besides W and m", "clients do", "down", "up", "active links"]
     rows = [titles, ["---"] * len(titles)]
-    for name in methods.names():
+    for name in names or methods.names():
         entry = described(name)
         rows.append(
             [

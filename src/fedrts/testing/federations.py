@@ -1,4 +1,4 @@
-"""Small federations for tests and checks: toy images and toy text, registered like any user's data set."""
+"""Small federations: toy images and toy text, registered like any user's data set, and runs on them that take moments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it means that the batched engine agrees with the serial one; for tests/agree/test_engines.py and benchmarks/agreement.py."""
+"""What it means that the batched engine agrees with the serial one: in float64 the same masks, weights within 1e-9."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedrts.methods.contract import Setup
 from fedrts.runs.build import Assembled
 from fedrts.server import rounds
 from fedrts.server.rounds import Played
-from toys import toy
+from fedrts.testing.federations import toy
 
 FAMILIES = {"mlp": "no norm", "cnn": "BatchNorm", "tiny_gpt": "GPT"}
 UNEQUAL = {"total": 6, "per_round": 5, "partition": "quantity", "alpha": 1.0, "min_size": 3}
@@ -64,7 +64,7 @@ def agree(first: Sequence[Played], second: Sequence[Played]) -> None:
 
 
 def largest_difference(first: Sequence[Played], second: Sequence[Played]) -> float:
-    """Of weights, over all rounds."""
+    """The largest difference of two weights, over all rounds."""
     return max(float((a.state.weights - b.state.weights).abs().max()) for a, b in zip(first, second, strict=True))
 
 
