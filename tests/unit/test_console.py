@@ -13,7 +13,7 @@ from fedrts.cli import tables
 from fedrts.comparison.play import News
 from fedrts.comparison.watch import LiveWatcher
 from fedrts.observe import Several, Silent
-from fedrts.observe.console import ConsoleObserver, Line
+from fedrts.observe.console import ConsoleObserver, ProgressLine
 from fedrts.runs.folder import RunFolder
 from fedrts.server.rounds import Record
 
@@ -72,7 +72,7 @@ def test_the_live_line_fits(toy, width, rejected):
     """In one line: a bar, the round and, where there is room, the rest, by what matters most."""
     watching = watched(toy, Console(file=StringIO(), width=width, force_terminal=True), Clock(), rejected=rejected)
     watching.stopped()
-    (line,) = watching.console.render_lines(Line(watching.progress), pad=False)
+    (line,) = watching.console.render_lines(ProgressLine(watching.progress), pad=False)
     text = "".join(part.text for part in line)
     assert len(text) <= width
     assert text.startswith("━" * 2)
@@ -109,7 +109,7 @@ def test_a_long_judgement_is_told(toy):
     assert lines[0] == "judging the model by class and client · 40% of 60,000 samples · 0:00:48 left"
     assert len(lines) == 2
     watching.judging(15_000, 60_000)
-    line = "".join(part.text for part in Console(width=80, file=StringIO()).render_lines(Line(watching.progress))[0])
+    line = "".join(part.text for part in Console(width=80, file=StringIO()).render_lines(ProgressLine(watching.progress))[0])
     assert "judging 25%" in line
 
 
