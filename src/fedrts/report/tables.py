@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from fedrts.comparison.target import Point, cost_to_target
+from fedrts.comparison.target import Milestone, cost_to_target
 from fedrts.report.model import CellValue, Column, Folder, Mean, ReportTable
 from fedrts.report.people import class_values, client_values
 from fedrts.report.quantities import ACCURACY, Metric, last_ten, mean, over, spread, worst_decile
@@ -84,7 +84,7 @@ def to_target(problem: Problem, metric: Metric) -> ReportTable | None:
         costs = [cost_to_target(run.history, target, key=metric.key, lower_is_better=metric.lower_is_better) for run, target in paired]
         there = [entry for entry in costs if entry is not None]
         reached = f"{len(there)} of {len(paired)}" if there else "not reached"
-        spent: list[Callable[[Point], float]] = [lambda entry: entry.round + 1, lambda entry: entry.bytes, lambda entry: entry.flops]
+        spent: list[Callable[[Milestone], float]] = [lambda entry: entry.round + 1, lambda entry: entry.bytes, lambda entry: entry.flops]
         rows.append(
             [setting.label, mean([target for _, target in paired]), reached, *(mean([of(entry) for entry in there]) for of in spent)]
         )

@@ -10,8 +10,8 @@ from typing import Any
 from fedrts import config, costs
 from fedrts.comparison.results import Compared, setting_of
 from fedrts.comparison.statistics import mean_of
-from fedrts.comparison.table import ABSENT, METRICS, Column, Results, column_of, markdown, means_table, text_of
-from fedrts.comparison.target import Point, cost_to_target
+from fedrts.comparison.table import ABSENT, METRICS, ColumnKey, Results, column_of, markdown, means_table, text_of
+from fedrts.comparison.target import Milestone, cost_to_target
 from fedrts.reproduction.preset import Part, Preset, Scale, ScaleName
 from fedrts.runs.folder import RunFolder
 
@@ -96,7 +96,7 @@ class Document:
         assert outcome.compared is not None
         results = outcome.compared.results(metric)
 
-        def beside(method: str, column: Column) -> str:
+        def beside(method: str, column: ColumnKey) -> str:
             found = self.published(outcome, metric, method=method, **_where(results, column))
             return "" if found is None else f" (published {results.text(found)})"
 
@@ -158,17 +158,17 @@ class Document:
         names = [key.rpartition(".")[2] for key in results.axes]
         return markdown(["method", *names, "density", "seeds that reach it", "rounds", "FLOPs", "GB sent"], body)
 
-    def _goals(self, results: Results, column: Column) -> Mapping[int, float]:
+    def _goals(self, results: Results, column: ColumnKey) -> Mapping[int, float]:
         """By seed, the target's accuracy in the place of a column."""
         return self._in_the_place_of(str(self.preset.target), results, column)
 
-    def _in_the_place_of(self, method: str, results: Results, column: Column) -> Mapping[int, float]:
+    def _in_the_place_of(self, method: str, results: Results, column: ColumnKey) -> Mapping[int, float]:
         """By seed, what a method has at a column's density, else at its highest."""
         densities = [other[-1] for name, other in results.values if name == method and other[:-1] == column[:-1]]
         density = column[-1] if column[-1] in densities else max(densities, default=None)
         return results.values.get((method, (*column[:-1], density)), {})
 
-    def _reached(self, outcome: Outcome, points: Sequence[Point], seeds: int, **where: Any) -> list[str]:
+    def _reached(self, outcome: Outcome, points: Sequence[Milestone], seeds: int, **where: Any) -> list[str]:
         if not points:
             return ["not reached", ABSENT, ABSENT, ABSENT]
         averages = {
@@ -179,11 +179,11 @@ class Document:
         return [f"{len(points)} of {seeds}", f"{mean_of([point.round + 1.0 for point in points]).value:.0f}", *costs]
 
 
-def _where(results: Results, column: Column) -> dict[str, Any]:
+def _where(results: Results, column: ColumnKey) -> dict[str, Any]:
     """What a column says, by the names that published numbers have."""
     return dict(zip(results.axes, column, strict=False)) | {"density": column[-1]}
 
 
-def reached(folder: Path, target: float) -> Point | None:
+def reached(folder: Path, target: float) -> Milestone | None:
     """Where a run reaches an accuracy."""
     return cost_to_target(RunFolder(folder).history(), target)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedrts.comparison.results import DEFAULT_METRIC
-from fedrts.comparison.statistics import Mean, mean_of
-from fedrts.comparison.table import METRICS, Column, Results, column_of, text_of
+from fedrts.comparison.statistics import SampleMean, mean_of
+from fedrts.comparison.table import METRICS, ColumnKey, Results, column_of, text_of
 from fedrts.comparison.target import smoothed
 from fedrts.errors import InputError, optional
 from fedrts.reproduction.document import Document, Outcome
@@ -54,7 +54,7 @@ def _lines(axes: Any, outcome: Outcome, x: str, metric: str) -> None:
     assert outcome.compared is not None
     results = outcome.compared.results(metric)
     places = sorted({_place(results, column, x) for _, column in results.values})
-    lines: dict[str, list[tuple[float, Mean]]] = {}
+    lines: dict[str, list[tuple[float, SampleMean]]] = {}
     for method in results.methods:
         for column in results.columns:
             if (mean := results.mean(method, column)) is not None:
@@ -75,7 +75,7 @@ def _lines(axes: Any, outcome: Outcome, x: str, metric: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _label(results: Results, method: str, column: Column, x: str = "") -> str:
+def _label(results: Results, method: str, column: ColumnKey, x: str = "") -> str:
     """A method, and what tells its lines from each other: keys, apart from `x`, of which it has several values."""
     names = [*results.axes, "density"]
     own = [other for name, other in results.values if name == method]
