@@ -32,7 +32,7 @@ from fedrts.errors import InputError
 if TYPE_CHECKING:
     from fedrts.comparison.results import Compared
 
-Number = TypeVar("Number", int, float)
+Numeric = TypeVar("Numeric", int, float)
 
 
 @app.command()
@@ -128,7 +128,7 @@ def end_with(*all_compared: Compared) -> None:
         sys.exit(1)
 
 
-def numbers(flag: str, text: str, kind: type[Number]) -> list[Number]:
+def numbers(flag: str, text: str, kind: type[Numeric]) -> list[Numeric]:
     """`0,1,2` as numbers."""
     try:
         return [kind(part) for part in text.split(",") if part.strip()]
