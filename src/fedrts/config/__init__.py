@@ -9,7 +9,7 @@ from fedrts.config.foreign import foreign
 from fedrts.config.resolution import CUSTOM, complete, make_method, method_class, resolve, with_newer_keys
 from fedrts.config.sources import SHORT, from_assignments, from_file, from_keywords, from_method, parsed_toml
 from fedrts.config.tables import Clients, Experiment, Train
-from fedrts.config.tree import Settings, flat, merged, nested
+from fedrts.config.tree import Tree, flat, merged, nested
 from fedrts.config.validation import check_options, validated
 
 __all__ = [
@@ -17,8 +17,8 @@ __all__ = [
     "SHORT",
     "Clients",
     "Experiment",
-    "Settings",
     "Train",
+    "Tree",
     "check_options",
     "complete",
     "flat",

@@ -9,7 +9,7 @@ from typing import Any
 from fedrts import data, methods, models
 from fedrts.config.foreign import foreign
 from fedrts.config.tables import Clients, Experiment
-from fedrts.config.tree import Settings, flat, merged, nested
+from fedrts.config.tree import Tree, flat, merged, nested
 from fedrts.config.validation import check_options, validated
 from fedrts.data.contract import Recipe
 from fedrts.errors import InputError, note
@@ -21,7 +21,7 @@ CUSTOM = "custom"
 """The model or data set of a run whose objects were given in Python."""
 
 
-def resolve(*layers: Settings) -> Experiment:
+def resolve(*layers: Tree) -> Experiment:
     """The complete experiment: later layers override earlier ones, recipes fill in, `auto` is decided, every name is checked."""
     given: dict[str, Any] = {}
     for layer in layers:
@@ -100,12 +100,12 @@ def make_method(experiment: Experiment) -> Method:
     return validated(kind, {**experiment.method_options, "density": experiment.density}, prefix="method_options.")
 
 
-def _expanded(layer: Settings) -> dict[str, Any]:
+def _expanded(layer: Tree) -> dict[str, Any]:
     """A layer with `engine = "serial"` written as a table, so that it merges with one."""
     return {**layer, "engine": {"name": layer["engine"]}} if isinstance(layer.get("engine"), str) else dict(layer)
 
 
-def _fit_per_round(settings: dict[str, Any], given: Settings) -> None:
+def _fit_per_round(settings: dict[str, Any], given: Tree) -> None:
     """A default number of clients per round shrinks to the number of clients that the user asked for."""
     clients = settings.get("clients")
     asked = given.get("clients")

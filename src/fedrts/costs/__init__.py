@@ -50,7 +50,7 @@ def cost(
 
 
 def of_settings(
-    layers: Sequence[config.Settings],
+    layers: Sequence[config.Tree],
     module: nn.Module | None = None,
     input_shape: Sequence[int] | None = None,
     classes: int | None = None,
