@@ -161,3 +161,11 @@ def test_short_names_mean_the_same_in_python():
     assert {name: ".".join(key) for name, key in config.SHORT.items() if name in FLAGS} == {
         name: flag.key for name, flag in FLAGS.items() if name in config.SHORT
     }
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_flag_leaves_the_engine_of_the_file(resolved, command):
+    """`engine = "serial"` is short for a table: a flag for another key of it does not replace that table."""
+    Path("experiment.toml").write_text('engine = "serial"\n', "utf-8")
+    found = resolved(command, "experiment.toml", "--precision", "bf16")
+    assert (found["engine.name"], found["engine.precision"]) == ("serial", "bf16")

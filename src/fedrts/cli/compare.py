@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -59,7 +58,7 @@ def compare(
     from fedrts import comparison, config
     from fedrts.comparison.grid import Grid, Tuning, parsed_axis
 
-    base = functools.reduce(config.merged, given.layers(experiment))
+    base = config.combined(*given.layers(experiment))
     axes = [parsed_axis(text) for text in grid or []]
     for key in {key for key, _ in axes if [other for other, _ in axes].count(key) > 1}:
         raise InputError(f"--grid names {key} twice: give all its values at once")

@@ -199,9 +199,7 @@ def compare(
         if given is not None and not isinstance(given, Iterable):
             raise InputError(f"{name} must be a list (got {given!r})")
     layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
-    base: dict[str, Any] = {}
-    for layer in layers:
-        base = config.merged(base, layer)
+    base = config.combined(*layers)
     tuned = None if tune_lr is None else Tuning(tuple(tune_lr), tune_seed, tune_rounds)
     made = Grid(
         base,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,7 @@ CUSTOM = "custom"
 
 def resolve(*layers: Tree) -> Experiment:
     """The complete experiment: later layers override earlier ones, recipes fill in, `auto` is decided, every name is checked."""
-    given: dict[str, Any] = {}
-    for layer in layers:
-        given = merged(given, _expanded(layer))
+    given = combined(*layers)
     name = given.get("data", data.DEFAULT)
     recipe = data.recipe(name) if isinstance(name, str) and name != CUSTOM else Recipe()
     settings = merged(recipe.settings, given)
@@ -36,6 +35,11 @@ def resolve(*layers: Tree) -> Experiment:
     if experiment.model == "auto":
         experiment = experiment.model_copy(update={"model": recipe.model})
     return complete(experiment)
+
+
+def combined(*layers: Tree) -> dict[str, Any]:
+    """The settings of all layers: later ones override earlier ones, key by key."""
+    return functools.reduce(merged, map(_expanded, layers), {})
 
 
 def with_newer_keys(old: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
