@@ -305,7 +305,7 @@ def variants(options: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any]
     return found
 
 
-def played(file: Path, settings: config.Settings, data_dir: Path | None, dense: Tensor | None) -> None:
+def played(file: Path, settings: config.Tree, data_dir: Path | None, dense: Tensor | None) -> None:
     """One run, measured, into `file`, unless that is there already."""
     if file.exists() and json.loads(file.read_text())["settings"] == json.loads(json.dumps(settings)):
         print(f"{file.stem}: already there", file=sys.stderr)

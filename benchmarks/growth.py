@@ -48,7 +48,7 @@ def noise(channels: int = 1, side: int = 8) -> Data:
     return Data(x, y, x[:100], y[:100], classes=10)
 
 
-def federated(device: str, images: bool, **keywords: Any) -> config.Settings:
+def federated(device: str, images: bool, **keywords: Any) -> config.Tree:
     """A federation of 500 clients with batches of 10: on a GPU with images and the CNN of pfl's benchmark, else with an MLP."""
     base = {
         **QUIET,
@@ -60,7 +60,7 @@ def federated(device: str, images: bool, **keywords: Any) -> config.Settings:
     return config.merged(base, keywords)
 
 
-def timed(device: str, engine: str, method: str, settings: config.Settings) -> float:
+def timed(device: str, engine: str, method: str, settings: config.Tree) -> float:
     """Median seconds of a round."""
     result = ours(Row(engine, method), settings, Laps(device, warm_up=2, least=3, seconds=0.5, most=50))
     return float(result["round_seconds"])

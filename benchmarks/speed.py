@@ -149,7 +149,7 @@ class Stopwatch(Silent):
             raise Enough
 
 
-def ours(row: Row, settings: config.Settings, laps: Laps) -> Result:
+def ours(row: Row, settings: config.Tree, laps: Laps) -> Result:
     """Laps of one of our engines, through `fedrts.run`."""
     asked = config.resolve(settings, {"method": row.method, "device": laps.device})
     _, rows = federation(asked)

@@ -57,7 +57,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
-def timed(settings: config.Settings, precision: str, laps: Laps) -> dict[str, object]:
+def timed(settings: config.Tree, precision: str, laps: Laps) -> dict[str, object]:
     """Laps of the experiment with these settings."""
     run = assemble(config.resolve(settings, {"engine": {"name": "serial"}, "device": laps.device}))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"

@@ -29,7 +29,7 @@ from fedrts.flower.fleet import Fleet
 from fedrts.flower.host import Host
 from fedrts.flower.keys import Authority, issue
 from fedrts.flower.node import Parting, Worker, serve
-from fedrts.flower.roster import Entry, Roster
+from fedrts.flower.roster import Member, Roster
 from fedrts.report.content import absences
 from fedrts.report.read import Run
 from fedrts.runs.build import Assembled, with_samples
@@ -302,17 +302,17 @@ def test_a_wrong_client_that_came_first_can_be_put_out_while_the_server_runs(tmp
 def test_once_a_study_has_begun_only_the_same_data_takes_a_free_number(tmp_path: Path):
     roster = Roster(2, tmp_path / "roster.json")
     for number in range(2):
-        roster.admit(None, Entry(10 + number, f"data {number}", f"key {number}"))
+        roster.admit(None, Member(10 + number, f"data {number}", f"key {number}"))
     roster.fixed = True
     roster.leave(1, "removed")
     with pytest.raises(InputError, match="all 2 sites"):
-        roster.admit(None, Entry(99, "other", "key 2"))
+        roster.admit(None, Member(99, "other", "key 2"))
     with pytest.raises(InputError, match="only the same data"):
-        roster.admit(1, Entry(99, "other", "key 2"))
+        roster.admit(1, Member(99, "other", "key 2"))
     assert roster.departed == {1: "removed"}
-    assert roster.admit(None, Entry(11, "data 1", "key 3")) == 1
+    assert roster.admit(None, Member(11, "data 1", "key 3")) == 1
     with pytest.raises(InputError, match="withdrew or was removed"):
-        roster.admit(None, Entry(11, "data 1", "key 1"))
+        roster.admit(None, Member(11, "data 1", "key 1"))
     roster.readmit(1)
     assert not roster.departed
 
@@ -320,16 +320,16 @@ def test_once_a_study_has_begun_only_the_same_data_takes_a_free_number(tmp_path:
 def test_two_who_write_the_roster_do_not_undo_each_other(tmp_path: Path):
     file = tmp_path / "roster.json"
     server, command = Roster(3, file), Roster(3, file)
-    server.admit(None, Entry(10, "a", "key 1"))
+    server.admit(None, Member(10, "a", "key 1"))
     command.rename(0, "Clinic A")
-    server.admit(None, Entry(20, "b", "key 2"))
+    server.admit(None, Member(20, "b", "key 2"))
     command.rename(1, "Clinic B")
     assert [entry.name for entry in Roster(3, file).entries.values()] == ["Clinic A", "Clinic B"]
 
     def half() -> None:
         with server.changing():
-            server.admit(None, Entry(30, "c", "key 3"))
-            server.admit(0, Entry(10, "a", "key 9"))
+            server.admit(None, Member(30, "c", "key 3"))
+            server.admit(0, Member(10, "a", "key 9"))
 
     with pytest.raises(InputError, match="belongs to"):
         half()
@@ -339,7 +339,7 @@ def test_two_who_write_the_roster_do_not_undo_each_other(tmp_path: Path):
 def test_a_roster_of_before_is_read(tmp_path: Path):
     file = tmp_path / "roster.json"
     file.write_text(json.dumps({"0": {"samples": 10, "data": "a", "key": "key 1"}}))
-    assert Roster(2, file).admit(None, Entry(10, "a", "key 1")) == 0
+    assert Roster(2, file).admit(None, Member(10, "a", "key 1")) == 0
     file.write_text("{broken")
     with pytest.raises(InputError, match="is damaged"):
         Roster(2, file)
@@ -350,7 +350,7 @@ def test_the_roster_is_shown_with_what_became_of_everybody(tmp_path: Path, capsy
     folder.create(config.resolve({"data": "digits", "rounds": 3}))
     roster = Roster(3, folder.path / "roster.json")
     for number in range(3):
-        roster.admit(None, Entry(10, f"data {number}", f"key {number}", f"site-{number}"))
+        roster.admit(None, Member(10, f"data {number}", f"key {number}", f"site-{number}"))
     roster.note([1], "gone")
     roster.leave(2, "withdrawn")
     line = {"outer": True, "accuracy": None, "links_changed": 0.0, "upload_bytes": 0, "download_bytes": 0, "flops": 0.0, "seconds": 1.0}
@@ -601,7 +601,7 @@ def test_those_who_stay_need_not_wait_for_those_who_withdrew():
     engine.needed, engine.wait = replace(run.plan, per_round=10, samples=[1] * 10).needed, 0.05
     engine.fleet.roster.total = 10
     for client in range(2, 10):
-        engine.fleet.roster.admit(client, Entry(1, "x", f"key {client}"))
+        engine.fleet.roster.admit(client, Member(1, "x", f"key {client}"))
         engine.fleet.roster.leave(client, "withdrawn")
     plan = replace(run.plan, per_round=10, samples=[*run.plan.samples, *[1] * 8])
     del link.workers[8]

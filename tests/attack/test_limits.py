@@ -24,7 +24,7 @@ from fedrts.comparison.results import csv_of
 from fedrts.config import from_file
 from fedrts.data import images, unpack
 from fedrts.errors import InputError
-from fedrts.report.model import Column, Mean, Table
+from fedrts.report.model import Column, Mean, ReportTable
 from fedrts.report.text import table_csv
 from fedrts.runs.initial_weights import load_weights
 from fedrts.sparse.mask import Mask
@@ -347,7 +347,7 @@ def cells(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_no_cell_of_a_csv_file_is_a_formula(formula):
     compared = cells(csv_of([{"cell": formula, formula: 1.0, "loss": -0.5}]))
-    table = Table("t", "t", "t", [Column("setting"), Column(formula, "number")], [[formula, Mean(-0.25, 0.5)]])
+    table = ReportTable("t", "t", "t", [Column("setting"), Column(formula, "number")], [[formula, Mean(-0.25, 0.5)]])
     for row in [*compared, *cells(table_csv(table))]:
         assert not [cell for cell in row if cell.startswith(("=", "+", "@", "\t")) or (cell.startswith("-") and not is_number(cell))]
 

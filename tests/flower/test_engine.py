@@ -28,7 +28,7 @@ from fedrts.flower.fleet import Fleet
 from fedrts.flower.link import Address, _await
 from fedrts.flower.messages import Incoming
 from fedrts.flower.node import Worker
-from fedrts.flower.roster import Entry, Roster
+from fedrts.flower.roster import Member, Roster
 from fedrts.flower.site import Site, accepted
 from fedrts.runs.build import Assembled, with_samples
 from fedrts.server.client_records import ClientRecords
@@ -188,14 +188,14 @@ def test_replies_count_as_they_come_where_more_are_asked_than_needed():
 def test_a_client_belongs_to_the_key_that_first_stood_for_it(tmp_path):
     file = tmp_path / "roster.json"
     roster = Roster(2, file)
-    assert roster.admit(None, Entry(10, "a", "key 1")) == 0
-    assert roster.admit(None, Entry(20, "b", "key 2")) == 1
+    assert roster.admit(None, Member(10, "a", "key 1")) == 0
+    assert roster.admit(None, Member(20, "b", "key 2")) == 1
     again = Roster(2, file)
-    assert again.admit(None, Entry(20, "b", "key 2")) == 1
+    assert again.admit(None, Member(20, "b", "key 2")) == 1
     for client, entry, words in (
-        (0, Entry(10, "a", "key 2"), "belongs to the node with key"),
-        (0, Entry(11, "a", "key 1"), "other data than before"),
-        (None, Entry(5, "c", "key 3"), "none of them"),
+        (0, Member(10, "a", "key 2"), "belongs to the node with key"),
+        (0, Member(11, "a", "key 1"), "other data than before"),
+        (None, Member(5, "c", "key 3"), "none of them"),
     ):
         with pytest.raises(InputError, match=words):
             again.admit(client, entry)

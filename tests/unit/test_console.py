@@ -13,11 +13,11 @@ from fedrts import api
 from fedrts.cli import tables
 from fedrts.comparison import Unwatched
 from fedrts.comparison.notebook import NotebookWatcher
-from fedrts.comparison.play import News, Task
+from fedrts.comparison.play import CellTask, News
 from fedrts.comparison.watch import LiveWatcher
 from fedrts.config import Experiment
 from fedrts.observe import Several, Silent
-from fedrts.observe.console import ConsoleObserver, Line
+from fedrts.observe.console import ConsoleObserver, ProgressLine
 from fedrts.runs.folder import RunFolder
 from fedrts.server.rounds import Record
 from handmade import write
@@ -77,7 +77,7 @@ def test_the_live_line_fits(toy, width, rejected):
     """In one line: a bar, the round and, where there is room, the rest, by what matters most."""
     watching = watched(toy, Console(file=StringIO(), width=width, force_terminal=True), Clock(), rejected=rejected)
     watching.stopped()
-    (line,) = watching.console.render_lines(Line(watching.progress), pad=False)
+    (line,) = watching.console.render_lines(ProgressLine(watching.progress), pad=False)
     text = "".join(part.text for part in line)
     assert len(text) <= width
     assert text.startswith("━" * 2)
@@ -114,7 +114,7 @@ def test_a_long_judgement_is_told(toy):
     assert lines[0] == "judging the model by class and client · 40% of 60,000 samples · 0:00:48 left"
     assert len(lines) == 2
     watching.judging(15_000, 60_000)
-    line = "".join(part.text for part in Console(width=80, file=StringIO()).render_lines(Line(watching.progress))[0])
+    line = "".join(part.text for part in Console(width=80, file=StringIO()).render_lines(ProgressLine(watching.progress))[0])
     assert "judging 25%" in line
 
 
@@ -179,7 +179,7 @@ def test_the_line_of_a_comparison(tmp_path):
     done = tmp_path / "done"
     write(done, [0.1])
     names = ["done", "a", "b", "c" * 90, "d"]
-    watching.expect([Task(name, tmp_path / name, Experiment()) for name in names], "cells")
+    watching.expect([CellTask(name, tmp_path / name, Experiment()) for name in names], "cells")
     assert watching.words == "1/5 cells · -:--:-- left"
     watching.tell(News("a", "started", rounds=10))
     watching.tell(News("b", "started", 5, 10))  # resumed: these rounds say nothing of the pace

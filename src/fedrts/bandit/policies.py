@@ -63,7 +63,7 @@ class CUCB:
         self.mean[at] += (outcome - self.mean[at]) / self.played[at]
 
 
-class Random:
+class RandomPolicy:
     """Any K arms: the control."""
 
     def __init__(self, arms: int) -> None:

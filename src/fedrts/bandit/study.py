@@ -22,7 +22,7 @@ from fedrts.sparse import random
 
 REWARDS: dict[str, Reward] = {"total": environment.total, "any_success": environment.any_success}
 
-Report = Callable[[str, int], None]
+ReportStep = Callable[[str, int], None]
 """Told (policy, steps played) now and then."""
 
 
@@ -158,7 +158,7 @@ def reward_of(name: str) -> Reward:
     return lambda actions, means: own(actions, means).double()
 
 
-def study(settings: Settings, report: Report = lambda _name, _step: None) -> Study:
+def study(settings: Settings, report: ReportStep = lambda _name, _step: None) -> Study:
     """Play every policy; they share the machine's cores. A pure function of the settings."""
     started = time.perf_counter()
     reward, mu = reward_of(settings.reward), settings.mu()
@@ -167,7 +167,7 @@ def study(settings: Settings, report: Report = lambda _name, _step: None) -> Stu
     )
     count = settings.arms * settings.repetitions
     players: dict[str, policies.Policy] = {name_of(scale): policies.TSAdj(count, scale) for scale in settings.scales}
-    players |= {"CUCB": policies.CUCB(count), "greedy": policies.Greedy(count), "random": policies.Random(count)}
+    players |= {"CUCB": policies.CUCB(count), "greedy": policies.Greedy(count), "random": policies.RandomPolicy(count)}
     at, fit_from = regret.checkpoints(settings.steps), max(1, settings.steps // 10)
     stopped = threading.Event()
 

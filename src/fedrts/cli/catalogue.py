@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedrts.cli.app import AsJson, Assignments, DataDir, app
+from fedrts.cli.app import AsJson, DataDir, app
+from fedrts.cli.flags import Given, takes
 from fedrts.cli.tables import print_table
 
 
@@ -89,14 +90,12 @@ def prepare(
 
 
 @data_app.command()
+@takes("clients", "alpha", "partition", "seed")
 def show(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="A name from `fedrts data`, folder:PATH, npz:PATH, or an import path.")],
-    clients: Annotated[int | None, typer.Option(help="Clients in the federation.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration: lower is more heterogeneous.")] = None,
-    partition: Annotated[str | None, typer.Option(help="dirichlet, quantity, iid or shards.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the partition.")] = None,
-    assignments: Assignments = None,
+    *,
+    given: Given,
     out: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it into this file.")] = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -108,9 +107,7 @@ def show(
 
     if out is not None:
         check_drawable(out)
-    table = {"total": clients, "alpha": alpha, "partition": partition}
-    given = config.from_keywords({"data": name, "seed": seed, "clients": {key: entry for key, entry in table.items() if entry is not None}})
-    experiment = config.resolve(given, config.from_assignments(assignments or []))
+    experiment = config.resolve({"data": name}, *given.layers())
     held = describe_clients(*federation(experiment, data_dir or context.obj))
     print_table([_holding(client) for client in held], False)
     if out is not None:

@@ -8,34 +8,22 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from fedrts.cli.app import (
-    Assignments,
-    BatchSize,
-    DataDir,
-    Device,
-    Epochs,
-    ExperimentFile,
-    Init,
-    Jobs,
-    Model,
-    PerRound,
-    Precision,
-    Quiet,
-    Rate,
-    Rounds,
-    ValueType,
-    app,
-)
+from fedrts.cli.app import DataDir, ExperimentFile, Jobs, Quiet, app
+from fedrts.cli.flags import Given, takes
 from fedrts.cli.interrupt import as_interruption
 from fedrts.errors import InputError
 
 if TYPE_CHECKING:
     from fedrts.comparison.results import Compared
 
-Number = TypeVar("Number", int, float)
+Numeric = TypeVar("Numeric", int, float)
 
 
 @app.command()
+@takes(
+    *("data", "model", "rounds", "clients", "per_round", "epochs", "batch_size", "lr"),
+    *("engine", "device", "precision", "value_type", "init"),
+)
 def compare(
     experiment: ExperimentFile = None,
     methods: Annotated[str, typer.Option(metavar="A,B,…", help="Names from `fedrts methods`.")] = "",
@@ -54,21 +42,9 @@ def compare(
     tune_rounds: Annotated[int | None, typer.Option(help="Of a trial; default as many as a run.")] = None,
     jobs: Jobs = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the comparison; the same command goes on where it stopped.")] = None,
-    data: Annotated[str | None, typer.Option(help="A name from `fedrts data`, folder:PATH, npz:PATH, or an import path.")] = None,
-    model: Model = None,
-    rounds: Rounds = None,
-    clients: Annotated[int | None, typer.Option(help="Clients in the federation.")] = None,
-    per_round: PerRound = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    lr: Rate = None,
-    engine: Annotated[str | None, typer.Option(help="Of each run: auto, serial, batched, ray or flower.")] = None,
-    device: Device = None,
-    precision: Precision = None,
-    value_type: ValueType = None,
-    init: Init = None,
+    *,
+    given: Given,
     data_dir: DataDir = None,
-    assignments: Assignments = None,
     quiet: Quiet = False,
 ) -> None:
     """Run methods × densities × seeds × any other keys and write a table with statistics.
@@ -79,15 +55,10 @@ def compare(
         raise InputError("name what to compare: --methods fedrts,random (see `fedrts methods`)")
     if out is None:
         raise InputError("name a folder for the comparison: --out DIR")
-    names = ["data", "model", "rounds", "clients", "per_round", "epochs", "batch_size", "lr"]
-    names += ["engine", "precision", "value_type", "device", "init"]
-    flags = {name: value for name, value in locals().items() if name in names}
     from fedrts import comparison, config
     from fedrts.comparison.grid import Grid, Tuning, parsed_axis
 
-    base = config.from_file(experiment) if experiment else {}
-    for layer in (config.from_keywords(flags), config.from_assignments(assignments or [])):
-        base = config.merged(base, layer)
+    base = config.combined(*given.layers(experiment))
     axes = [parsed_axis(text) for text in grid or []]
     for key in {key for key, _ in axes if [other for other, _ in axes].count(key) > 1}:
         raise InputError(f"--grid names {key} twice: give all its values at once")
@@ -128,7 +99,7 @@ def end_with(*all_compared: Compared) -> None:
         sys.exit(1)
 
 
-def numbers(flag: str, text: str, kind: type[Number]) -> list[Number]:
+def numbers(flag: str, text: str, kind: type[Numeric]) -> list[Numeric]:
     """`0,1,2` as numbers."""
     try:
         return [kind(part) for part in text.split(",") if part.strip()]

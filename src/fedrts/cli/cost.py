@@ -7,20 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrts.cli.app import (
-    AsJson,
-    Assignments,
-    BatchSize,
-    DataDir,
-    Density,
-    Epochs,
-    ExperimentFile,
-    MethodName,
-    Model,
-    Seed,
-    ValueType,
-    app,
-)
+from fedrts.cli.app import AsJson, DataDir, ExperimentFile, app
+from fedrts.cli.flags import Given, takes
 from fedrts.cli.tables import print_csv
 from fedrts.errors import InputError
 
@@ -29,39 +17,28 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@takes("model", "method", "density", "data", "clients", "epochs", "batch_size", "value_type", "seed")
 def cost(
     experiment: ExperimentFile = None,
-    model: Model = None,
-    method: MethodName = None,
-    density: Density = None,
-    data: Annotated[str | None, typer.Option(help="What the model reads: a name from `fedrts data`, or an import path.")] = None,
+    *,
+    given: Given,
     input_shape: Annotated[str | None, typer.Option(metavar="N,N,…", help="Instead of data: 3,32,32 for images, 256 for tokens.")] = None,
     classes: Annotated[int | None, typer.Option(help="With an input shape: classes, or words of the vocabulary.")] = None,
     samples: Annotated[int | None, typer.Option(help="Samples of the client; default its share of the data, or 500.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Clients among which the data is divided.")] = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    value_type: ValueType = None,
-    seed: Seed = None,
     data_dir: DataDir = None,
     exact: Annotated[bool, typer.Option("--exact", help="Measure a client that really trains, not one step on two samples.")] = False,
-    assignments: Assignments = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")] = False,
 ) -> None:
     """Bytes, FLOPs and memory per client and round, in three accountings: the paper's tables, the paper's rules, and measured."""
     if as_json and as_csv:
         raise InputError("--json and --csv exclude each other: choose one")
-    if input_shape is not None and data is not None:
+    if input_shape is not None and "data" in given.flags:
         raise InputError("--data and --input-shape exclude each other: both say what the model reads")
     shape = None if input_shape is None else _whole_numbers("--input-shape", input_shape)
-    from fedrts import config, costs
+    from fedrts import costs
 
-    names = ("model", "method", "density", "data", "clients", "epochs", "batch_size", "value_type", "seed")
-    flags = {name: value for name, value in locals().items() if name in names}
-    layers = [config.from_file(experiment)] if experiment else []
-    layers += [config.from_keywords(flags), config.from_assignments(assignments or [])]
-    found = costs.of_settings(layers, None, shape, classes, samples, exact, data_dir)
+    found = costs.of_settings(given.layers(experiment), None, shape, classes, samples, exact, data_dir)
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     elif as_csv:

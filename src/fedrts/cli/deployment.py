@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrts.cli.app import Allow, AsJson, Assignments, DataDir, Quiet, RunDir, app
+from fedrts.cli.app import Allow, AsJson, DataDir, Quiet, RunDir, app
+from fedrts.cli.flags import Given, takes
 from fedrts.cli.run import interruptible
 from fedrts.cli.tables import print_table
 from fedrts.errors import InputError
@@ -26,6 +27,7 @@ KeyFolder = Annotated[Path, typer.Option("--dir", help="The coordinator's folder
 
 
 @app.command()
+@takes()
 def server(
     experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment; nodes are told of it.")],
     address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where nodes reach this server.")] = "127.0.0.1:9092",
@@ -33,7 +35,8 @@ def server(
     insecure: Annotated[bool, typer.Option("--insecure", help="Neither encryption nor keys; for trials on one machine.")] = False,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<name of the file>. An interrupted run in it goes on.")] = None,
     data_dir: DataDir = None,
-    assignments: Assignments = None,
+    *,
+    given: Given,
     quiet: Quiet = False,
 ) -> None:
     """Coordinate a federation: wait for nodes and train. The same command goes on after a stop or a crash."""
@@ -43,8 +46,8 @@ def server(
     if (tls is None) != insecure:
         raise InputError("give either --tls DIR (see `fedrts keys init`) or --insecure")
     folder = out or Path("runs", experiment.stem)
-    given = (config.from_file(experiment), config.from_assignments(assignments or []))
-    resolved = config.resolve(*given, {"engine": "flower", "out": str(folder)})
+    layers = given.layers(experiment)
+    resolved = config.resolve(*layers, {"engine": "flower", "out": str(folder)})
     flower.prepare()
     from fedrts.flower.deployment import Door
     from fedrts.flower.keys import Authority
@@ -55,7 +58,7 @@ def server(
     if not (folder / "experiment.toml").exists():
         interruptible(lambda observer: api.start(resolved, observer, data_dir, door), quiet, again)
         return
-    own = {key for settings in given for key in config.flat(settings)} - {"out", "engine", "engine.name"}
+    own = {key for settings in layers for key in config.flat(settings)} - {"out", "engine", "engine.name"}
     changes = RunFolder(folder).revised(resolved, sorted(own))
     if RunFolder(folder).summary() is not None:
         print(f"{folder} is finished; `fedrts inspect {folder}` shows it")

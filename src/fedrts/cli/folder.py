@@ -44,7 +44,7 @@ def evaluate(
     print(json.dumps(finite(metrics)) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 
-class Format(enum.StrEnum):
+class ExportFormat(enum.StrEnum):
     safetensors = "safetensors"
     dense = "dense"
     onnx = "onnx"
@@ -54,8 +54,8 @@ class Format(enum.StrEnum):
 def export(
     run_dir: RunDir,
     format: Annotated[
-        Format, typer.Option(help="safetensors; dense: a PyTorch state dict (.pt); onnx: checked with onnxruntime.")
-    ] = Format.safetensors,
+        ExportFormat, typer.Option(help="safetensors; dense: a PyTorch state dict (.pt); onnx: checked with onnxruntime.")
+    ] = ExportFormat.safetensors,
     out: Annotated[Path | None, typer.Option(help="File to write; default export.safetensors, .pt or .onnx in the run folder.")] = None,
     data_dir: DataDir = None,
     allow: Allow = None,

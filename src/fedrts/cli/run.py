@@ -8,28 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrts.cli.app import (
-    Allow,
-    Assignments,
-    BatchSize,
-    DataDir,
-    Density,
-    Device,
-    Epochs,
-    ExperimentFile,
-    Init,
-    MethodName,
-    Model,
-    PerRound,
-    Precision,
-    Quiet,
-    Rate,
-    Rounds,
-    RunDir,
-    Seed,
-    ValueType,
-    app,
-)
+from fedrts.cli.app import Allow, DataDir, ExperimentFile, Quiet, RunDir, app
+from fedrts.cli.flags import Given, takes
 from fedrts.cli.interrupt import as_interruption
 
 if TYPE_CHECKING:
@@ -39,60 +19,25 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@takes(
+    *("method", "data", "model", "density", "rounds", "clients", "per_round", "epochs", "batch_size", "lr", "seed"),
+    *("engine", "device", "precision", "value_type", "init", "out"),
+)
 def run(
     experiment: ExperimentFile = None,
-    method: MethodName = None,
-    data: Annotated[
-        str | None, typer.Option(help="A name from `fedrts data`, folder:PATH, npz:PATH, or an import path pkg.module:name.")
-    ] = None,
-    model: Model = None,
-    density: Density = None,
-    rounds: Rounds = None,
-    clients: Annotated[int | None, typer.Option(help="Clients in the federation.")] = None,
-    per_round: PerRound = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    lr: Rate = None,
-    seed: Seed = None,
-    engine: Annotated[str | None, typer.Option(help="auto, serial, batched, ray or flower.")] = None,
-    device: Device = None,
-    precision: Precision = None,
-    value_type: ValueType = None,
-    init: Init = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<time>-<data>-<method>-<seed>.")] = None,
+    *,
+    given: Given,
     tune: Annotated[bool, typer.Option("--tune", help="Measure which engine and how many slots are fastest here; remembered.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Write a trace of some rounds, and tables, to RUN_DIR/profile.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder too.")] = False,
     data_dir: DataDir = None,
-    assignments: Assignments = None,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment. Without arguments: FedRTS at density 0.2 on handwritten digits, offline, in under a minute."""
     from fedrts import api, config
     from fedrts.runs.folder import resume_command
 
-    names = (
-        "method",
-        "data",
-        "model",
-        "density",
-        "rounds",
-        "clients",
-        "per_round",
-        "epochs",
-        "batch_size",
-        "lr",
-        "seed",
-        "engine",
-        "precision",
-        "value_type",
-        "device",
-        "init",
-    )
-    flags = {name: value for name, value in locals().items() if name in names}
-    layers = [config.from_file(experiment)] if experiment else []
-    layers += [config.from_keywords({**flags, "out": str(out) if out else None}), config.from_assignments(assignments or [])]
-    resolved = config.resolve(*layers)
+    resolved = config.resolve(*given.layers(experiment))
     resolved = api.with_folder(measured(resolved, data_dir, quiet) if tune else resolved)
     folder = Path(str(resolved.out))
 

@@ -14,7 +14,7 @@ from fedrts.comparison import record, tuning
 from fedrts.comparison.cluster import Cluster
 from fedrts.comparison.grid import TUNE_SEED, Cell, Grid, Tuning, check_method
 from fedrts.comparison.notebook import NotebookWatcher
-from fedrts.comparison.play import News, Task
+from fedrts.comparison.play import CellTask, News
 from fedrts.comparison.pool import Pool
 from fedrts.comparison.results import DEFAULT_METRIC, Compared
 from fedrts.comparison.table import check_metric
@@ -27,7 +27,7 @@ from fedrts.runs.folder import RunFolder
 class Watcher(Protocol):
     """Told how a comparison gets on."""
 
-    def expect(self, tasks: Sequence[Task], what: str) -> None:
+    def expect(self, tasks: Sequence[CellTask], what: str) -> None:
         """These tasks come next; some may be finished already."""
         ...
 
@@ -37,7 +37,7 @@ class Watcher(Protocol):
 class Unwatched:
     """Says nothing."""
 
-    def expect(self, tasks: Sequence[Task], what: str) -> None: ...
+    def expect(self, tasks: Sequence[CellTask], what: str) -> None: ...
 
     def tell(self, news: News) -> None: ...
 
@@ -79,13 +79,13 @@ class Comparison:
             self.threads = record.record(self.out, self.grid, self.cells, self.threads, self.data_dir)
             yield
 
-    def trial_tasks(self) -> list[Task]:
+    def trial_tasks(self) -> list[CellTask]:
         return [self._task(cell, "tuning") for cell, _ in self.grid.trials()]
 
     def choose_rates(self) -> None:
         self.chosen = tuning.choose(self.grid.trials(), self.out / "tuning", tuning.used(self.cells, self.out / "runs"))
 
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[CellTask]:
         """The cells that can be played: all, but those of a group for which no learning rate was found."""
         rated = [self._rated(cell) for cell in self.cells]
         return [self._task(cell, "runs") for cell in rated if cell is not None]
@@ -99,8 +99,8 @@ class Comparison:
         train = cell.experiment.train.model_copy(update={"lr": rate})
         return Cell(cell.name, cell.place, cell.experiment.model_copy(update={"train": train}))
 
-    def _task(self, cell: Cell, kind: str) -> Task:
-        return Task(self.label + cell.name, self.out / kind / cell.name, cell.experiment, self.data_dir, self.threads)
+    def _task(self, cell: Cell, kind: str) -> CellTask:
+        return CellTask(self.label + cell.name, self.out / kind / cell.name, cell.experiment, self.data_dir, self.threads)
 
     def compared(self, failed: Mapping[str, News]) -> Compared:
         """What there is now, of finished cells; `failed` says why others are not."""
@@ -129,7 +129,7 @@ def play_all(comparisons: Sequence[Comparison], pool: Pool, watcher: Watcher) ->
             failed[news.cell] = news
         watcher.tell(news)
 
-    def play(tasks: Sequence[Task], what: str) -> None:
+    def play(tasks: Sequence[CellTask], what: str) -> None:
         watcher.expect(tasks, what)
         pool.play([task for task in tasks if not task.is_finished], tell)
 
@@ -215,9 +215,7 @@ def compare(
         if given is not None and not isinstance(given, Iterable):
             raise InputError(f"{name} must be a list (got {given!r})")
     layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
-    base: dict[str, Any] = {}
-    for layer in layers:
-        base = config.merged(base, layer)
+    base = config.combined(*layers)
     tuned = None if tune_lr is None else Tuning(tuple(tune_lr), tune_seed, tune_rounds)
     made = Grid(
         base,

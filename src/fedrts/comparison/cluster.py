@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedrts.comparison.play import News, Task, Tell, play
+from fedrts.comparison.play import CellTask, News, Tell, play
 from fedrts.engines.choice import Settings
 from fedrts.engines.ray import connected, find_modules
 from fedrts.errors import reason
@@ -25,7 +25,7 @@ class Cluster:
     settings: Settings
     """Address and resources: those of an actor are those of a cell."""
 
-    def play(self, tasks: Sequence[Task], tell: Tell) -> None:
+    def play(self, tasks: Sequence[CellTask], tell: Tell) -> None:
         if not tasks:
             return
         cpus = self.settings.cpus or 1.0
@@ -34,7 +34,7 @@ class Cluster:
 
             news = Queue(actor_options={"num_cpus": 0})
             remote = ray.remote(num_cpus=cpus, num_gpus=self.settings.gpus, max_retries=0, max_calls=1)(_play)
-            waiting, running = deque(tasks), dict[Any, Task]()
+            waiting, running = deque(tasks), dict[Any, CellTask]()
             while waiting or running:
                 while waiting and len(running) < self.jobs:
                     task = waiting.popleft()
@@ -46,19 +46,19 @@ class Cluster:
                     _check(ray, reference, running.pop(reference), tell)
 
 
-def _elsewhere(task: Task) -> Task:
+def _elsewhere(task: CellTask) -> CellTask:
     """A task that means the same in another process: absolute paths, and an engine of its own instead of Ray's."""
     engine = task.experiment.engine.model_copy(update={"name": "auto"})
     data_dir = task.data_dir and task.data_dir.absolute()
     return replace(task, folder=task.folder.absolute(), data_dir=data_dir, experiment=task.experiment.model_copy(update={"engine": engine}))
 
 
-def _play(task: Task, news: Any, paths: list[str]) -> None:
+def _play(task: CellTask, news: Any, paths: list[str]) -> None:
     find_modules(paths)
     play(task, news.put)
 
 
-def _check(ray: Any, reference: Any, task: Task, tell: Tell) -> None:
+def _check(ray: Any, reference: Any, task: CellTask, tell: Tell) -> None:
     """A task that ended without a word has failed."""
     try:
         ray.get(reference)

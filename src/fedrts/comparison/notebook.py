@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from fedrts.comparison.play import News, Task
+from fedrts.comparison.play import CellTask, News
 from fedrts.observe.notebook import Bar
 from fedrts.observe.progress import duration
 
@@ -22,7 +22,7 @@ class NotebookWatcher:
         self.began = self.before = 0.0
         """When it began, and the cells' worth of work that was done before."""
 
-    def expect(self, tasks: Sequence[Task], what: str) -> None:
+    def expect(self, tasks: Sequence[CellTask], what: str) -> None:
         self.what, self.total, self.failed = what, len(tasks), 0
         self.ended = sum(task.is_finished for task in tasks)
         self.running.clear()

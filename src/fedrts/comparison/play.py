@@ -23,7 +23,7 @@ _MAY_DIFFER = ("out", "engine.", "device")
 
 
 @dataclass(frozen=True)
-class Task:
+class CellTask:
     """A cell to be played; all that a process, here or elsewhere, needs to know."""
 
     name: str
@@ -79,7 +79,7 @@ class Reporter:
     def stopped(self) -> None: ...
 
 
-def play(task: Task, tell: Tell) -> bool:
+def play(task: CellTask, tell: Tell) -> bool:
     """Play a cell to its end and tell how it went. False: after what happened the process should not play another."""
     reporter = Reporter(task.name, tell)
     try:
@@ -96,7 +96,7 @@ def play(task: Task, tell: Tell) -> bool:
     return True
 
 
-def _play(task: Task, reporter: Reporter) -> None:
+def _play(task: CellTask, reporter: Reporter) -> None:
     if task.is_finished:
         return
     if not (task.folder / "experiment.toml").exists():

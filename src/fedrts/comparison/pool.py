@@ -21,7 +21,7 @@ from typing import Protocol
 
 import torch
 
-from fedrts.comparison.play import News, Task, Tell, play
+from fedrts.comparison.play import CellTask, News, Tell, play
 
 JOBS_ON_GPU = 2
 """Cells that share a GPU: one computes while the other's server is at work."""
@@ -30,7 +30,7 @@ JOBS_ON_GPU = 2
 class Pool(Protocol):
     """Plays tasks."""
 
-    def play(self, tasks: Sequence[Task], tell: Tell) -> None:
+    def play(self, tasks: Sequence[CellTask], tell: Tell) -> None:
         """Play all of them, each to its end or failure; an interruption leaves nothing running."""
         ...
 
@@ -38,7 +38,7 @@ class Pool(Protocol):
 class Here:
     """One task after the other, in this process."""
 
-    def play(self, tasks: Sequence[Task], tell: Tell) -> None:
+    def play(self, tasks: Sequence[CellTask], tell: Tell) -> None:
         for task in tasks:
             play(task, tell)
 
@@ -49,7 +49,7 @@ class Processes:
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
 
-    def play(self, tasks: Sequence[Task], tell: Tell) -> None:
+    def play(self, tasks: Sequence[CellTask], tell: Tell) -> None:
         waiting = deque(tasks)
         workers: list[_Worker] = []
         try:
@@ -70,10 +70,10 @@ class Processes:
 class _Worker:
     process: SpawnProcess
     pipe: Connection
-    task: Task
+    task: CellTask
 
     @classmethod
-    def start(cls, task: Task) -> _Worker:
+    def start(cls, task: CellTask) -> _Worker:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs,), daemon=True)
@@ -83,7 +83,7 @@ class _Worker:
         ours.send(task)
         return cls(process, ours, task)
 
-    def listen(self, waiting: deque[Task], tell: Tell) -> bool:
+    def listen(self, waiting: deque[CellTask], tell: Tell) -> bool:
         """Take one message: news, or that the task is over. False: this worker is done."""
         try:
             message: News | bool = self.pipe.recv()

@@ -13,7 +13,7 @@ _NOISE = 1e-12
 
 
 @dataclass(frozen=True)
-class Mean:
+class SampleMean:
     """A mean over seeds; `error` is its standard error, None of a single value."""
 
     value: float
@@ -25,20 +25,20 @@ class Mean:
 class Difference:
     """The mean of paired differences; `p` is None where there is no test: one pair, or differences without spread."""
 
-    mean: Mean
+    mean: SampleMean
     p: float | None
 
 
-def mean_of(values: Sequence[float]) -> Mean:
+def mean_of(values: Sequence[float]) -> SampleMean:
     """Mean and standard error, s / √n with s² over n − 1."""
     count = len(values)
     _, exponent = math.frexp(max(map(abs, values)))
     scaled = [math.ldexp(value, -exponent) for value in values]  # by a power of 2: exact, and no square of a perplexity overflows
     mean = math.fsum(scaled) / count
     if count < 2:
-        return Mean(math.ldexp(mean, exponent), None, count)
+        return SampleMean(math.ldexp(mean, exponent), None, count)
     variance = math.fsum((value - mean) ** 2 for value in scaled) / (count - 1)
-    return Mean(math.ldexp(mean, exponent), math.ldexp(math.sqrt(variance / count), exponent), count)
+    return SampleMean(math.ldexp(mean, exponent), math.ldexp(math.sqrt(variance / count), exponent), count)
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:

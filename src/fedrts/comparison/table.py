@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedrts.comparison.statistics import FEW_PAIRS, Difference, Mean, holm, mean_of, paired
+from fedrts.comparison.statistics import FEW_PAIRS, Difference, SampleMean, holm, mean_of, paired
 from fedrts.errors import InputError, nearest
 
 METRICS = {
@@ -30,9 +30,9 @@ ABSENT = "–"
 SURE = 0.05
 """p-values below this are marked."""
 
-Row = Mapping[str, Any]
+RunRow = Mapping[str, Any]
 """A line of results.csv."""
-Column = tuple[Any, ...]
+ColumnKey = tuple[Any, ...]
 """The values of the grid's other keys (lists as text), and last the density."""
 
 
@@ -48,12 +48,12 @@ class Results:
 
     metric: str
     axes: tuple[str, ...]
-    values: Mapping[tuple[str, Column], Mapping[int, float]]
+    values: Mapping[tuple[str, ColumnKey], Mapping[int, float]]
 
     @classmethod
-    def of(cls, rows: Sequence[Row], axes: Sequence[str], metric: str) -> Results:
+    def of(cls, rows: Sequence[RunRow], axes: Sequence[str], metric: str) -> Results:
         check_metric(metric)
-        values: dict[tuple[str, Column], dict[int, float]] = {}
+        values: dict[tuple[str, ColumnKey], dict[int, float]] = {}
         for row in rows:
             if row[metric] is not None:
                 values.setdefault((row["method"], column_of(row, axes)), {})[row["seed"]] = row[metric]
@@ -64,42 +64,42 @@ class Results:
         return list(dict.fromkeys(method for method, _ in self.values))
 
     @property
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[ColumnKey]:
         """Densities of one place side by side, highest first."""
         columns = dict.fromkeys(column for _, column in self.values)
         places = list(dict.fromkeys(column[:-1] for column in columns))
         return sorted(columns, key=lambda column: (places.index(column[:-1]), -column[-1]))
 
-    def mean(self, method: str, column: Column) -> Mean | None:
+    def mean(self, method: str, column: ColumnKey) -> SampleMean | None:
         values = self.values.get((method, column))
         return mean_of([values[seed] for seed in sorted(values)]) if values else None
 
-    def best(self, column: Column) -> list[float]:
+    def best(self, column: ColumnKey) -> list[float]:
         """The best and the second best mean of a column; of several methods only."""
         means = [mean.value for method in self.methods if (mean := self.mean(method, column)) is not None]
         return sorted(set(means), reverse=self.metric in HIGHER_IS_BETTER)[:2] if len(means) > 1 else []
 
-    def against(self, method: str, reference: str, column: Column) -> Difference | None:
+    def against(self, method: str, reference: str, column: ColumnKey) -> Difference | None:
         """How `method` differs from `reference` in a column; one that has no density stands beside every density."""
         ours, theirs = self._beside(method, column), self._beside(reference, column)
         return paired(ours, theirs) if ours and theirs else None
 
-    def together(self, method: str, reference: str, columns: Sequence[Column]) -> Difference | None:
+    def together(self, method: str, reference: str, columns: Sequence[ColumnKey]) -> Difference | None:
         """How `method` differs from `reference` in the mean over `columns`, by the seeds that both have in all of them."""
         ours, theirs = ({column: self._beside(name, column) or {} for column in columns} for name in (method, reference))
         common = set.intersection(*(ours[column].keys() & theirs[column].keys() for column in columns))
         return paired(*({seed: mean_of([own[column][seed] for column in columns]).value for seed in common} for own in (ours, theirs)))
 
-    def _beside(self, method: str, column: Column) -> Mapping[int, float] | None:
+    def _beside(self, method: str, column: ColumnKey) -> Mapping[int, float] | None:
         """The values by seed that a method has for a column."""
         return self.values.get((method, column)) or self._dense(method, column)
 
-    def _dense(self, method: str, column: Column) -> Mapping[int, float] | None:
+    def _dense(self, method: str, column: ColumnKey) -> Mapping[int, float] | None:
         """The values of a method that stands in no column but that of density 1."""
         own = {other[-1] for name, other in self.values if name == method}
         return self.values.get((method, (*column[:-1], 1.0))) if own == {1.0} else None
 
-    def heading(self, column: Column) -> str:
+    def heading(self, column: ColumnKey) -> str:
         named = [f"{key.rpartition('.')[2]} {text_of(value)}" for key, value in zip(self.axes, column, strict=False)]
         return ", ".join([*named, f"density {column[-1]:g}"])
 
@@ -118,7 +118,7 @@ def text_of(value: Any) -> str:
     return brief if float(brief := f"{value:g}") == value else str(value)
 
 
-def column_of(row: Row, axes: Sequence[str]) -> Column:
+def column_of(row: RunRow, axes: Sequence[str]) -> ColumnKey:
     """Where a row stands."""
     return (*map(key_of, (row[key] for key in axes)), float(row["density_target"]))
 
@@ -128,16 +128,16 @@ def key_of(value: Any) -> Hashable:
     return value if isinstance(value, Hashable) else str(value)
 
 
-def with_error(results: Results, mean: Mean, signed: bool = False) -> str:
+def with_error(results: Results, mean: SampleMean, signed: bool = False) -> str:
     """`0.9407 ± 0.0012`."""
     value = results.text(mean.value, signed)
     return value if mean.error is None else f"{value} ± {results.text(mean.error)}"
 
 
-def means_table(results: Results, seeds: int, beside: Callable[[str, Column], str] = lambda method, column: "") -> str:
+def means_table(results: Results, seeds: int, beside: Callable[[str, ColumnKey], str] = lambda method, column: "") -> str:
     """Methods by columns: mean ± standard error, the best **bold**, the second *slanted*; `beside` adds to a cell."""
 
-    def cell(method: str, column: Column) -> str:
+    def cell(method: str, column: ColumnKey) -> str:
         mean = results.mean(method, column)
         if mean is None:
             return ABSENT
@@ -184,7 +184,7 @@ def _mark(p: float, corrected: float) -> str:
     return " †" if p < SURE else ""
 
 
-def _compared_columns(results: Results, reference: str) -> list[Column]:
+def _compared_columns(results: Results, reference: str) -> list[ColumnKey]:
     others = [method for method in results.methods if method != reference]
     return [column for column in results.columns if any(results.against(method, reference, column) for method in others)]
 
@@ -206,9 +206,9 @@ def words_on_test(results: Results, reference: str) -> str:
     return words
 
 
-def costs_table(rows: Sequence[Row], axes: Sequence[str]) -> str:
+def costs_table(rows: Sequence[RunRow], axes: Sequence[str]) -> str:
     """What runs sent and computed, mean over seeds."""
-    groups: dict[tuple[str, Column], list[Row]] = {}
+    groups: dict[tuple[str, ColumnKey], list[RunRow]] = {}
     for row in rows:
         groups.setdefault((row["method"], column_of(row, axes)), []).append(row)
     body = []
@@ -226,7 +226,7 @@ def costs_table(rows: Sequence[Row], axes: Sequence[str]) -> str:
     return markdown(["method", *names, "density", "MB sent", "relative to dense", "FLOPs"], body)
 
 
-def _body(results: Results, cell: Callable[[str, Column], str]) -> list[list[str]]:
+def _body(results: Results, cell: Callable[[str, ColumnKey], str]) -> list[list[str]]:
     return [[method, *(cell(method, column) for column in results.columns)] for method in results.methods]
 
 

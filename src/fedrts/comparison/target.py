@@ -14,7 +14,7 @@ History = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Point:
+class Milestone:
     """A run up to a round: mean accuracy of the last rounds, and bytes (both ways) and FLOPs since its start, over all clients."""
 
     round: int
@@ -23,7 +23,7 @@ class Point:
     flops: float
 
 
-def smoothed(history: History, window: int = WINDOW, key: str = "accuracy") -> list[Point]:
+def smoothed(history: History, window: int = WINDOW, key: str = "accuracy") -> list[Milestone]:
     """A point for every evaluated round from the `window`-th on; its accuracy is the mean of the evaluations in the last `window` rounds.
 
     The cost of a set-up (round −1) is part of every point's. `key` is another measure in place of the accuracy.
@@ -37,7 +37,7 @@ def smoothed(history: History, window: int = WINDOW, key: str = "accuracy") -> l
             continue
         recent = (earlier for earlier in history[max(0, number - window + 1) : number + 1] if earlier["round"] > line["round"] - window)
         values = [earlier[key] for earlier in recent if earlier[key] is not None]
-        points.append(Point(line["round"], average(values), sent, flops))
+        points.append(Milestone(line["round"], average(values), sent, flops))
     return points
 
 
@@ -48,7 +48,7 @@ def average(values: Sequence[float]) -> float:
 
 def cost_to_target(
     history: History, target: float, window: int = WINDOW, key: str = "accuracy", lower_is_better: bool = False
-) -> Point | None:
+) -> Milestone | None:
     """The first point that reaches `target`; None if none does."""
     sign = -1 if lower_is_better else 1
     return next((point for point in smoothed(history, window, key) if sign * point.accuracy >= sign * target), None)

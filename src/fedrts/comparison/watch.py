@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedrts.comparison.play import News, Task
+from fedrts.comparison.play import CellTask, News
 from fedrts.comparison.statistics import mean_of
 from fedrts.observe.console import Outlasting
 from fedrts.runs.folder import RunFolder
@@ -29,7 +29,7 @@ class LiveWatcher:
         self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console)
         self.all: TaskID | None = None
         self.running: dict[str, TaskID] = {}
-        self.tasks: dict[str, Task] = {}
+        self.tasks: dict[str, CellTask] = {}
         self.accuracies: dict[tuple[str, str], list[float]] = {}
         self.done = self.failed = 0
         self.noted: set[str] = set()
@@ -43,7 +43,7 @@ class LiveWatcher:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.live.stop()
 
-    def expect(self, tasks: Sequence[Task], what: str) -> None:
+    def expect(self, tasks: Sequence[CellTask], what: str) -> None:
         self.tasks = {task.name: task for task in tasks}
         self.accuracies.clear()
         finished = [task for task in tasks if task.is_finished]
@@ -84,7 +84,7 @@ class LiveWatcher:
         if self.all is not None:
             self.progress.update(self.all, completed=self.done + self.failed, status=f"{self.failed} failed" if self.failed else "")
 
-    def _count(self, task: Task) -> None:
+    def _count(self, task: CellTask) -> None:
         """A finished cell for the table so far: by method, and by what else its name says apart from the seed."""
         summary = RunFolder(task.folder).summary() or {}
         method = task.experiment.method

@@ -6,10 +6,10 @@ Defaults are the paper's setting; a data set's recipe overrides them; then come 
 from __future__ import annotations
 
 from fedrts.config.foreign import foreign
-from fedrts.config.resolution import CUSTOM, complete, make_method, method_class, resolve, with_newer_keys
+from fedrts.config.resolution import CUSTOM, combined, complete, make_method, method_class, resolve, with_newer_keys
 from fedrts.config.sources import SHORT, from_assignments, from_file, from_keywords, from_method, parsed_toml
 from fedrts.config.tables import Clients, Experiment, Train
-from fedrts.config.tree import Settings, flat, merged, nested
+from fedrts.config.tree import Tree, flat, merged, nested
 from fedrts.config.validation import check_options, validated
 
 __all__ = [
@@ -17,9 +17,10 @@ __all__ = [
     "SHORT",
     "Clients",
     "Experiment",
-    "Settings",
     "Train",
+    "Tree",
     "check_options",
+    "combined",
     "complete",
     "flat",
     "foreign",

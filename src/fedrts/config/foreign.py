@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fedrts import data
-from fedrts.config.tree import Settings, flat
+from fedrts.config.tree import Tree, flat
 from fedrts.engines.ray import is_elsewhere
 from fedrts.registry import IMPORT_PATH
 
 
-def foreign(settings: Settings) -> list[str]:
+def foreign(settings: Tree) -> list[str]:
     """The import paths among settings, whatever their key, and the address of a Ray cluster.
 
     A text may look like an import path and be none: this is for telling the user, and for trusting one's own settings.

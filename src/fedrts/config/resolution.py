@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from fedrts import data, methods, models
 from fedrts.config.foreign import foreign
 from fedrts.config.tables import Clients, Experiment
-from fedrts.config.tree import Settings, flat, merged, nested
+from fedrts.config.tree import Tree, flat, merged, nested
 from fedrts.config.validation import check_options, validated
 from fedrts.data.contract import Recipe
 from fedrts.errors import InputError, note
@@ -21,11 +22,9 @@ CUSTOM = "custom"
 """The model or data set of a run whose objects were given in Python."""
 
 
-def resolve(*layers: Settings) -> Experiment:
+def resolve(*layers: Tree) -> Experiment:
     """The complete experiment: later layers override earlier ones, recipes fill in, `auto` is decided, every name is checked."""
-    given: dict[str, Any] = {}
-    for layer in layers:
-        given = merged(given, _expanded(layer))
+    given = combined(*layers)
     name = given.get("data", data.DEFAULT)
     recipe = data.recipe(name) if isinstance(name, str) and name != CUSTOM else Recipe()
     settings = merged(recipe.settings, given)
@@ -36,6 +35,11 @@ def resolve(*layers: Settings) -> Experiment:
     if experiment.model == "auto":
         experiment = experiment.model_copy(update={"model": recipe.model})
     return complete(experiment)
+
+
+def combined(*layers: Tree) -> dict[str, Any]:
+    """The settings of all layers: later ones override earlier ones, key by key."""
+    return functools.reduce(merged, map(_expanded, layers), {})
 
 
 def with_newer_keys(old: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,12 +104,12 @@ def make_method(experiment: Experiment) -> Method:
     return validated(kind, {**experiment.method_options, "density": experiment.density}, prefix="method_options.")
 
 
-def _expanded(layer: Settings) -> dict[str, Any]:
+def _expanded(layer: Tree) -> dict[str, Any]:
     """A layer with `engine = "serial"` written as a table, so that it merges with one."""
     return {**layer, "engine": {"name": layer["engine"]}} if isinstance(layer.get("engine"), str) else dict(layer)
 
 
-def _fit_per_round(settings: dict[str, Any], given: Settings) -> None:
+def _fit_per_round(settings: dict[str, Any], given: Tree) -> None:
     """A default number of clients per round shrinks to the number of clients that the user asked for."""
     clients = settings.get("clients")
     asked = given.get("clients")

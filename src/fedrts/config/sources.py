@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrts import methods
-from fedrts.config.tree import Settings, merged
+from fedrts.config.tree import Tree, merged
 from fedrts.errors import InputError
 from fedrts.files import require_plain
 from fedrts.methods.base import Method
@@ -27,7 +27,7 @@ SHORT = {
 """Flags and keywords that stand for a key inside a table."""
 
 
-def from_keywords(keywords: Settings) -> dict[str, Any]:
+def from_keywords(keywords: Tree) -> dict[str, Any]:
     """Settings of flat keywords (`lr=0.1`, `clients=20`) and whole tables (`train={"lr": 0.1}`); None means not given."""
     settings: dict[str, Any] = {}
     for name, value in keywords.items():

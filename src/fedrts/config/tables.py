@@ -182,7 +182,7 @@ class Experiment(Table):
 
     method: str = Field(methods.DEFAULT, description="a name from `fedrts methods`")
     model: str = Field("auto", description="a name from `fedrts models`, an import path, or auto: what suits the data")
-    data: str = Field(data.DEFAULT, description="a name from `fedrts data`, or an import path")
+    data: str = Field(data.DEFAULT, description="a name from `fedrts data`, folder:PATH, npz:PATH, or an import path pkg.module:name")
     density: Number = Field(0.2, gt=0, le=1, description="share of the parameters that stay active (d')")
     rounds: int = Field(500, ge=1, description="rounds of training (T_max)")
     seed: int = Field(0, ge=0, lt=2**63, description="of everything random")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-Settings = Mapping[str, Any]
+Tree = Mapping[str, Any]
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def flat(settings: Settings, prefix: str = "") -> dict[str, Any]:
+def flat(settings: Tree, prefix: str = "") -> dict[str, Any]:
     """`{"train.lr": 0.1, …}` of nested tables."""
     result: dict[str, Any] = {}
     for key, value in settings.items():
@@ -28,7 +28,7 @@ def flat(settings: Settings, prefix: str = "") -> dict[str, Any]:
     return result
 
 
-def merged(base: Settings, over: Settings) -> dict[str, Any]:
+def merged(base: Tree, over: Tree) -> dict[str, Any]:
     """`base` with the entries of `over`, tables merged key by key; tuples become lists, as in TOML."""
     result = dict(base)
     for key, value in over.items():

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from fedrts.config.sources import SHORT
-from fedrts.config.tree import Settings, flat
+from fedrts.config.tree import Tree, flat
 from fedrts.errors import InputError, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -18,7 +18,7 @@ _MOST = 2**31
 """What whole numbers stay below: nobody means more, and nothing would come of it."""
 
 
-def validated(kind: type[Model], settings: Settings, prefix: str = "") -> Model:
+def validated(kind: type[Model], settings: Tree, prefix: str = "") -> Model:
     """`kind` of `settings`; the first mistake is an InputError that names the key and what is allowed."""
     try:
         found = kind.model_validate(settings)
@@ -30,7 +30,7 @@ def validated(kind: type[Model], settings: Settings, prefix: str = "") -> Model:
     return found
 
 
-def check_options(table: str, options: Settings, function: Any, own: Iterable[str], extra: set[str]) -> None:
+def check_options(table: str, options: Tree, function: Any, own: Iterable[str], extra: set[str]) -> None:
     """Are `options` keyword arguments of `function` (less `own`, which we pass) or among `extra`?"""
     parameters = inspect.signature(function).parameters
     known = (set(parameters) - set(own)) | extra

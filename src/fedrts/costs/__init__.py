@@ -50,7 +50,7 @@ def cost(
 
 
 def of_settings(
-    layers: Sequence[config.Settings],
+    layers: Sequence[config.Tree],
     module: nn.Module | None = None,
     input_shape: Sequence[int] | None = None,
     classes: int | None = None,
@@ -59,9 +59,7 @@ def of_settings(
     data_dir: str | Path | None = None,
 ) -> Cost:
     """`cost` of settings, of which later ones override earlier ones."""
-    given: dict[str, Any] = {}
-    for layer in layers:
-        given = config.merged(given, layer)
+    given = config.combined(*layers)
     if samples is not None and samples < 1:
         raise InputError(f"samples must be at least 1 (got {samples})")
     wanted = samples or SAMPLES

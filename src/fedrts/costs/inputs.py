@@ -31,7 +31,7 @@ class Inputs:
     shape: tuple[int, ...]
     classes: int
     kinds: tuple[str, ...] = ("numbers", "tokens")
-    settings: config.Settings = field(default_factory=dict)
+    settings: config.Tree = field(default_factory=dict)
 
 
 PAPER_INPUTS = (
@@ -42,7 +42,7 @@ PAPER_INPUTS = (
 
 
 def without_data(
-    given: config.Settings, own: nn.Module | None, shape: Sequence[int] | None, classes: int | None, count: int
+    given: config.Tree, own: nn.Module | None, shape: Sequence[int] | None, classes: int | None, count: int
 ) -> tuple[Experiment, nn.Module, Data]:
     """The experiment, its model and random inputs: of the shape that is given, or the first of the paper's that the model reads."""
     if min([1 if classes is None else classes, *(shape or ())]) < 1:

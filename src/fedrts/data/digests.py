@@ -21,7 +21,7 @@ _BLOCK = 2**26
 
 
 @dataclass(frozen=True)
-class _Part:
+class _FilePart:
     """Of a file: the array of one tensor."""
 
     file: Path
@@ -32,7 +32,7 @@ class _Part:
 _files: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Whole arrays → the files that they are mapped from."""
 _parts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Copies elsewhere of parts of them → `_Part`."""
+"""Copies elsewhere of parts of them → `_FilePart`."""
 
 
 def mapped(file: Path) -> Tensor:
@@ -79,15 +79,15 @@ def _computed(tensor: Tensor) -> str:
     return digest.hexdigest()[:32]
 
 
-def _part(tensor: Tensor) -> _Part | None:
+def _part(tensor: Tensor) -> _FilePart | None:
     """The part of a file that a tensor is, or was copied from."""
     if tensor in _parts:
-        found: _Part = _parts[tensor]
+        found: _FilePart = _parts[tensor]
         return found
     whole = tensor if tensor._base is None else tensor._base
     if whole not in _files:
         return None
-    return _Part(_files[whole], repr((tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), str(tensor.dtype))))
+    return _FilePart(_files[whole], repr((tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), str(tensor.dtype))))
 
 
 def _read(file: Path) -> tuple[dict[str, str], list[int]]:

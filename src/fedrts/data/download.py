@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedrts.errors import InputError
 
-Report = Callable[[str, int, int | None], None]
+ReportBytes = Callable[[str, int, int | None], None]
 """(what, bytes done, bytes in all if known): told of progress."""
 
 _CHUNK = 1 << 20
@@ -21,7 +21,7 @@ _TRIES = 3
 _TIMEOUT = 30.0
 
 
-def download(url: str, target: Path, checksum: str | None, report: Report) -> None:
+def download(url: str, target: Path, checksum: str | None, report: ReportBytes) -> None:
     """`url` as the file `target`; bytes that came are kept in `target`.part until all are there and their checksum is right."""
     part = target.with_name(target.name + ".part")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def verify(file: Path, checksum: str | None, origin: str) -> None:
         raise InputError(f"{origin} is damaged or another file: its {kind} is {found}, published is {wanted}; get it again")
 
 
-def _transfer(url: str, part: Path, report: Report) -> tuple[bool, int | None]:
+def _transfer(url: str, part: Path, report: ReportBytes) -> tuple[bool, int | None]:
     """Append what is missing of `url` to `part`; did the answer end as it should, and the size that `part` should then have, if known."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "fedrts"} | ({"Range": f"bytes={have}-"} if have else {}))

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from fedrts import data
 from fedrts.data.contract import Data
-from fedrts.data.download import Report, download, verify
+from fedrts.data.download import ReportBytes, download, verify
 from fedrts.data.official import File, Source
 from fedrts.data.unpack import unpack
 from fedrts.errors import InputError
 from fedrts.files import require_plain
 
 
-def prepare(name: str, home: Path, given: Path | None, report: Report) -> Data:
+def prepare(name: str, home: Path, given: Path | None, report: ReportBytes) -> Data:
     """The data set, read through once, after what was missing of it has been put under `home`.
 
     A file that is downloaded or `given` must have the checksum that was published; a given folder is taken as it is. What was taken of
@@ -52,7 +52,7 @@ def prepare(name: str, home: Path, given: Path | None, report: Report) -> Data:
         raise
 
 
-def _fetch(source: Source, file: File, home: Path, report: Report) -> None:
+def _fetch(source: Source, file: File, home: Path, report: ReportBytes) -> None:
     """Download a file to its place, or an archive whose content then takes it."""
     if not file.archive:
         download(file.url, home / file.to, file.checksum, report)

@@ -20,7 +20,7 @@ from fedrts.tasks import Task
 
 Precision = Literal["float32", "tf32", "bf16"]
 
-Loss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+FlatLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Parameters, BatchNorm's statistics and a batch → loss, and the statistics after it."""
 
 _ADDRESS = 16
@@ -113,7 +113,7 @@ class Objective(nn.Module):
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
-def differentiated(loss: Loss, weights: Tensor, parameters: int, x: Tensor, y: Tensor) -> Gradients:
+def differentiated(loss: FlatLoss, weights: Tensor, parameters: int, x: Tensor, y: Tensor) -> Gradients:
     """Of clients with `weights [..., n]`, the first `parameters` of which are differentiated by; `loss` gives one number for each."""
     leaf = weights[..., :parameters].detach().requires_grad_()
     with torch.enable_grad():

@@ -75,7 +75,7 @@ def spread(settings: Settings, bench: Workbench, rows: Sequence[Tensor], eval_ba
     with connected(settings, _store_bytes(settings, bench, rows)) as ray:
         store = _stored(ray, settings, bench, Holdings.of(rows), eval_batch_size)
         options = {"num_cpus": settings.cpus, "num_gpus": settings.gpus, "max_restarts": -1, "max_task_retries": RETRIES}
-        actor = ray.remote(**options)(Worker)
+        actor = ray.remote(**options)(Actor)
         actors = [actor.remote() for _ in range(settings.actors)]
         try:
             yield RayEngine(ray, actors, store, bench, SerialEngine(bench, rows, eval_batch_size), settings)
@@ -196,7 +196,7 @@ def shares(steps: Sequence[int], count: int) -> list[list[int]]:
     return [found[slot] for slot in sorted(found)]
 
 
-class Worker:
+class Actor:
     """An actor: a workbench of its own and an engine on it, made when there is work; after a death that is so again."""
 
     def __init__(self) -> None:

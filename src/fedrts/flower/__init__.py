@@ -6,6 +6,7 @@ A server (`engine.py`, `fleet.py`, `superlink.py`) asks nodes (`node.py`, `site.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from fedrts.errors import optional
@@ -16,6 +17,9 @@ PROTOCOL = 2
 """The version of what server and nodes say to each other; both sides name theirs when they meet. Before 2 none was named."""
 STRANGER = "stranger"
 """The fact by which a node says that it was started anew, and has not been introduced to the experiment."""
+
+Say = Callable[[str], None]
+"""Tells a line to the person at this end."""
 
 
 def prepare(home: Path | None = None) -> None:

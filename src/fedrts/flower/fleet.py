@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any
@@ -12,12 +12,12 @@ from flwr.app import Message
 
 import fedrts
 from fedrts.errors import InputError, printable
-from fedrts.flower import FAREWELL, HELLO, PROTOCOL, WELCOME
+from fedrts.flower import FAREWELL, HELLO, PROTOCOL, WELCOME, Say
 from fedrts.flower.keys import Authority, Seat, fingerprint
 from fedrts.flower.link import Link
 from fedrts.flower.messages import Incoming, content, opened
 from fedrts.flower.normalisation import Normalisation
-from fedrts.flower.roster import GONE, Entry, Roster
+from fedrts.flower.roster import GONE, Member, Roster
 from fedrts.server.collect import REMOVED, WITHDRAWN
 from fedrts.wire.errors import WireError
 
@@ -36,8 +36,6 @@ LOST = "LOST"
 
 MOST_SAMPLES = 2**31 - 1
 """Samples that a site may claim: sums of so many over all clients are exact."""
-
-Say = Callable[[str], None]
 
 
 class _PassingError(InputError):
@@ -215,7 +213,7 @@ class Fleet:
             clients, samples, data = _counts(facts["clients"]), _counts(facts["samples"]), printable(facts["data"], 64)
         except KeyError as error:
             raise WireError(f"its introduction lacks {error}") from error
-        entry = Entry(0, data, node.key, self._name(node.key))
+        entry = Member(0, data, node.key, self._name(node.key))
         seats = self.authority.seats() if self.authority is not None else {}
         if self.samples is None:
             if clients or len(samples) != 1 or not 1 <= samples[0] <= MOST_SAMPLES:
@@ -241,7 +239,7 @@ class Fleet:
         with self.roster.changing():
             return tuple(self.roster.admit(client, replace(entry, samples=number)) for client, number in zip(clients, samples, strict=True))
 
-    def _owns(self, client: int, entry: Entry, seats: Mapping[str, Seat]) -> bool:
+    def _owns(self, client: int, entry: Member, seats: Mapping[str, Seat]) -> bool:
         """Was the client bound to this key when it was registered, or did it stand for it before there were such bonds?"""
         known = self.roster.entries.get(client)
         return (entry.name in seats and client in seats[entry.name].clients) or (known is not None and known.key == entry.key)

@@ -184,7 +184,7 @@ class Listener(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         plain, address = super().accept()
-        accepted = _Accepted(plain.family, plain.type, plain.proto, plain.detach())
+        accepted = _AcceptedSocket(plain.family, plain.type, plain.proto, plain.detach())
         if not self.connections.come(address[:2], accepted):
             accepted.close()
             raise ConnectionAbortedError
@@ -192,7 +192,7 @@ class Listener(socket.socket):
         return accepted, address
 
 
-class _Accepted(socket.socket):
+class _AcceptedSocket(socket.socket):
     """A connection that is counted until it is closed."""
 
     listing: tuple[Connections, Peer] | None = None

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -35,7 +35,7 @@ from flwr.superlink.grid import HttpGrid
 
 import fedrts
 from fedrts.errors import InputError, note, printable
-from fedrts.flower import superlink
+from fedrts.flower import Say, superlink
 from fedrts.flower.keys import Authority, trusting
 from fedrts.flower.limits import REFUSED, is_loopback
 from fedrts.flower.processes import child
@@ -58,8 +58,6 @@ serverapp = "fedrts.flower.client_app:server"
 clientapp = "fedrts.flower.client_app:app"
 """
 """All that travels as a Flower app: names of what is installed on both sides."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

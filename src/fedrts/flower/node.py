@@ -41,7 +41,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 import fedrts
 from fedrts.errors import InputError, RefusedError, note, printable
 from fedrts.files import write_atomically
-from fedrts.flower import FAREWELL, HELLO, PROTOCOL, STRANGER, WELCOME
+from fedrts.flower import FAREWELL, HELLO, PROTOCOL, STRANGER, WELCOME, Say
 from fedrts.flower.consent import SHOWN, DeclinedError, described, digest, told
 from fedrts.flower.host import ANY, Host
 from fedrts.flower.keys import outdated, read_private_key, trusting
@@ -65,7 +65,6 @@ _STALLED = 60.0
 if TYPE_CHECKING:
     from fedrts.flower.site import Site
 
-Say = Callable[[str], None]
 Ask = Callable[[str], bool]
 """Shows the owner what an experiment asks for, and waits for a yes or no."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrts.errors import InputError
-from fedrts.flower.roster import FILE, HERE, Entry, Roster
+from fedrts.flower.roster import FILE, HERE, Member, Roster
 from fedrts.runs.folder import RunFolder
 from fedrts.server.collect import LATE, LATE_AGAIN, REMOVED, WITHDRAWN
 
@@ -35,7 +35,7 @@ def rows(path: Path, roster: Roster) -> list[dict[str, Any]]:
     ]
 
 
-def _state(entry: Entry, runs: bool, last: tuple[int, str] | None) -> str:
+def _state(entry: Member, runs: bool, last: tuple[int, str] | None) -> str:
     """Where a client is, in a few words; `last`: the last round that missed it, and why, if no later one had it."""
     if entry.left:
         return f"{entry.state} since round {last[0]}" if last and last[1] == entry.state else f"{entry.state} since {entry.at}"

@@ -26,7 +26,7 @@ _LONGEST_NAME = 64
 
 
 @dataclass(frozen=True)
-class Entry:
+class Member:
     """What is known of a client from its first introduction on."""
 
     samples: int
@@ -59,7 +59,7 @@ class Entry:
         return self.samples, self.data
 
 
-_ENTRIES = TypeAdapter(dict[int, Entry])
+_ENTRIES = TypeAdapter(dict[int, Member])
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Roster:
     """Do keys outlast a node's restart? Without registered keys they do not."""
     fixed: bool = False
     """Has the study begun? Then a number's data stays what it was."""
-    entries: dict[int, Entry] = field(default_factory=dict)
+    entries: dict[int, Member] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._seen: tuple[int, int, int] | None = None
@@ -118,7 +118,7 @@ class Roster:
         finally:
             self._depth -= 1
 
-    def admit(self, client: int | None, entry: Entry, preferred: int | None = None, reserved: Collection[int] = ()) -> int:
+    def admit(self, client: int | None, entry: Member, preferred: int | None = None, reserved: Collection[int] = ()) -> int:
         """The number of a client that introduces itself; an `InputError` says why it is not admitted.
 
         A site (`client` None) gets the number it had, else the `preferred` one, else the first free one that is not `reserved`.
@@ -145,7 +145,7 @@ class Roster:
             self.entries[client] = replace(now, key=entry.key, name=base.name or entry.name, state=HERE, at=_now())
             return client
 
-    def _number(self, entry: Entry, preferred: int | None, reserved: Collection[int]) -> int:
+    def _number(self, entry: Member, preferred: int | None, reserved: Collection[int]) -> int:
         for number, known in self.entries.items():
             if not known.left and (known.key == entry.key or (not self.keyed and known.holds == entry.holds)):
                 return number
@@ -156,7 +156,7 @@ class Roster:
             raise InputError(f"all {self.total} sites of the experiment are known, and this is none of them")
         return free[0]
 
-    def _is_free(self, number: int, entry: Entry) -> bool:
+    def _is_free(self, number: int, entry: Member) -> bool:
         known = self.entries.get(number)
         return known is None or (known.left and (not self.fixed or known.holds == entry.holds))
 
@@ -178,7 +178,7 @@ class Roster:
                 if entry is not None and not entry.left and entry.state != state:
                     self.entries[client] = replace(entry, state=state, at=_now())
 
-    def leave(self, client: int, state: str) -> Entry:
+    def leave(self, client: int, state: str) -> Member:
         """A client takes part no more, and neither does its key."""
         with self.changing():
             entry = self.known(client)
@@ -200,7 +200,7 @@ class Roster:
         with self.changing():
             self.entries[client] = replace(self.known(client), name=name)
 
-    def known(self, client: int) -> Entry:
+    def known(self, client: int) -> Member:
         """The entry of a client that has introduced itself."""
         if client not in self.entries:
             raise InputError(f"no client {client} has introduced itself; known: {', '.join(map(str, sorted(self.entries))) or 'none'}")

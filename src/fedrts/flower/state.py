@@ -35,7 +35,7 @@ _SECRET = 32
 _TRY_AGAIN = 0.1
 _ANEW = "a new folder means a new site, which has spent no privacy"
 
-Kind = TypeVar("Kind", bound=BaseModel)
+Content = TypeVar("Content", bound=BaseModel)
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
 """None: without bound."""
 
@@ -203,7 +203,7 @@ def _read(file: Path) -> bytes | None:
         raise InputError(f"cannot read {file}: {error.strerror}") from error
 
 
-def _parsed(file: Path, kind: type[Kind]) -> Kind:
+def _parsed(file: Path, kind: type[Content]) -> Content:
     data = _read(file)
     if data is None:
         raise InputError(f"{file} is missing, beside a secret: restore it from a backup; {_ANEW}")

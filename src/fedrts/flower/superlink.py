@@ -51,7 +51,7 @@ _KEY_HEADER, _SIGNATURE_HEADER, _TIME_HEADER = b"flwr-public-key", b"flwr-signat
 Headers = dict[bytes, bytes]
 
 
-class RefusedError(Exception):
+class RefusedRequestError(Exception):
     """A request that goes no further; its sender and the person who runs the server are told why."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -89,7 +89,7 @@ class Gate:
         who = f"{peer or 'somebody'}{key_name(headers)} at {scope['path']}"
         try:
             await self._admit(scope, headers, peer, receive, send, who)
-        except RefusedError as refusal:
+        except RefusedRequestError as refusal:
             refused(peer, str(refusal.status), f"{who}: {refusal} ({refusal.status})")
             await _answer(send, refusal.status, str(refusal))
 
@@ -97,7 +97,7 @@ class Gate:
         """Check all that can be known before the body is read; then read it, and pass the request on."""
         for_nodes = scope["path"].startswith(OPEN)
         if not for_nodes and not _is_local(peer, scope.get("server")):
-            raise RefusedError(403, "this address is for the server itself")
+            raise RefusedRequestError(403, "this address is for the server itself")
         if self.closed_until and for_nodes:
             if not os.path.exists(self.closed_until):
                 await _answer(send, 503, "the server is starting")
@@ -107,26 +107,26 @@ class Gate:
         owner = neighbourhood(peer) if for_nodes else "localhost"
         if self.registered is not None and for_nodes:
             if scope["path"] == f"{OPEN}register-node":
-                raise RefusedError(403, "a node must be registered by the coordinator")
+                raise RefusedRequestError(403, "a node must be registered by the coordinator")
             owner = fingerprint(signer(headers, self.registered))
         if CONNECTION in scope and not self.connections.known(scope[CONNECTION], owner):
-            raise RefusedError(429, f"more than {self.connections.each} connections of one node")
+            raise RefusedRequestError(429, f"more than {self.connections.each} connections of one node")
         try:
             async with self.budget.held(owner, size if for_nodes else 0):
                 body = await _read(receive, self.longest)
                 if body is not None:
                     await self._pass_on(scope, [body], receive, send, who)
         except CrowdedError as error:
-            raise RefusedError(503, "too many requests at once: come back later") from error
+            raise RefusedRequestError(503, "too many requests at once: come back later") from error
 
     def _size(self, headers: Headers) -> int:
         """Bytes of the body to come."""
         if b"transfer-encoding" in headers:  # a length beside it would not count
-            raise RefusedError(411, "a request without a length")
+            raise RefusedRequestError(411, "a request without a length")
         length = headers.get(b"content-length", b"")
         size = int(length) if length.isdigit() else 0
         if size > self.longest:
-            raise RefusedError(413, f"a request of {size:,} bytes, above {self.longest:,}")
+            raise RefusedRequestError(413, f"a request of {size:,} bytes, above {self.longest:,}")
         return size
 
     async def _pass_on(self, scope: Any, bodies: list[bytes], receive: Any, send: Any, who: str) -> None:
@@ -164,14 +164,14 @@ def signer(headers: Headers, registered: Callable[[bytes], bool]) -> bytes:
         late = (now() - signed).total_seconds()  # a time without its zone is no time
         theirs, ours = (f"{moment.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC" for moment in (signed, now()))
     except (KeyError, ValueError, TypeError, OverflowError) as error:
-        raise RefusedError(401, "no key and signature of a node") from error
+        raise RefusedRequestError(401, "no key and signature of a node") from error
     if not registered(key):
-        raise RefusedError(403, "this key is not registered")
+        raise RefusedRequestError(403, "this key is not registered")
     if not _verified(key, stamp, signature):
-        raise RefusedError(401, "the signature is not by this key")
+        raise RefusedRequestError(401, "the signature is not by this key")
     if abs(late) >= CLOCKS:
         most = f"they must agree to {CLOCKS / 60:.0f} minutes"
-        raise RefusedError(401, f"the node's clock says {theirs}, the server's {ours}: set the clock that is wrong, {most}")
+        raise RefusedRequestError(401, f"the node's clock says {theirs}, the server's {ours}: set the clock that is wrong, {most}")
     return key
 
 
@@ -194,8 +194,8 @@ async def _read(receive: Any, longest: int) -> bytes | None:
             if not event.get("more_body", False):
                 return bytes(body)
     except TimeoutError as error:
-        raise RefusedError(408, "a request whose body does not come") from error
-    raise RefusedError(413, f"a request of more than {longest:,} bytes")
+        raise RefusedRequestError(408, "a request whose body does not come") from error
+    raise RefusedRequestError(413, f"a request of more than {longest:,} bytes")
 
 
 def key_name(headers: Headers) -> str:

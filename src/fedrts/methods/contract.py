@@ -69,7 +69,7 @@ class Round:
         return tuple(active - quota for active, quota in zip(self.counts, self.quota, strict=True))
 
 
-Number = Tensor | float
+Scalar = Tensor | float
 """One of a client, or a tensor with one of each client."""
 
 
@@ -83,7 +83,7 @@ class Influence(Protocol):
         """What is added to the gradient: `[..., N_all]` → `[..., N_all]`."""
         ...
 
-    def rate(self, weights: Tensor, marks: Tensor, step: Number, steps: Number, rate: Number, initial: float) -> Number:
+    def rate(self, weights: Tensor, marks: Tensor, step: Scalar, steps: Scalar, rate: Scalar, initial: float) -> Scalar:
         """The learning rate of a step, of so many, where `rate` is this round's and `initial` the experiment's: `[...]`."""
         ...
 

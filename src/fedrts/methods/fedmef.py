@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedrts.methods import register
-from fedrts.methods.contract import Number, Round, State, Train
+from fedrts.methods.contract import Round, Scalar, State, Train
 from fedrts.methods.fedtiny import Progressive
 from fedrts.sparse import rigl
 from fedrts.sparse.frugal import save_activations_sparsely, standardise_convolutions
@@ -85,7 +85,7 @@ class Extrusion:
     def pull(self, weights: Tensor, marks: Tensor) -> Tensor:
         return 2 * self.penalty * marks * weights
 
-    def rate(self, weights: Tensor, marks: Tensor, step: Number, steps: Number, rate: Number, initial: float) -> Number:
+    def rate(self, weights: Tensor, marks: Tensor, step: Scalar, steps: Scalar, rate: Scalar, initial: float) -> Scalar:
         norm = torch.linalg.vector_norm(marks * weights, dim=-1)
         left = (2 * steps - 2 * step) / (2 * steps - step)
         return (left * (2 * torch.sigmoid(norm) - 1) * initial).clamp(min=rate)

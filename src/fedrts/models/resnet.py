@@ -8,21 +8,21 @@ from torch import Tensor, nn
 
 from fedrts.models import checks, register
 
-Norm = Callable[[int], nn.Module]
+MakeNorm = Callable[[int], nn.Module]
 
 
 def _group_norm(channels: int) -> nn.Module:
     return nn.GroupNorm(1 if channels % 16 else channels // 16, channels)  # 16 channels a group, or all in one
 
 
-NORMS: dict[str, Norm] = {"batch": nn.BatchNorm2d, "group": _group_norm}
+NORMS: dict[str, MakeNorm] = {"batch": nn.BatchNorm2d, "group": _group_norm}
 STEMS = ("imagenet", "cifar")
 
 
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions beside a shortcut; where the shape changes the shortcut is a 1×1 convolution with a norm."""
 
-    def __init__(self, channels: int, out: int, stride: int, norm: Norm) -> None:
+    def __init__(self, channels: int, out: int, stride: int, norm: MakeNorm) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
         self.bn1 = norm(out)

@@ -41,7 +41,7 @@ class Outlasting(Console):
             note("nobody reads the output any more; the run goes on without it")
 
 
-class Line:
+class ProgressLine:
     """Progress in one line of the console it is shown in: a bar, and beside it what fits."""
 
     def __init__(self, progress: Progress) -> None:
@@ -62,7 +62,7 @@ class ConsoleObserver:
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console or Outlasting()
         self.progress = Progress(clock)
-        self.live = Live(Line(self.progress), console=self.console, refresh_per_second=4)
+        self.live = Live(ProgressLine(self.progress), console=self.console, refresh_per_second=4)
         self.clock = clock
         self.said = clock()
         """When the last plain line was printed."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from fedrts.config import nested
 from fedrts.report import differences, people, progress, tables, topology
 from fedrts.report.format import cell, text
-from fedrts.report.model import Chapter, Figure, Report, Section, Table
+from fedrts.report.model import Chapter, Figure, Report, ReportTable, Section
 from fedrts.report.quantities import Metric, metric_of, over
 from fedrts.report.read import Found, Run
 from fedrts.report.settings import Problem, grouped
@@ -89,7 +89,7 @@ def headline(problem: Problem, metric: Metric) -> str:
 
 
 def _sections(problem: Problem, metric: Metric) -> list[Section]:
-    parts: list[tuple[str, str, str, list[Figure | Table | None]]] = [
+    parts: list[tuple[str, str, str, list[Figure | ReportTable | None]]] = [
         (
             "results",
             "Results",

@@ -9,7 +9,7 @@ from itertools import combinations
 from fedrts.comparison.statistics import FEW_PAIRS, Difference, holm, paired
 from fedrts.comparison.table import SURE
 from fedrts.report.format import cell
-from fedrts.report.model import Cell, Column, Mean, Table
+from fedrts.report.model import CellValue, Column, Mean, ReportTable
 from fedrts.report.quantities import Metric, last_ten, over
 from fedrts.report.settings import Problem, Setting
 
@@ -65,7 +65,7 @@ def caveat(problem: Problem, metric: Metric) -> str:
     return f"The difference to {rival.label} ({cell(value, metric.format)}){more} is not sure (paired t-tests over seeds){few}."
 
 
-def tables(problem: Problem, metric: Metric) -> list[Table]:
+def tables(problem: Problem, metric: Metric) -> list[ReportTable]:
     """Every setting against the best sparse one, and all pairs."""
     order = [setting for dense in (False, True) for setting, _ in ranked(problem, metric, dense)]
     if len(order) < 2 or order[0].dense:
@@ -79,12 +79,12 @@ def tables(problem: Problem, metric: Metric) -> list[Table]:
     if against := tested([(other, best) for other in others], metric):
         columns = [Column("setting"), *_columns(f"less {best.label}", metric)]
         rows = [[test.setting.label, *_cells(test)] for test in against]
-        found.append(Table(f"{problem.id}-differences", f"Differences to {best.label}", how, columns, rows))
+        found.append(ReportTable(f"{problem.id}-differences", f"Differences to {best.label}", how, columns, rows))
     every = tested(list(combinations(order, 2)), metric) if 2 < len(order) <= _MOST else []
     if every:
         columns = [Column("setting"), Column("less"), *_columns("difference", metric)]
         rows = [[test.setting.label, test.reference.label, *_cells(test)] for test in every]
-        found.append(Table(f"{problem.id}-pairs", "Differences of all pairs", how, columns, rows, folded=True))
+        found.append(ReportTable(f"{problem.id}-pairs", "Differences of all pairs", how, columns, rows, folded=True))
     return found
 
 
@@ -98,7 +98,7 @@ def _columns(title: str, metric: Metric) -> list[Column]:
     ]
 
 
-def _cells(test: Tested) -> list[Cell | Mean]:
+def _cells(test: Tested) -> list[CellValue | Mean]:
     mean, p = test.difference.mean, test.difference.p
     mark = "no test" if p is None else "‡" if test.sure else "†" if p < SURE else "no"
     return [Mean(mean.value, mean.error), mean.count, p, test.corrected, mark]

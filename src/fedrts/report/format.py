@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedrts.report.model import Cell, Folder, Mean
+from fedrts.report.model import CellValue, Folder, Mean
 
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 _FLOPS = ("", "k", "M", "G", "T", "P", "E", "Z")
@@ -29,7 +29,7 @@ def text(value: float, format: str) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def cell(value: Cell | Mean, format: str) -> str:
+def cell(value: CellValue | Mean, format: str) -> str:
     """A cell: text, a number, or a mean with its standard error."""
     if value is None:
         return "–"
@@ -51,7 +51,7 @@ def cell(value: Cell | Mean, format: str) -> str:
     return f"{text(value.value, format)} ± {value.error:.2g}"
 
 
-def number(value: Cell | Mean) -> float | str | None:
+def number(value: CellValue | Mean) -> float | str | None:
     """What a cell is sorted by."""
     return value.value if isinstance(value, Mean) else value
 

@@ -10,7 +10,7 @@ from typing import Literal
 from urllib.parse import quote
 
 Format = Literal["number", "percent", "bytes", "flops", "integer", "seconds"]
-Cell = str | float | int | None
+CellValue = str | float | int | None
 
 
 class Folder(str):
@@ -138,14 +138,14 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Rows of cells."""
 
     id: str
     title: str
     caption: str
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell | Mean]]
+    rows: Sequence[Sequence[CellValue | Mean]]
     folded: bool = False
     """Shown on demand: long, and seldom wanted."""
 
@@ -157,7 +157,7 @@ class Section:
     id: str
     title: str
     text: str = ""
-    items: Sequence[Figure | Table] = field(default_factory=tuple)
+    items: Sequence[Figure | ReportTable] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True)
@@ -181,13 +181,13 @@ class Report:
     chapters: Sequence[Chapter]
 
     @property
-    def items(self) -> list[Figure | Table]:
+    def items(self) -> list[Figure | ReportTable]:
         return [item for chapter in self.chapters for section in chapter.sections for item in section.items]
 
     @property
     def figures(self) -> list[Figure]:
-        return [item for item in self.items if not isinstance(item, Table)]
+        return [item for item in self.items if not isinstance(item, ReportTable)]
 
     @property
-    def tables(self) -> list[Table]:
-        return [item for item in self.items if isinstance(item, Table)]
+    def tables(self) -> list[ReportTable]:
+        return [item for item in self.items if isinstance(item, ReportTable)]

@@ -117,7 +117,7 @@ def read(path: Path) -> Run:
     versions = settings.pop("versions", {})
     if not isinstance(versions, dict):
         raise InputError("experiment.toml is damaged: versions is no table")
-    file_schema.check(file_schema.Experiment, settings, "experiment.toml")
+    file_schema.check(file_schema.ExperimentFacts, settings, "experiment.toml")
     running = folder.is_running  # asked first: a run that ends meanwhile is then a finished one
     summary, history, topology = folder.summary(), folder.history(), folder.topology()
     clients, fairness = _json(path / "clients.json"), _json(path / "fairness.json")
@@ -173,6 +173,6 @@ def _failed_cells(path: Path) -> list[str]:
     for file in sorted(path.rglob("failures.json")):
         if (file.parent / COMPARISON).exists():
             cells = _json(file)
-            file_schema.check(dict[str, file_schema.Failure], cells, str(file))
+            file_schema.check(dict[str, file_schema.CellFailure], cells, str(file))
             found += [f"{file.parent}: cell {name} failed: {' '.join(entry['reason'].split())}" for name, entry in cells.items()]
     return found

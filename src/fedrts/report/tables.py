@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from fedrts.comparison.target import Point, cost_to_target
-from fedrts.report.model import Cell, Column, Folder, Mean, Table
+from fedrts.comparison.target import Milestone, cost_to_target
+from fedrts.report.model import CellValue, Column, Folder, Mean, ReportTable
 from fedrts.report.people import class_values, client_values
 from fedrts.report.quantities import ACCURACY, Metric, last_ten, mean, over, spread, worst_decile
 from fedrts.report.read import Run
 from fedrts.report.settings import Problem, Setting, common, differing, shown, unlikeness
 from fedrts.server.collect import EXCUSED
 
-Row = list[Cell | Mean]
+TableRow = list[CellValue | Mean]
 _FOLDED = 12
 """Runs from which on their table is folded."""
 
 
-def results(problem: Problem, metric: Metric) -> Table:
+def results(problem: Problem, metric: Metric) -> ReportTable:
     """How good every setting became."""
     columns = [
         Column("setting"),
@@ -31,16 +31,18 @@ def results(problem: Problem, metric: Metric) -> Table:
     ]
     rows = []
     for setting in problem.finished:
-        row: Row = [setting.label, len(setting.runs), _without_error(over(setting, _summed("density")))]
+        row: TableRow = [setting.label, len(setting.runs), _without_error(over(setting, _summed("density")))]
         if metric.lower_is_better:
             row.append(over(setting, lambda run: last_ten(run, metric.key)))
         rows.append(
             [*row, over(setting, _summed("accuracy_last10")), over(setting, _summed("best_accuracy")), over(setting, _summed("loss"))]
         )
-    return Table(f"{problem.id}-results", "How good models became", "On the test set; mean ± standard error over seeds.", columns, rows)
+    return ReportTable(
+        f"{problem.id}-results", "How good models became", "On the test set; mean ± standard error over seeds.", columns, rows
+    )
 
 
-def cost(problem: Problem) -> Table:
+def cost(problem: Problem) -> ReportTable:
     """What every setting spent."""
     columns = [
         Column("setting"),
@@ -53,15 +55,15 @@ def cost(problem: Problem) -> Table:
         Column("samples/s", "integer", "trained on, in the simulation"),
     ]
     keys = ("upload_bytes", "download_bytes", "comm_ratio", "paper_comm_mb", "flops", "seconds", "samples_per_second")
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for setting in problem.finished:
         cells = [over(setting, _summed(key)) for key in keys]
         cells[3] = cells[3] and Mean(cells[3].value * 1e6)
         rows.append([setting.label, *cells])
-    return Table(f"{problem.id}-cost", "What whole runs cost", "Mean ± standard error over seeds.", columns, rows)
+    return ReportTable(f"{problem.id}-cost", "What whole runs cost", "Mean ± standard error over seeds.", columns, rows)
 
 
-def to_target(problem: Problem, metric: Metric) -> Table | None:
+def to_target(problem: Problem, metric: Metric) -> ReportTable | None:
     """What it takes to be as good as dense averaging, run by run against the dense run of the same seed."""
     dense = [run for setting in problem.finished if setting.dense for run in setting.runs]
     if not dense:
@@ -74,7 +76,7 @@ def to_target(problem: Problem, metric: Metric) -> Table | None:
         Column("sent until then", "bytes", "by and to all clients"),
         Column("FLOPs until then", "flops", "of training, all clients"),
     ]
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for setting in problem.finished:
         paired = [(run, target) for run in setting.runs if (target := _target(run, dense, metric)) is not None]
         if not paired:
@@ -82,7 +84,7 @@ def to_target(problem: Problem, metric: Metric) -> Table | None:
         costs = [cost_to_target(run.history, target, key=metric.key, lower_is_better=metric.lower_is_better) for run, target in paired]
         there = [entry for entry in costs if entry is not None]
         reached = f"{len(there)} of {len(paired)}" if there else "not reached"
-        spent: list[Callable[[Point], float]] = [lambda entry: entry.round + 1, lambda entry: entry.bytes, lambda entry: entry.flops]
+        spent: list[Callable[[Milestone], float]] = [lambda entry: entry.round + 1, lambda entry: entry.bytes, lambda entry: entry.flops]
         rows.append(
             [setting.label, mean([target for _, target in paired]), reached, *(mean([of(entry) for entry in there]) for of in spent)]
         )
@@ -90,7 +92,7 @@ def to_target(problem: Problem, metric: Metric) -> Table | None:
         "Until the mean over ten rounds is as good as that of dense averaging with the same data, model and seed at its end. "
         "Means are over the runs that reach it."
     )
-    return Table(f"{problem.id}-target", "Cost to target", caption, columns, rows)
+    return ReportTable(f"{problem.id}-target", "Cost to target", caption, columns, rows)
 
 
 def _target(run: Run, dense: Sequence[Run], metric: Metric) -> float | None:
@@ -102,7 +104,7 @@ def _target(run: Run, dense: Sequence[Run], metric: Metric) -> float | None:
     return last_ten(best, metric.key)
 
 
-def fairness(problem: Problem, metric: Metric) -> Table | None:
+def fairness(problem: Problem, metric: Metric) -> ReportTable | None:
     """How unequally a model serves classes and clients."""
     judged = [setting for setting in problem.finished if any(client_values(run, metric) for run in setting.runs)]
     if not judged:
@@ -123,14 +125,14 @@ def fairness(problem: Problem, metric: Metric) -> Table | None:
             Column("spread over classes", "percent", "standard deviation of test accuracy over classes"),
         ]
     rows = [_fairness_row(setting, metric, by_class) for setting in judged]
-    return Table(f"{problem.id}-fairness", "Fairness", "Of the final model; mean ± standard error over seeds.", columns, rows)
+    return ReportTable(f"{problem.id}-fairness", "Fairness", "Of the final model; mean ± standard error over seeds.", columns, rows)
 
 
-def _fairness_row(setting: Setting, metric: Metric, by_class: bool) -> Row:
+def _fairness_row(setting: Setting, metric: Metric, by_class: bool) -> TableRow:
     def of(statistic: Callable[[Sequence[float]], float], key: str | None = None) -> Mean | None:
         return over(setting, lambda run: statistic(values) if (values := client_values(run, metric, key)) else None)
 
-    row: Row = [setting.label, of(fmean), of(lambda values: worst_decile(values, metric.lower_is_better)), of(spread)]
+    row: TableRow = [setting.label, of(fmean), of(lambda values: worst_decile(values, metric.lower_is_better)), of(spread)]
     if by_class:
         classes = [found for run in setting.runs if (found := class_values(run))]
         worst = ", ".join(str(min(found, key=lambda label: found[label])) for found in classes)
@@ -139,26 +141,28 @@ def _fairness_row(setting: Setting, metric: Metric, by_class: bool) -> Row:
     return row
 
 
-def configuration(problem: Problem) -> list[Table]:
+def configuration(problem: Problem) -> list[ReportTable]:
     """What differs between the settings, and what they share."""
     keys = differing(problem.runs)
     found = []
     if keys and len(problem.settings) > 1:
-        rows: list[Row] = [
+        rows: list[TableRow] = [
             [setting.label, *(shown(setting.runs[0].settings.get(key, "–")) for key in keys)] for setting in problem.settings
         ]
         caption = "The keys in which the settings differ; – where a method has no such option."
-        found.append(Table(f"{problem.id}-differs", "What differs", caption, [Column("setting"), *(Column(key) for key in keys)], rows))
-    same: list[Row] = [[key, shown(value)] for key, value in common(problem.runs).items() if key not in ("seed", "out")]
+        found.append(
+            ReportTable(f"{problem.id}-differs", "What differs", caption, [Column("setting"), *(Column(key) for key in keys)], rows)
+        )
+    same: list[TableRow] = [[key, shown(value)] for key, value in common(problem.runs).items() if key not in ("seed", "out")]
     found.append(
-        Table(
+        ReportTable(
             f"{problem.id}-common", "What is common", "The keys that all runs share.", [Column("key"), Column("value")], same, folded=True
         )
     )
     return found
 
 
-def runs(problem: Problem) -> Table:
+def runs(problem: Problem) -> ReportTable:
     """Every run folder."""
     tagged = any(run.settings.get("tags") for run in problem.runs)
     columns = [
@@ -172,7 +176,7 @@ def runs(problem: Problem) -> Table:
         Column("missing", "integer", "replies that dropped out or came late"),
         Column("version", "text", "of fedrts, torch"),
     ]
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for setting in problem.settings:
         for run in setting.runs:
             state = "finished" if run.finished else f"{'running, ' * run.running}round {run.played} of {run.settings['rounds']}"
@@ -192,7 +196,7 @@ def runs(problem: Problem) -> Table:
                     version,
                 ]
             )
-    return Table(f"{problem.id}-runs", "Runs", "One line a run folder.", columns, rows, folded=len(rows) > _FOLDED)
+    return ReportTable(f"{problem.id}-runs", "Runs", "One line a run folder.", columns, rows, folded=len(rows) > _FOLDED)
 
 
 def _without_error(found: Mean | None) -> float | None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from fedrts.files import csv_text
 from fedrts.report.format import cell
-from fedrts.report.model import Bars, Cell, Figure, Folder, Heat, Mean, Report, Table
+from fedrts.report.model import Bars, CellValue, Figure, Folder, Heat, Mean, Report, ReportTable
 
 FILES = "report"
 """The folder beside report.html with pictures and CSV files."""
 
 
-def table_csv(table: Table) -> str:
+def table_csv(table: ReportTable) -> str:
     """Plain numbers; a mean takes two columns, the second for its standard error."""
     with_error = [any(isinstance(row[place], Mean) for row in table.rows) for place in range(len(table.columns))]
     head = [
@@ -27,7 +27,7 @@ def table_csv(table: Table) -> str:
 
 def figure_csv(figure: Figure) -> str:
     """Tidy: one line a value."""
-    lines: list[list[Cell]]
+    lines: list[list[CellValue]]
     if isinstance(figure, Heat):
         lines = [
             [name, column, value]
@@ -56,11 +56,11 @@ def markdown(report: Report, pictures: bool, folder: Path = Path()) -> str:
             lines += ["", f"### {section.title}", *(["", section.text] if section.text else [])]
             for item in section.items:
                 lines += ["", f"#### {_escaped(item.title)}", "", _escaped(item.caption), ""]
-                lines += table_lines(item, folder) if isinstance(item, Table) else _figure_lines(item, pictures)
+                lines += table_lines(item, folder) if isinstance(item, ReportTable) else _figure_lines(item, pictures)
     return "\n".join(lines) + "\n"
 
 
-def table_lines(table: Table, folder: Path = Path()) -> list[str]:
+def table_lines(table: ReportTable, folder: Path = Path()) -> list[str]:
     """A Markdown table, and what its columns mean."""
     sides = ["---" if column.format == "text" else "---:" for column in table.columns]
     rows = [[column.title for column in table.columns], sides]
@@ -72,7 +72,7 @@ def table_lines(table: Table, folder: Path = Path()) -> list[str]:
     return [*drawn, *(["", "; ".join(notes) + "."] if notes else [])]
 
 
-def _linked(value: Cell | Mean, words: str, folder: Path) -> str:
+def _linked(value: CellValue | Mean, words: str, folder: Path) -> str:
     return f"[{_escaped(words)}]({value.beside(folder)})" if isinstance(value, Folder) else _escaped(words)
 
 
@@ -81,7 +81,7 @@ def _figure_lines(figure: Figure, pictures: bool) -> list[str]:
     return [*picture, f"[numbers]({FILES}/{figure.id}.csv)"]
 
 
-def _plain(value: Cell | Mean, with_error: bool) -> list[Cell]:
+def _plain(value: CellValue | Mean, with_error: bool) -> list[CellValue]:
     if isinstance(value, Mean):
         return [value.value, value.error]
     return [value, None] if with_error else [value]

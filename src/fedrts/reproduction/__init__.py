@@ -17,9 +17,9 @@ from fedrts.comparison.results import csv_of, write_failures
 from fedrts.errors import InputError, note, optional
 from fedrts.files import write_atomically
 from fedrts.reproduction import estimate, preset
-from fedrts.reproduction.document import Document, Outcome
+from fedrts.reproduction.document import Document, PartOutcome
 from fedrts.reproduction.figure import draw
-from fedrts.reproduction.preset import Part, Preset, Scale, ScaleName
+from fedrts.reproduction.preset import Preset, PresetPart, Scale, ScaleName
 
 PRESET_FILE = "preset.toml"
 
@@ -28,7 +28,7 @@ PRESET_FILE = "preset.toml"
 class Planned:
     """A part with the settings that its data allow."""
 
-    part: Part
+    part: PresetPart
     grid: Grid
     data: str
     missing: str
@@ -40,7 +40,7 @@ def planned(scale: Scale, data_dir: Path | None) -> list[Planned]:
     return [_planned(scale, part, data.home(data_dir)) for part in scale.parts]
 
 
-def _planned(scale: Scale, part: Part, home: Path) -> Planned:
+def _planned(scale: Scale, part: PresetPart, home: Path) -> Planned:
     settings: Mapping[str, Any] = part.experiment
     if part.instead is not None and _missing(_data_of(scale, settings), home):
         settings = part.instead
@@ -133,9 +133,9 @@ def reproduce(
     return document
 
 
-def _outcome(part: Planned, state: str, comparison: Comparison | None, failed: Mapping[str, News]) -> Outcome:
+def _outcome(part: Planned, state: str, comparison: Comparison | None, failed: Mapping[str, News]) -> PartOutcome:
     compared = None if comparison is None else comparison.compared(failed)
-    return Outcome(part.part, part.data, state, compared)
+    return PartOutcome(part.part, part.data, state, compared)
 
 
 def _difference(name: str, home: Path | None) -> str:

@@ -10,17 +10,17 @@ from typing import Any
 from fedrts import config, costs
 from fedrts.comparison.results import Compared, setting_of
 from fedrts.comparison.statistics import mean_of
-from fedrts.comparison.table import ABSENT, METRICS, Column, Results, column_of, markdown, means_table, text_of
-from fedrts.comparison.target import Point, cost_to_target
-from fedrts.reproduction.preset import Part, Preset, Scale, ScaleName
+from fedrts.comparison.table import ABSENT, METRICS, ColumnKey, Results, column_of, markdown, means_table, text_of
+from fedrts.comparison.target import Milestone, cost_to_target
+from fedrts.reproduction.preset import Preset, PresetPart, Scale, ScaleName
 from fedrts.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PartOutcome:
     """A part of a preset and what it came to."""
 
-    part: Part
+    part: PresetPart
     data: str
     state: str
     """How its data differ from the release, or that they are missing; empty if they are complete."""
@@ -35,7 +35,7 @@ class Document:
     name: str
     preset: Preset
     size: ScaleName
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[PartOutcome]
     data_dir: Path | None
 
     @property
@@ -61,7 +61,7 @@ class Document:
             words += [self.preset.remark]
         return " ".join(words)
 
-    def _part(self, outcome: Outcome) -> list[str]:
+    def _part(self, outcome: PartOutcome) -> list[str]:
         blocks = [f"## {outcome.part.name}"]
         remarks = [outcome.part.remark] if outcome.part.remark else []
         if outcome.compared is None:
@@ -86,23 +86,23 @@ class Document:
         lines = [f"- {name}: {news.text}" for name, news in compared.failures.items()]
         return ["Not finished:", "\n".join(lines)] if lines else []
 
-    def published(self, outcome: Outcome, key: str, **where: Any) -> float | None:
+    def published(self, outcome: PartOutcome, key: str, **where: Any) -> float | None:
         """A published number that may stand beside ours: paper scale and complete data only."""
         if self.size != "paper" or outcome.state:
             return None
         return self.preset.published_for(key, {"part": outcome.part.name, **where})
 
-    def _means(self, outcome: Outcome, metric: str) -> str:
+    def _means(self, outcome: PartOutcome, metric: str) -> str:
         assert outcome.compared is not None
         results = outcome.compared.results(metric)
 
-        def beside(method: str, column: Column) -> str:
+        def beside(method: str, column: ColumnKey) -> str:
             found = self.published(outcome, metric, method=method, **_where(results, column))
             return "" if found is None else f" (published {results.text(found)})"
 
         return means_table(results, len(self.scale.seeds), beside)
 
-    def _ratios(self, outcome: Outcome) -> str:
+    def _ratios(self, outcome: PartOutcome) -> str:
         """`paper_comm_mb` of every method and column over that of the preset's `ratio_to`."""
         assert outcome.compared is not None
         results = outcome.compared.results("paper_comm_mb")
@@ -116,7 +116,7 @@ class Document:
 
     # -- costs on paper ---------------------------------------------------------------------------------------------
 
-    def _costs(self, outcome: Outcome) -> str:
+    def _costs(self, outcome: PartOutcome) -> str:
         assert outcome.compared is not None
         first = outcome.compared.cells[0].experiment
         of = self.scale.costs_of or {"model": first.model, "model_options": first.model_options, "data": outcome.data}
@@ -130,7 +130,7 @@ class Document:
             body.append([method, f"{column[-1]:g}", *(self._with_published(outcome, key, v, form, **where) for key, v, form in cells)])
         return markdown(["method", "density", "MB sent", "FLOPs", "memory MB"], body)
 
-    def _with_published(self, outcome: Outcome, key: str, value: float, form: str, **where: Any) -> str:
+    def _with_published(self, outcome: PartOutcome, key: str, value: float, form: str, **where: Any) -> str:
         found = self.published(outcome, key, **where)
         return form.format(value) + ("" if found is None else f" (published {form.format(found)})")
 
@@ -142,7 +142,7 @@ class Document:
             "highest), seed by seed; means over the seeds that reach it, bytes and FLOPs of all clients as measured:"
         )
 
-    def _targets(self, outcome: Outcome) -> str:
+    def _targets(self, outcome: PartOutcome) -> str:
         assert outcome.compared is not None
         results = outcome.compared.results("accuracy_last10")
         runs = {(row["method"], column_of(row, results.axes), row["seed"]): row["cell"] for row in outcome.compared.rows}
@@ -158,17 +158,17 @@ class Document:
         names = [key.rpartition(".")[2] for key in results.axes]
         return markdown(["method", *names, "density", "seeds that reach it", "rounds", "FLOPs", "GB sent"], body)
 
-    def _goals(self, results: Results, column: Column) -> Mapping[int, float]:
+    def _goals(self, results: Results, column: ColumnKey) -> Mapping[int, float]:
         """By seed, the target's accuracy in the place of a column."""
         return self._in_the_place_of(str(self.preset.target), results, column)
 
-    def _in_the_place_of(self, method: str, results: Results, column: Column) -> Mapping[int, float]:
+    def _in_the_place_of(self, method: str, results: Results, column: ColumnKey) -> Mapping[int, float]:
         """By seed, what a method has at a column's density, else at its highest."""
         densities = [other[-1] for name, other in results.values if name == method and other[:-1] == column[:-1]]
         density = column[-1] if column[-1] in densities else max(densities, default=None)
         return results.values.get((method, (*column[:-1], density)), {})
 
-    def _reached(self, outcome: Outcome, points: Sequence[Point], seeds: int, **where: Any) -> list[str]:
+    def _reached(self, outcome: PartOutcome, points: Sequence[Milestone], seeds: int, **where: Any) -> list[str]:
         if not points:
             return ["not reached", ABSENT, ABSENT, ABSENT]
         averages = {
@@ -179,11 +179,11 @@ class Document:
         return [f"{len(points)} of {seeds}", f"{mean_of([point.round + 1.0 for point in points]).value:.0f}", *costs]
 
 
-def _where(results: Results, column: Column) -> dict[str, Any]:
+def _where(results: Results, column: ColumnKey) -> dict[str, Any]:
     """What a column says, by the names that published numbers have."""
     return dict(zip(results.axes, column, strict=False)) | {"density": column[-1]}
 
 
-def reached(folder: Path, target: float) -> Point | None:
+def reached(folder: Path, target: float) -> Milestone | None:
     """Where a run reaches an accuracy."""
     return cost_to_target(RunFolder(folder).history(), target)

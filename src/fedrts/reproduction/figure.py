@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedrts.comparison.results import DEFAULT_METRIC
-from fedrts.comparison.statistics import Mean, mean_of
-from fedrts.comparison.table import METRICS, Column, Results, column_of, text_of
+from fedrts.comparison.statistics import SampleMean, mean_of
+from fedrts.comparison.table import METRICS, ColumnKey, Results, column_of, text_of
 from fedrts.comparison.target import smoothed
 from fedrts.errors import InputError, optional
-from fedrts.reproduction.document import Document, Outcome
+from fedrts.reproduction.document import Document, PartOutcome
 from fedrts.runs.folder import RunFolder
 
 MARKERS = "osD^vP*X<>"
@@ -49,12 +49,12 @@ def _style(number: int) -> dict[str, str]:
     return {"marker": MARKERS[number % len(MARKERS)], "linestyle": DASHES[number % len(DASHES)], "color": f"C{number % 10}"}
 
 
-def _lines(axes: Any, outcome: Outcome, x: str, metric: str) -> None:
+def _lines(axes: Any, outcome: PartOutcome, x: str, metric: str) -> None:
     """A metric by `x` with bars of one standard error; a method that has no density is a line across."""
     assert outcome.compared is not None
     results = outcome.compared.results(metric)
     places = sorted({_place(results, column, x) for _, column in results.values})
-    lines: dict[str, list[tuple[float, Mean]]] = {}
+    lines: dict[str, list[tuple[float, SampleMean]]] = {}
     for method in results.methods:
         for column in results.columns:
             if (mean := results.mean(method, column)) is not None:
@@ -75,7 +75,7 @@ def _lines(axes: Any, outcome: Outcome, x: str, metric: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _label(results: Results, method: str, column: Column, x: str = "") -> str:
+def _label(results: Results, method: str, column: ColumnKey, x: str = "") -> str:
     """A method, and what tells its lines from each other: keys, apart from `x`, of which it has several values."""
     names = [*results.axes, "density"]
     own = [other for name, other in results.values if name == method]
@@ -87,7 +87,7 @@ def _place(results: Results, column: Sequence[Any], x: str) -> float:
     return float(column[-1] if x == "density" else column[results.axes.index(x)])
 
 
-def _curves(axes: Any, outcome: Outcome, cost: str, label: str, unit: float) -> None:
+def _curves(axes: Any, outcome: PartOutcome, cost: str, label: str, unit: float) -> None:
     """Mean over ten rounds and over seeds by what was spent until then; the band is one standard error."""
     assert outcome.compared is not None
     results = outcome.compared.results()

@@ -22,7 +22,7 @@ PUBLISHED = ("megabytes", "flops", "memory", "gigabytes")
 """What may be published of costs, beside the metrics."""
 
 
-class Part(Table):
+class PresetPart(Table):
     """One grid of a preset; a panel of a figure."""
 
     name: str = Field(description="its folder, and its heading")
@@ -41,7 +41,7 @@ class Scale(Table):
     experiment: dict[str, Any] = Field(default_factory=dict, description="settings of all parts")
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="method_options of single methods, by name")
     costs_of: dict[str, Any] = Field(default_factory=dict, description="settings of the costs on paper, where they are others")
-    parts: list[Part]
+    parts: list[PresetPart]
 
     def grid_of(self, settings: Mapping[str, Any]) -> Grid:
         """The grid of a part that has these settings."""

@@ -20,7 +20,7 @@ from fedrts.runs.build import Assembled
 from fedrts.sparse.mode import training
 from fedrts.tasks import Classification, Metrics, labelled_rightly
 
-Tell = Callable[[int, int], None]
+TellProgress = Callable[[int, int], None]
 
 
 MOST = 5
@@ -39,7 +39,7 @@ _ON_CPU = 64
 """Samples of one forward pass on a CPU."""
 
 
-def judged(run: Assembled, tell: Tell = lambda done, total: None) -> dict[str, Any]:
+def judged(run: Assembled, tell: TellProgress = lambda done, total: None) -> dict[str, Any]:
     """The run's module by class and by client; `share` is the part of the clients' samples that was looked at.
 
     `tell(done, total)` hears of the samples that were looked at, and of all that will be.

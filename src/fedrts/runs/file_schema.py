@@ -21,7 +21,7 @@ class Part(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False)
 
 
-class Experiment(Part):
+class ExperimentFacts(Part):
     method: str
     data: str
     model: str
@@ -97,7 +97,7 @@ class Fairness(Part):
     clients: list[JudgedClient] | None
 
 
-class Failure(Part):
+class CellFailure(Part):
     reason: str
 
 

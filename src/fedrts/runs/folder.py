@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import fedrts
-from fedrts.config import CUSTOM, Experiment, Settings, flat, foreign, from_file, nested, with_newer_keys
+from fedrts.config import CUSTOM, Experiment, Tree, flat, foreign, from_file, nested, with_newer_keys
 from fedrts.data.partition import SITES
 from fedrts.errors import InputError, note
 from fedrts.files import explained, require_plain, sha256, write_atomically
@@ -123,7 +123,7 @@ class RunFolder:
         return file
 
     @contextlib.contextmanager
-    def trusted(self, trust: Trust, given: Settings | None = None) -> Iterator[None]:
+    def trusted(self, trust: Trust, given: Tree | None = None) -> Iterator[None]:
         """Inside, settings lead to no code outside the package but what is trusted, or `given` by the user: a folder may be anybody's."""
         if trust is True:
             yield
@@ -392,7 +392,7 @@ def check_versions(file: Mapping[str, Any]) -> None:
             note(f"the run began with {name} {file[name]}, this is {version}: results may differ in the last bits")
 
 
-def resume_command(path: str | Path, settings: Settings) -> str:
+def resume_command(path: str | Path, settings: Tree) -> str:
     """The command that continues a run with these settings, whatever code of one's own it names; in Python where objects were given."""
     clients = settings.get("clients")
     if settings.get("model") == CUSTOM:

@@ -9,9 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from fedrts.errors import InputError
-from fedrts.sparse.layout import Layout
-
-Shape = Sequence[int]
+from fedrts.sparse.layout import Layout, Shape
 
 
 def links_to_keep(layout: Layout, density: float, count: str = "all") -> int:

@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fedrts.sparse.dispatch import Watching
-from fedrts.sparse.layout import Entry, Layout
+from fedrts.sparse.layout import Entry, Layout, Shape
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.mode import training
 
 VALUE_BYTES = 4
 """Of a value in the accountings on paper."""
 
-Shape = Sequence[int]
 Length = Callable[[Shape, float, int], float]
 """(shape of a tensor, its active entries, bits of a value) → bits of the sparse tensor."""
 
@@ -176,7 +175,7 @@ class _Counter(Watching):
             self.rest += macs
 
 
-Count = Callable[[tuple[Any, ...], Any], tuple[float, Sequence[Tensor]]]
+FlopCount = Callable[[tuple[Any, ...], Any], tuple[float, Sequence[Tensor]]]
 """(arguments, result) of an operation → its MACs and the factors of the product."""
 
 
@@ -196,7 +195,7 @@ def _attention(args: tuple[Any, ...], result: Any) -> tuple[float, Sequence[Tens
     return scores * (q.shape[-1] + v.shape[-1]), (q, k, v)
 
 
-_COUNTED: dict[str, Count] = {
+_COUNTED: dict[str, FlopCount] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot"), lambda args, result: _product(args[0], args[1])),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), lambda args, result: _product(args[1], args[2])),
     "convolution": _convolution,

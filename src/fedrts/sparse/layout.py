@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedrts.errors import InputError
 
+Shape = Sequence[int]
 Prunable = Callable[[str, Tensor], bool]
 """A user's own rule: does the parameter of this name take part in pruning?"""
 

@@ -131,7 +131,7 @@ def test_outcomes_have_the_means_of_the_arms_and_the_spread_of_the_clients():
 def test_regret_is_that_of_the_expected_rewards_and_never_falls():
     world = Environment(torch.tensor([[0.9, 0.5, 0.1], [0.1, 0.9, 0.5]], dtype=torch.float64), pick=1)
 
-    class RoundRobin(policies.Random):
+    class RoundRobin(policies.RandomPolicy):
         def estimate(self, step, rng):
             return torch.nn.functional.one_hot(torch.tensor([(step - 1) % 3] * 2), 3).float().view(-1)
 
