@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedrts.errors import InputError, reason
-from fedrts.registry import IMPORT_PATH, NotFoundError, Registry, is_pythons_own
+from fedrts.registry import IMPORT_PATH, NotFoundError, Registry, is_pythons_own, permit
 
 if TYPE_CHECKING:
     from fedrts.data.contract import Data, Recipe
@@ -59,7 +59,10 @@ def _imported(name: str) -> Loader:
     kinds = " or ".join(known for known in data.names() if known.endswith(":PATH"))
     ways = f"files are read as {kinds}, own code as PKG.MODULE:NAME; `fedrts data` lists what has a name"
     unknown = f"there is no kind of data '{word}:' as in '{name}'"
-    if not IMPORT_PATH.fullmatch(name) or is_pythons_own(word):
+    may_be_code = bool(IMPORT_PATH.fullmatch(name))
+    if may_be_code:
+        permit(name, data.kind)
+    if not may_be_code or is_pythons_own(word):
         raise InputError(f"{unknown}: {ways}")
     try:
         return data.get(name)
