@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+COVERAGE := --cov --cov-report=term:skip-covered --cov-fail-under=70
 
 .PHONY: help run test test-all lint docs bench hooks clean
 
@@ -13,10 +14,10 @@ run: $(READY)            ## the default experiment: FedRTS at density 0.2 on han
 	$(BIN)/fedrts run
 
 test: lint docs          ## style, types, documentation, tests, and how much of the code they reach: what CI runs
-	$(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n 2 -m "not slow" $(COVERAGE)
 
 test-all: lint docs      ## the same with the slow tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 $(COVERAGE)
 
 lint: $(READY)           ## style and types
 	$(BIN)/ruff check .

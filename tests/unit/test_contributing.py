@@ -62,7 +62,7 @@ def test_the_example_method_passes_every_check_of_the_house_as_it_stands(pasted)
     pasted(
         "pytest", "-n", "0", "-m", "not slow", "tests/unit/test_architecture.py", "tests/unit/test_docs.py", "tests/unit/test_project.py"
     )
-    told = pasted("pytest", "-n", "0", "-m", "not slow", "-v", "-k", NAME, "tests/agree", "tests/unit", "tests/cli")
+    told = pasted("pytest", "-n", "0", "-m", "not slow", "-vv", "-k", NAME, "tests/agree", "tests/unit", "tests/cli")
     assert f"test_every_method.py::test_the_same_seed_gives_the_same_bits_and_another_does_not[{NAME}]" in told
 
 
