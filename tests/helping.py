@@ -3,6 +3,7 @@
 from fedrts.client.order import Order
 from fedrts.methods.contract import Round
 from fedrts.sparse.layout import Entry, Layout
+from fedrts.wire.checks import faults
 
 
 def order_of(run, exchange, state, index, number=0):
@@ -23,3 +24,8 @@ def layout_of(mask):
 def round_of(index, schedule, mask):
     """A round of a model that is nothing but its mask."""
     return Round.of(index, schedule, mask, layout_of(mask))
+
+
+def fault(checks):
+    """The first thing that is wrong by these checks, if any is."""
+    return faults([list(checks)])[0]

@@ -57,10 +57,10 @@ def test_two_actors_agree_with_one_client_after_the_other(method, model):
         if model == "cnn":  # Ray copies what is as small as the toy text
             for access in ray.get([actor.__ray_call__.remote(_access) for actor in engine.actors]):
                 assert access.endswith("s"), "the data lies in memory that actors share"
-        first = ray.get(engine.actors[0].pid.remote())
+        first = ray.get(engine.actors[0].__ray_call__.remote(_process))
         os.kill(first, signal.SIGKILL)
         again = played(engine, run, setup)
-        assert ray.get(engine.actors[0].pid.remote()) != first
+        assert ray.get(engine.actors[0].__ray_call__.remote(_process)) != first
     agree(played(SerialEngine(bench, run.rows, 64), run, setup), found)
     assert any(one.record.outer for one in found)
     for a, b in zip(found, again, strict=True):
@@ -146,6 +146,10 @@ def test_clipping_votes_dropouts_and_rejections_are_those_of_one_process(toy, mo
         torch.testing.assert_close(a.state.weights, b.state.weights, rtol=0, atol=1e-9)
         assert (a.record.clients, a.record.upload_bytes) == (b.record.clients, b.record.upload_bytes)
         assert sorted(a.record.rejected, key=str) == sorted(b.record.rejected, key=str)
+
+
+def _process(worker):
+    return os.getpid()
 
 
 def _access(worker):
