@@ -12,7 +12,7 @@ from torch import Tensor
 from fedrts.methods.contract import Exchange, Round, State
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import Frame, Message
+from fedrts.wire.fields import Frame, Message, carried
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Order:
     @cached_property
     def reference(self) -> Tensor | None:
         """The weights on the mask as clients receive them, where they do."""
-        return self.exchange.down["weights"].open(self.sent["weights"], self.frame) if "weights" in self.exchange.down else None
+        down = self.exchange.down.get("weights")
+        return None if down is None else carried(down.open(self.sent["weights"], self.frame), Tensor)
 
     @cached_property
     def reference_norm(self) -> float:

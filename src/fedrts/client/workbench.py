@@ -98,7 +98,7 @@ class Workbench:
         taken = {name: entry.chosen(tensors, frame).unbind() for name, entry in whole.items()}
         rest = {name: entry for name, entry in up.items() if name not in whole}
         for place, key in enumerate(keys):
-            message = {name: payloads[place] for name, payloads in taken.items()}
+            message: Message = {name: payloads[place] for name, payloads in taken.items()}
             own = {name: tensor[place] for name, tensor in tensors.items()} if rest else {}
             yield message | self.upload(order, own, key, rest) if rest else message
 

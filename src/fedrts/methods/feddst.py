@@ -22,7 +22,7 @@ from fedrts.methods import register
 from fedrts.methods.base import Scored
 from fedrts.methods.contract import Exchange, Means, ProbeGradient, Rewire, Rng, Round, State, Train
 from fedrts.methods.rewiring import DropAndGrow
-from fedrts.wire.fields import Message, OnOwnMask, OwnValues
+from fedrts.wire.fields import Message, OnOwnMask, OwnValues, carried
 
 
 @register("feddst")
@@ -48,7 +48,8 @@ class FedDST(DropAndGrow, Scored):
         own = message["weights"]
         if not isinstance(own, OwnValues):
             return message
-        return {"total": own.mask.expand(own.values), "has": own.mask.bits.to(own.values.dtype)}  # weighted by samples: no vote
+        values = carried(own.values, Tensor)
+        return {"total": own.mask.expand(values), "has": own.mask.bits.to(values.dtype)}  # weighted by samples: no vote
 
     def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
         if not round.outer:
