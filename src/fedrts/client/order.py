@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from fedrts.errors import blaming
 from fedrts.methods.contract import Exchange, Round, State
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
@@ -34,6 +36,11 @@ class Order:
         frame = Frame(layout, state.mask, state.values.dtype, key)
         tensors = {"weights": state.values, **state.memory}
         return Order(exchange, round, frame, {name: entry.take(tensors, frame) for name, entry in exchange.down.items()}, state.values)
+
+    def blaming(self, *clients: int) -> AbstractContextManager[None]:
+        """Errors inside name the round and the client, or those who work side by side and one of whom it is."""
+        when = "set-up" if self.round.index < 0 else f"round {self.round.index}"
+        return blaming(f"{when}, {'one of ' if len(clients) > 1 else ''}{called(clients)}")
 
     @cached_property
     def reference(self) -> Tensor | None:
@@ -67,6 +74,12 @@ class Order:
     def opening_frame(self) -> Frame:
         """With which the server opens an upload: changes are from its own weights, which stay precise: W ← W + Σ p_k Q(ΔW_k)."""
         return replace(self.frame, reference=self.values if self.reference is not None else None)
+
+
+def called(clients: Sequence[int], most: int = 20) -> str:
+    """`client 3`, or `clients 1, 4, 7`; not more of them by number than `most`."""
+    numbers = ", ".join([*map(str, clients[:most]), *(["…"] if len(clients) > most else [])])
+    return f"client{'s' if len(clients) > 1 else ''} {numbers}"
 
 
 @dataclass(frozen=True)

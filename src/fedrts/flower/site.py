@@ -24,11 +24,11 @@ from fedrts import data as sets
 from fedrts.client import envelope
 from fedrts.client.masks import LastMasks
 from fedrts.client.order import Order, Reply
-from fedrts.client.privacy import Account, countable
+from fedrts.client.privacy import Account, Unpredictable, countable
 from fedrts.config import Experiment
 from fedrts.data.partition import SITES
 from fedrts.engines.threads import threads_for
-from fedrts.errors import InputError
+from fedrts.errors import InputError, reason
 from fedrts.flower import consent, policy
 from fedrts.flower.consent import DeclinedError
 from fedrts.flower.host import Host
@@ -102,7 +102,7 @@ class Site:
         if unknown := [client for client in host.clients if not 0 <= client < len(rows)]:
             raise DeclinedError(f"--partition {unknown[0]}: the experiment has {len(rows)} clients, numbered from 0")
         policy.check_rows([len(rows[client]) for client in host.clients or [0]], experiment.train.batch_size, host.limits)
-        run = put_together(here, module, replace(held, classes=classes), rows)
+        run = put_together(here, module, replace(held, classes=classes), rows, noise=Unpredictable)
         return Site(host, run, digest, records, say)
 
     def introduction(self) -> dict[str, Any]:
@@ -149,8 +149,8 @@ class Site:
                     replies[client] = envelope.encode_reply(self._carried_out(order, client), order)
             except MaskMissingError:
                 missing.append(client)
-            except (WireError, InputError) as error:
-                self.say(f"no answer for client {client}: {error}")
+            except Exception as error:  # whatever it was, other clients of this site may fare better
+                self.say(f"no answer for client {client}: {reason(error)}")
                 failed.append(client)
                 reasons.append(consent.told(error, "its work failed"))
         return {"missing": missing, "failed": failed, "reasons": reasons}, replies
