@@ -20,7 +20,7 @@ import fedrts
 from fedrts.methods import get, register
 from fedrts.methods.contract import Round, State
 from fedrts.sparse.topk import top
-from fedrts.wire.fields import Message
+from fedrts.wire.fields import Message, carried
 
 CORE = 0.7
 CLIENTS, PER_ROUND, ROUNDS, LINKS = 60, 40, 30, 400
@@ -34,7 +34,7 @@ class Recorded(get("random")):  # type: ignore[misc]
 
     def contribution(self, message: Message, state: State, round: Round) -> Message:
         counts[:] = round.counts
-        magnitudes.setdefault(round.index, []).append(message["weights"][..., : sum(round.counts)].abs().clone())
+        magnitudes.setdefault(round.index, []).append(carried(message["weights"], Tensor)[..., : sum(round.counts)].abs().clone())
         added: Message = super().contribution(message, state, round)
         return added
 

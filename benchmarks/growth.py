@@ -30,7 +30,7 @@ from fedrts.methods.contract import Round, Setup, State
 from fedrts.sparse import random
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.schedule import Schedule
-from fedrts.wire.fields import Selection
+from fedrts.wire.fields import Message, Selection
 from rivals.laps import Laps
 from server import play_round
 from speed import HERE, QUIET, Row, hardware, ours
@@ -120,9 +120,9 @@ def served(device: str, number: int, clients: int) -> dict[str, float]:
     return found
 
 
-def message(state: State, current: Round) -> dict[str, object]:
+def message(state: State, current: Round) -> Message:
     """An upload: values everywhere and, in outer rounds, as many votes as asked for."""
-    found: dict[str, object] = {"weights": torch.randn_like(state.values)}
+    found: Message = {"weights": torch.randn_like(state.values)}
     if current.outer:
         inactive, asked = state.mask.inactive, sum(current.quota)
         found["votes"] = Selection(inactive[torch.arange(asked, device=inactive.device) * (len(inactive) // asked)], len(state.mask.bits))

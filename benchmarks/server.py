@@ -25,7 +25,7 @@ from fedrts.server.guard import Guard, faults
 from fedrts.sparse import random
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.schedule import Schedule
-from fedrts.wire.fields import Selection
+from fedrts.wire.fields import Message, Selection
 
 
 def resnet18_layout() -> Layout:
@@ -46,18 +46,18 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def play_round(method: methods.base.Method, state: State, current: Round, messages: list[dict[str, object]]) -> State:
+def play_round(method: methods.base.Method, state: State, current: Round, messages: list[Message]) -> State:
     sums = Sums()
     for number, message in enumerate(messages):
         sums.add(method.contribution(dict(message), state, current), 400 + number)
     return method.update(state, sums.mean(), current, lambda purpose: random.key(current.index, purpose))
 
 
-def messages_of(state: State, current: Round, clients: int) -> list[dict[str, object]]:
-    messages: list[dict[str, object]] = []
+def messages_of(state: State, current: Round, clients: int) -> list[Message]:
+    messages: list[Message] = []
     inactive = state.mask.inactive
     for client in range(clients):
-        message: dict[str, object] = {"weights": torch.randn(len(state.values))}
+        message: Message = {"weights": torch.randn(len(state.values))}
         if current.outer:
             chosen = random.permutation(random.key("votes", client), len(inactive))[: sum(current.quota)].sort().values
             message["votes"] = Selection(inactive[chosen], len(state.mask.bits))

@@ -5,6 +5,7 @@ from fedrts.client.order import Order
 from fedrts.data.official import Source
 from fedrts.methods.contract import Round
 from fedrts.sparse.layout import Entry, Layout
+from fedrts.wire.checks import faults
 
 
 def order_of(run, exchange, state, index, number=0):
@@ -43,3 +44,8 @@ def source_of(name: str) -> Source:
     source = data.source(name)
     assert source is not None
     return source
+
+
+def fault(checks):
+    """The first thing that is wrong by these checks, if any is."""
+    return faults([list(checks)])[0]

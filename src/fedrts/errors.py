@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -38,8 +39,26 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says in its first line that says something; otherwise its kind."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """What an error says in its first line that says something, otherwise its kind; and whom it happened to, where that is noted."""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return " ".join([said, *(f"({noted})" for noted in getattr(error, "__notes__", []))])
+
+
+@contextmanager
+def blaming(whom: str) -> Iterator[None]:
+    """An error inside says `whom` it happened to: in its line where a user can mend it, else in a note below its traceback.
+
+    It stays the same error; who is named first, where most is known, stays named.
+    """
+    try:
+        yield
+    except Exception as error:
+        if vars(error).setdefault("whom", whom) is whom:
+            if isinstance(error, InputError):
+                error.args = (f"{whom}: {error}", *error.args[1:])
+            else:
+                error.add_note(whom)
+        raise
 
 
 def printable(text: object, most: int = 300) -> str:

@@ -13,6 +13,7 @@ from torch.func import functional_call
 import fedrts
 from fedrts import models
 from fedrts.client.envelope import encode_reply
+from fedrts.client.privacy import Repeatable
 from fedrts.methods import SNIP, GraSP, SynFlow
 from fedrts.methods.contract import Means, Setup, State
 from fedrts.methods.snip import sensitivity
@@ -43,7 +44,7 @@ def full_epoch(plain, client):
 def in_double(run):
     """The same run in float64."""
     held = replace(run.data, x=run.data.x.double() if run.data.x.is_floating_point() else run.data.x)
-    return put_together(run.experiment, copy.deepcopy(run.module).double(), held, run.rows)
+    return put_together(run.experiment, copy.deepcopy(run.module).double(), held, run.rows, noise=Repeatable)
 
 
 # -- SNIP ------------------------------------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ def test_parameters_that_take_no_part_do_not_stop_grasp(toy):
     module[1].weight.requires_grad_(False)
     module.spare = nn.Linear(4, 3)
     module.forward = lambda x, parts=list(module)[:-1]: nn.Sequential(*parts)(x)
-    run = put_together(base.experiment, module, base.data, base.rows, prunable=lambda name, _: name.endswith("weight"))
+    run = put_together(base.experiment, module, base.data, base.rows, prunable=lambda name, _: name.endswith("weight"), noise=Repeatable)
     state, _ = set_up(run)
     assert state.mask.number == budget.links_to_keep(run.layout, 0.5)
 
@@ -316,7 +317,7 @@ def test_synflow_looks_at_magnitudes_only_and_changes_nothing(toy, model):
 def test_synflow_sees_no_data(toy):
     run = toy("synflow", "cnn")
     rows = [part.flip(0) for part in reversed(run.rows)]
-    other = put_together(run.experiment, copy.deepcopy(run.module), replace(run.data, x=5 * run.data.x.flip(0) - 1), rows)
+    other = put_together(run.experiment, copy.deepcopy(run.module), replace(run.data, x=5 * run.data.x.flip(0) - 1), rows, noise=Repeatable)
     assert run.method.exchanges(run.plan.round(-1, Mask.full(run.layout.sizes))) == ()
     assert run.method.begin(run.setup).mask == other.method.begin(other.setup).mask
 
@@ -371,7 +372,7 @@ def test_embeddings_get_their_budget_and_no_other_layer_is_cut_through(toy, tied
     module = copy.deepcopy(run.module)
     if not tied:
         module.lm_head.weight = nn.Parameter(0.02 * torch.randn_like(module.lm_head.weight))
-        run = put_together(run.experiment, module, run.data, run.rows)
+        run = put_together(run.experiment, module, run.data, run.rows, noise=Repeatable)
     mask, counts = run.method.begin(run.setup).mask, run.setup.counts(run.experiment.density)
     assert mask.number == sum(counts)
     names = [entry.names for entry in run.layout.layers]

@@ -23,6 +23,7 @@ from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError
 from fedrts.observe import Silent
 from fedrts.server import rounds
+from fedrts.tasks import Classification
 from fedrts.testing.agreement import agree, in_double, unequal
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported, as `connected` has it
@@ -58,10 +59,10 @@ def test_two_actors_agree_with_one_client_after_the_other(method, model):
         if model == "cnn":  # Ray copies what is as small as the toy text
             for access in ray.get([actor.__ray_call__.remote(_access) for actor in engine.actors]):
                 assert access.endswith("s"), "the data lies in memory that actors share"
-        first = ray.get(engine.actors[0].pid.remote())
+        first = ray.get(engine.actors[0].__ray_call__.remote(_process))
         os.kill(first, signal.SIGKILL)
         again = played(engine, run, setup)
-        assert ray.get(engine.actors[0].pid.remote()) != first
+        assert ray.get(engine.actors[0].__ray_call__.remote(_process)) != first
     agree(played(SerialEngine(bench, run.rows, 64), run, setup), found)
     assert any(one.record.outer for one in found)
     for a, b in zip(found, again, strict=True):
@@ -152,6 +153,30 @@ def test_clipping_votes_dropouts_and_rejections_are_those_of_one_process(toy, mo
         torch.testing.assert_close(a.state.weights, b.state.weights, rtol=0, atol=1e-9)
         assert (a.record.clients, a.record.upload_bytes) == (b.record.clients, b.record.upload_bytes)
         assert sorted(a.record.rejected, key=str) == sorted(b.record.rejected, key=str)
+
+
+class Stumbling(Classification):
+    """A task whose loss cannot be had of some samples."""
+
+    def loss(self, module, x, y, **how):
+        if float(x.max()) > 1e6:
+            raise RuntimeError("stumbled")
+        return super().loss(module, x, y, **how)
+
+
+def test_an_error_in_an_actor_names_its_client_and_round():
+    run = unequal("fedavg", "mlp")
+    client, data = run.plan.sample(1)[-1], run.data
+    x = data.x.clone()
+    x[run.rows[client]] = 1e7
+    run.bench.data = replace(data, x=x, task=Stumbling())
+    with spread(replace(TWO, slots=0), run.bench, run.rows, 64) as engine, pytest.raises(RuntimeError, match="stumbled") as caught:
+        rounds.play_round(replace(run.plan, engine=engine), run.method.begin(run.setup), 1)
+    assert f"round 1, client {client}\n" in f"{caught.value}\n"
+
+
+def _process(worker):
+    return os.getpid()
 
 
 def _access(worker):

@@ -1,6 +1,7 @@
 """Methods that rewire, against their rules written out link by link."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrts.errors import InputError
-from fedrts.methods import FedCUCB, FedDST
+from fedrts.methods import FedCUCB, FedDST, FedSGC
 from fedrts.methods.bandit import Outcome
 from fedrts.methods.contract import State
-from fedrts.methods.fedsgc import by_direction
 from fedrts.methods.prunefl import greedy
 from fedrts.server import rounds
 from fedrts.server.aggregate import Sums
@@ -68,7 +68,8 @@ def test_direction_first_then_magnitude(network, drop_guided, grow_guided):
     received = received * mask.bits
     weights = weights * mask.bits
     tensors = {"weights": weights, "gradient": gradient, "received": received, "direction": direction}
-    _, new = by_direction(tensors, mask, quota, drop_guided, grow_guided)
+    method = FedSGC(drop_guided=drop_guided, grow_guided=grow_guided)
+    _, new = method.rewired(tensors, mask, replace(round_of(0, Schedule(), mask), quota=quota))
     expected = set()
     for layer, q in zip(layers_of(mask), quota, strict=True):
         sign = {i: math.copysign(1, x) if (x := float(weights[i] - received[i] if mask.bits[i] else -gradient[i])) else 0.0 for i in layer}

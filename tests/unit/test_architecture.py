@@ -4,7 +4,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -119,6 +119,22 @@ def test_every_method_is_short():
         if file.stem in ("contract", "base", "describe"):
             continue
         assert len(file.read_text("utf-8").splitlines()) <= 120, file
+
+
+def test_nothing_is_there_for_tests_alone():
+    """A public name without a decorator that hands it to somebody is mentioned where it is used, or it is of no use."""
+    root = SOURCE.parents[1]
+    mentioning = [*FILES, *(root / "benchmarks").rglob("*.py"), root / "docs" / "generate.py"]
+    words = Counter(word for file in mentioning for word in re.findall(r"\w+", file.read_text("utf-8")))
+    harmless = {"property", "cached_property", "staticmethod", "contextmanager", "dataclass"}
+    unused = [
+        f"{file.relative_to(SOURCE)}: {node.name}"
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_") and words[node.name] == 1
+        if {ast.unparse(decorator).partition("(")[0].rpartition(".")[2] for decorator in node.decorator_list} <= harmless
+    ]
+    assert unused == []
 
 
 def test_importing_the_package_and_asking_for_help_imports_nothing_heavy():

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from fedrts.client import envelope
+from fedrts.client import envelope, masks
+from fedrts.client.masks import REMEMBERED, LastMasks
 from fedrts.client.order import Order, Reply
 from fedrts.methods.contract import State
-from fedrts.server import mask_memory, rounds
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import Guard
-from fedrts.server.mask_memory import REMEMBERED, Lengths, MaskHolder, MaskMemory
+from fedrts.server.mask_memory import Lengths, MaskMemory, addressed
 from fedrts.server.rounds import play_round
 from fedrts.sparse import random
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
-from fedrts.wire.errors import WireError
+from fedrts.wire.errors import MaskMissingError
 from fedrts.wire.fields import Frame, Values
 from fedrts.wire.quantise import ValueType
 
@@ -104,18 +104,6 @@ def test_a_mask_that_comes_back_is_among_the_last() -> None:
     assert list(book.masks)[-1] == mask_of(REMEMBERED).fingerprint, "the newest last"
 
 
-def test_a_forgotten_client_gets_the_whole_mask() -> None:
-    book = MaskMemory()
-    book.send(1, mask_of(0))
-    book.send(2, mask_of(0))
-    book.forget(1)
-    book.forget(7)  # never heard of
-    assert book.held_by(1) is None
-    assert book.held_by(2) == mask_of(0)
-    book.send(1, mask_of(0))
-    assert book.held_by(1) == mask_of(0)
-
-
 @pytest.mark.parametrize("sizes", [(1200, 600), (7,), ()])
 def test_the_book_survives_a_checkpoint(sizes: tuple[int, ...]) -> None:
     """Also of a model without prunable weights, which dense methods take."""
@@ -150,16 +138,15 @@ def test_lengths_are_those_of_the_codec(type: ValueType, monkeypatch: pytest.Mon
 
 @dataclass
 class Wire:
-    """An engine between server and clients: every order and every reply is encoded and decoded.
+    """An engine between server and clients: every order and every reply is encoded and decoded, as on Flower's way.
 
-    Clients remember the last mask that they decoded and nothing else; the server's book says what they are sent.
+    Each client is a site of its own, which remembers the masks that it decoded; the order says which one the server counts on.
     """
 
     inner: Any
     state: State | None = None
     """What the server has: set before each round."""
-    book: MaskMemory = field(default_factory=MaskMemory)
-    remembered: dict[int, Mask] = field(default_factory=dict)
+    remembered: dict[int, LastMasks] = field(default_factory=lambda: defaultdict(LastMasks))
     down: int = 0
     up: int = 0
     forms: set[int] = field(default_factory=set)
@@ -177,20 +164,15 @@ class Wire:
 
     def _download(self, order: Order, client: int) -> None:
         frame, fields = order.frame, order.exchange.down
-        header = Header(
-            Kind.DOWNLOAD, bytes.fromhex(frame.layout.fingerprint), frame.mask.fingerprint, order.round.index, order.round.exchange, client
-        )
-        data = codec.encode(header, fields, order.sent, frame, self.book.held_by(client))
-        self.book.send(client, frame.mask)
+        data = envelope.encode_order(order, client, order.held[client])
         self.down += len(data)
         self.forms.add(data[35])
 
-        received, mask, reader = codec.open_download(data, frame.layout, self.remembered.get(client))
-        self.remembered[client] = mask
+        header, mask, reader = self.remembered[client].open(data, frame.layout)
         here = Frame(frame.layout, mask, frame.dtype)
         message = codec.read_fields(reader, fields, here)
         weights = fields["weights"].put(message["weights"], here)
-        assert received == header
+        assert (header.client, header.round, header.exchange) == (client, order.round.index, order.round.exchange)
         assert self.state is not None
         assert mask == self.state.mask
         assert torch.equal(weights, fields["weights"].put(order.sent["weights"], frame))
@@ -214,7 +196,7 @@ class Wire:
 def test_the_bytes_of_a_run_are_those_of_its_messages(
     toy: Any, monkeypatch: pytest.MonkeyPatch, method: str, model: str, type: str, kept: int, forms: set[int]
 ) -> None:
-    monkeypatch.setattr(mask_memory, "REMEMBERED", kept)
+    monkeypatch.setattr(masks, "REMEMBERED", kept)
     run = toy(method, model, rounds=12, topology={"interval": 2, "end": 10}, wire={"value_type": type}, eval={"every": 100})
     wire = Wire(run.plan.engine)
     plan, ledger, state = replace(run.plan, engine=wire), ClientRecords.of(run.plan.guard), run.method.begin(run.setup)
@@ -226,51 +208,36 @@ def test_the_bytes_of_a_run_are_those_of_its_messages(
         assert played.record.upload_bytes == wire.up
         state = played.state
     assert wire.forms == forms
-    assert ledger.traffic.holds == wire.book.holds
-    assert list(ledger.traffic.masks) == list(wire.book.masks)
+    held = {client: list(own)[-1] for client, own in wire.remembered.items()}
+    assert ledger.traffic.holds == {client: name for client, name in held.items() if name in ledger.traffic.masks}
     assert len(ledger.traffic.masks) <= kept
 
 
-def reads(data: bytes, holder: MaskHolder, order: Order, state: State, client: int, tries: list[int]) -> bool:
-    """A client reads a download, if it holds the mask: what it finds is what the server has."""
-    tries.append(len(data))
-    opened = holder.open(data)
-    if opened is None:
-        return False
-    header, mask, reader = opened
-    frame = replace(order.frame, mask=mask)
-    message = codec.read_fields(reader, order.exchange.down, frame)
-    assert (header.client, header.round) == (client, order.round.index)
-    assert mask == state.mask
-    assert torch.equal(order.exchange.down["weights"].put(message["weights"], frame), state.weights)
-    return True
-
-
 @pytest.mark.parametrize("loss", [0.0, 0.4])
-def test_a_client_that_lost_its_mask_is_told_the_whole_and_goes_on(toy, loss):
+def test_a_client_that_lost_its_masks_says_so_and_reads_the_whole(toy: Any, loss: float) -> None:
     """Clients over real bytes, some of which forget what they held between rounds: all read the server's mask and weights."""
     run = toy("fedrts", "cnn", rounds=9)
-    book, holders = MaskMemory(), {client: MaskHolder(run.layout) for client in range(5)}
+    book, sites = MaskMemory(), [LastMasks() for _ in range(5)]
     state, repeated = run.method.begin(run.setup), 0
     for index in range(9):
         current = run.plan.round(index, state.mask)
-        (exchange,) = run.method.exchanges(current)
-        order = Order.of(exchange, current, run.layout, state, key=0)
-        for client in run.plan.sample(index):
+        clients, exchange = run.plan.sample(index), run.method.exchanges(current)[0]
+        order, size = addressed(Order.of(exchange, current, run.layout, state, key=0), clients, book)
+        sent = {client: envelope.encode_order(order, client, order.held[client]) for client in clients}
+        assert size == sum(map(len, sent.values()))
+        for client, data in sent.items():
             if float(random.uniform(random.key("lost", index, client), 1)) < loss:
-                holders[client].held = None
-            tries: list[int] = []
-            hand_over = partial(reads, holder=holders[client], order=order, state=state, client=client, tries=tries)
-            assert book.deliver(client, order, hand_over) == sum(tries)
-            repeated += len(tries) - 1
-        state = rounds.play_round(run.plan, state, index).state
+                sites[client].clear()
+            try:
+                header, mask, reader = sites[client].open(data, run.layout)
+            except MaskMissingError:
+                assert order.held[client] is not None, "a whole mask counts on none"
+                repeated += 1
+                header, mask, reader = sites[client].open(envelope.encode_order(order, client, None), run.layout)
+            frame = replace(order.frame, mask=mask)
+            message = codec.read_fields(reader, order.exchange.down, frame)
+            assert (header.client, header.round) == (client, index)
+            assert mask == state.mask
+            assert torch.equal(order.exchange.down["weights"].put(message["weights"], frame), state.weights)
+        state = play_round(run.plan, state, index).state
     assert (repeated > 0) == (loss > 0)
-
-
-def test_a_client_that_reads_nothing_is_an_error_after_the_whole(toy):
-    run = toy("random", "mlp")
-    state = run.method.begin(run.setup)
-    current = run.plan.round(1, state.mask)
-    order = Order.of(run.method.exchanges(current)[0], current, run.layout, state, key=0)
-    with pytest.raises(WireError, match="client 3 cannot read"):
-        MaskMemory().deliver(3, order, lambda data: False)

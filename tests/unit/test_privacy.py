@@ -16,7 +16,9 @@ import fedrts
 from fedrts import api, config
 from fedrts.client import privacy
 from fedrts.client.privacy import Account, Protection, Repeatable, Response, Unpredictable, gaussian_delta, gaussian_epsilon, respond, spent
+from fedrts.client.workbench import Workbench
 from fedrts.errors import InputError
+from fedrts.runs.build import put_together
 from fedrts.runs.summary import describe_privacy
 from fedrts.server import guard
 from fedrts.server.client_records import ClientRecords
@@ -63,6 +65,16 @@ def test_noise_is_gaussian_of_the_stated_size_and_repeatable(toy):
     assert torch.equal(noisy[0].message["weights"], again[0].message["weights"])
     other = (noisy[1].message["weights"] - bounded[1].message["weights"]).numpy()
     assert abs(np.corrcoef(drawn, other)[0, 1]) < 0.1
+
+
+def test_whoever_makes_a_bench_says_which_noise(toy):
+    """A simulation asks for repeatable noise; nothing is repeatable, or unpredictable, because somebody said nothing."""
+    run = toy(privacy={"clip": 0.5, "noise": 1.0})
+    assert run.bench.noise is Repeatable
+    with pytest.raises(TypeError, match="noise"):
+        put_together(run.experiment, run.module, run.data, run.rows)
+    with pytest.raises(TypeError, match="noise"):
+        Workbench(run.module, run.layout, run.data, run.training, 0, run.bench.macs)
 
 
 def test_on_a_node_noise_is_never_the_same(toy):

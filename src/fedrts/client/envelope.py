@@ -1,18 +1,23 @@
-"""A reply as bytes, and back."""
+"""Orders and replies as bytes, and back."""
 
 from __future__ import annotations
 
 from fedrts.client.order import Order, Reply
+from fedrts.sparse.mask import Mask
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
 
 
+def encode_order(order: Order, client: int, held: Mask | None) -> bytes:
+    """An order as it travels to a client that holds the mask `held`, or none."""
+    header = Header(Kind.DOWNLOAD, *_belongs_to(order), order.round.index, order.round.exchange, client)
+    return codec.encode(header, order.exchange.down, order.sent, order.frame, held)
+
+
 def encode_reply(reply: Reply, order: Order) -> bytes:
     """A reply as it travels."""
-    frame = order.frame
-    layout = bytes.fromhex(frame.layout.fingerprint)
-    header = Header(Kind.UPLOAD, layout, frame.mask.fingerprint, reply.round, reply.exchange, reply.client, reply.samples)
-    return codec.encode(header, order.exchange.up, reply.message, frame)
+    header = Header(Kind.UPLOAD, *_belongs_to(order), reply.round, reply.exchange, reply.client, reply.samples)
+    return codec.encode(header, order.exchange.up, reply.message, order.frame)
 
 
 def decode_reply(data: bytes, order: Order) -> Reply:
@@ -20,3 +25,8 @@ def decode_reply(data: bytes, order: Order) -> Reply:
     header, reader = codec.open_upload(data, order.frame)
     message = codec.read_fields(reader, order.exchange.up, order.frame)
     return Reply(header.client, header.round, header.exchange, header.samples, message, size=len(data))
+
+
+def _belongs_to(order: Order) -> tuple[bytes, bytes]:
+    """Fingerprints of the model and of the mask."""
+    return bytes.fromhex(order.frame.layout.fingerprint), order.frame.mask.fingerprint

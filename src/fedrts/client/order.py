@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from fedrts.errors import blaming
 from fedrts.methods.contract import Exchange, Round, State
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import Frame, Message
+from fedrts.wire.fields import Frame, Message, carried
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,16 @@ class Order:
         tensors = {"weights": state.values, **state.memory}
         return Order(exchange, round, frame, {name: entry.take(tensors, frame) for name, entry in exchange.down.items()}, state.values)
 
+    def blaming(self, *clients: int) -> AbstractContextManager[None]:
+        """Errors inside name the round and the client, or those who work side by side and one of whom it is."""
+        when = "set-up" if self.round.index < 0 else f"round {self.round.index}"
+        return blaming(f"{when}, {'one of ' if len(clients) > 1 else ''}{called(clients)}")
+
     @cached_property
     def reference(self) -> Tensor | None:
         """The weights on the mask as clients receive them, where they do."""
-        return self.exchange.down["weights"].open(self.sent["weights"], self.frame) if "weights" in self.exchange.down else None
+        down = self.exchange.down.get("weights")
+        return None if down is None else carried(down.open(self.sent["weights"], self.frame), Tensor)
 
     @cached_property
     def reference_norm(self) -> float:
@@ -66,6 +74,12 @@ class Order:
     def opening_frame(self) -> Frame:
         """With which the server opens an upload: changes are from its own weights, which stay precise: W ← W + Σ p_k Q(ΔW_k)."""
         return replace(self.frame, reference=self.values if self.reference is not None else None)
+
+
+def called(clients: Sequence[int], most: int = 20) -> str:
+    """`client 3`, or `clients 1, 4, 7`; not more of them by number than `most`."""
+    numbers = ", ".join([*map(str, clients[:most]), *(["…"] if len(clients) > most else [])])
+    return f"client{'s' if len(clients) > 1 else ''} {numbers}"
 
 
 @dataclass(frozen=True)

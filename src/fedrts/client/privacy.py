@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedrts.errors import InputError
-from fedrts.wire.fields import Field, Frame, Indices, Message, Selection, Values
+from fedrts.wire.fields import Field, Frame, Indices, Message, Selection, Values, carried
 
 
 class Draws(Protocol):
@@ -129,10 +129,10 @@ class Protection:
         self.check(fields, frame)
         if self.clip and "weights" in fields:
             tensors = {**tensors, "weights": self._blurred(fields["weights"], tensors, frame, draws)}
-        message = {name: entry.take(tensors, frame) for name, entry in fields.items()}
+        message: Message = {name: entry.take(tensors, frame) for name, entry in fields.items()}
         chosen = [name for name, entry in fields.items() if isinstance(entry, Indices)] if self.index_epsilon else []
         for name in chosen:
-            message[name] = self._responded(message[name], fields[name], frame, self.index_epsilon / len(chosen), draws)
+            message[name] = self._responded(carried(message[name], Selection), fields[name], frame, self.index_epsilon / len(chosen), draws)
         return message
 
     def _blurred(self, field: Field, tensors: Mapping[str, Tensor], frame: Frame, draws: Draws) -> Tensor:

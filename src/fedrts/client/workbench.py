@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedrts.client.job import Batch, Job
 from fedrts.client.order import Order, Reply
-from fedrts.client.privacy import Noise, Protection, Unpredictable
+from fedrts.client.privacy import Noise, Protection
 from fedrts.client.steps import flops, perform
 from fedrts.client.training import LocalTraining
 from fedrts.data.contract import Data
@@ -36,8 +36,8 @@ class Workbench:
     seed: int
     macs: Macs
     protection: Protection = field(default_factory=Protection)
-    noise: Noise = Unpredictable
-    """Where the protection's random numbers come from; a simulation asks for repeatable ones."""
+    noise: Noise = field(kw_only=True)
+    """Where the protection's random numbers come from: whoever makes a bench says whether they are `Unpredictable`, or a simulation's."""
     eval_batch_size: int = 512
     gradient: Tensor = field(init=False)
 
@@ -74,7 +74,8 @@ class Workbench:
 
     def work(self, order: Order, client: int, rows: Tensor) -> Reply:
         """Carry out one order as `client`, which holds the data rows `rows`."""
-        return self.carry_out(order, client, self.job(order, client, rows))
+        with order.blaming(client):
+            return self.carry_out(order, client, self.job(order, client, rows))
 
     def job(self, order: Order, client: int, rows: Tensor) -> Job:
         """What `client` has before it when an order came."""
@@ -98,7 +99,7 @@ class Workbench:
         taken = {name: entry.chosen(tensors, frame).unbind() for name, entry in whole.items()}
         rest = {name: entry for name, entry in up.items() if name not in whole}
         for place, key in enumerate(keys):
-            message = {name: payloads[place] for name, payloads in taken.items()}
+            message: Message = {name: payloads[place] for name, payloads in taken.items()}
             own = {name: tensor[place] for name, tensor in tensors.items()} if rest else {}
             yield message | self.upload(order, own, key, rest) if rest else message
 

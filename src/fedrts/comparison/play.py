@@ -14,7 +14,7 @@ import torch
 
 from fedrts import api, config
 from fedrts.config import Experiment
-from fedrts.errors import InputError, Note
+from fedrts.errors import InputError, Note, reason
 from fedrts.runs.folder import RunFolder
 from fedrts.server.rounds import Record
 
@@ -89,8 +89,7 @@ def play(task: CellTask, tell: Tell) -> bool:
         tell(News(task.name, "failed", text=str(error)))
         return True
     except Exception as error:
-        line = str(error).strip().partition("\n")[0]
-        tell(News(task.name, "failed", text=f"{type(error).__name__}: {line}", traceback=traceback.format_exc()))
+        tell(News(task.name, "failed", text=f"{type(error).__name__}: {reason(error)}", traceback=traceback.format_exc()))
         return False
     tell(News(task.name, "finished", task.experiment.rounds, task.experiment.rounds, reporter.accuracy))
     return True

@@ -44,7 +44,7 @@ class Batches(NamedTuple):
 class Cohort:
     """Clients that work through an exchange together; tensors have the clients as leading axis."""
 
-    round_index: int
+    order: Order
     clients: list[int]
     rows: list[Tensor]
     keys: list[int]
@@ -56,6 +56,10 @@ class Cohort:
     own: list[Mask] | None = None
     """Masks of their own, where they have rewired."""
     worker: int = 0
+
+    @property
+    def round_index(self) -> int:
+        return self.order.round.index
 
     @property
     def masks(self) -> list[Mask]:
@@ -143,6 +147,10 @@ class BatchedEngine:
         return [replies[client] for client in clients]
 
     def _work(self, order: Order, clients: list[int], worker: int = 0) -> list[Reply]:
+        with order.blaming(*clients):
+            return self._worked(order, clients, worker)
+
+    def _worked(self, order: Order, clients: list[int], worker: int) -> list[Reply]:
         index, exchange, bench = order.round.index, order.exchange, self.bench
         received = {name: entry.put(order.sent[name], order.frame) for name, entry in exchange.down.items()}
         tensors = {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in received.items()}
@@ -150,7 +158,7 @@ class BatchedEngine:
         keys = [random.key(bench.seed, "client", index, client) for client in clients]
         rows = [self.rows[client] for client in clients]
         nothing = tensors["weights"].new_zeros(len(clients))
-        cohort = Cohort(index, clients, rows, keys, order.frame.mask, tensors, nothing, [0] * len(clients), worker=worker)
+        cohort = Cohort(order, clients, rows, keys, order.frame.mask, tensors, nothing, [0] * len(clients), worker=worker)
         bench.module.train()
         for step in exchange.steps:
             self.perform(step, cohort)
@@ -261,9 +269,10 @@ class BatchedEngine:
 
     @perform.register
     def _(self, step: Rewire, cohort: Cohort) -> None:
-        chosen = [
-            step.choose({name: tensor[place] for name, tensor in cohort.tensors.items()}, mask) for place, mask in enumerate(cohort.masks)
-        ]
+        chosen = []
+        for place, mask in enumerate(cohort.masks):
+            with cohort.order.blaming(cohort.clients[place]):
+                chosen.append(step.choose({name: tensor[place] for name, tensor in cohort.tensors.items()}, mask))
         cohort.own = [new for _, new in chosen]
         cohort.tensors["mask"] = torch.stack([new.bits for new in cohort.own])
         kept = torch.stack([kept.bits for kept, _ in chosen])

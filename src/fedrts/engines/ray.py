@@ -224,10 +224,6 @@ class Actor:
         self.engine = choice.make(inner, bench, Holdings(held["rows"], held["bounds"]), blueprint["eval_batch_size"])
         return self.engine
 
-    def pid(self) -> int:
-        """The number of the actor's process."""
-        return os.getpid()
-
 
 def added(*packed: np.ndarray) -> np.ndarray:
     """Packed tallies as one, added in their order."""

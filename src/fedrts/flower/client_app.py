@@ -10,8 +10,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -70,11 +68,10 @@ def work(message: Message, context: Context) -> Message:
             if site is not None and _MASKS in context.state.array_records:
                 sizes = site.run.layout.sizes
                 for array in context.state.array_records[_MASKS].values():
-                    mask = Mask(torch.from_numpy(np.unpackbits(array.numpy(), count=sum(sizes)).astype(np.bool_)), sizes)
-                    site.masks[mask.fingerprint] = mask
+                    site.masks.keep(Mask.unpacked(array.numpy(), sizes))
             reply = worker.reply(message)
             if site is not None:
-                packed = {name.hex(): Array(np.packbits(mask.bits.cpu().numpy())) for name, mask in site.masks.items()}
+                packed = {name.hex(): Array(mask.packed()) for name, mask in site.masks.items()}
                 context.state[_MASKS] = ArrayRecord(packed)
             return reply
     except (InputError, ValueError) as error:

@@ -28,7 +28,6 @@ from fedrts.server.engine import Engine
 from fedrts.sparse.mask import Mask
 from fedrts.tasks import Metrics
 from fedrts.wire import codec
-from fedrts.wire.codec import Header, Kind
 from fedrts.wire.errors import WireError
 
 _POLL = 0.2
@@ -228,13 +227,7 @@ class _Exchange:
             elif client not in self.outcomes:
                 self.outcomes[client] = self._excused(client, UNREACHABLE)
         for node, held in by_node.items():
-            self._send(node, {client: self._encoded(client, mask) for client, mask in held.items()})
-
-    def _encoded(self, client: int, held: Mask | None) -> bytes:
-        frame, current = self.order.frame, self.order.round
-        layout = bytes.fromhex(frame.layout.fingerprint)
-        header = Header(Kind.DOWNLOAD, layout, frame.mask.fingerprint, current.index, current.exchange, client)
-        return codec.encode(header, self.order.exchange.down, self.order.sent, frame, held)
+            self._send(node, {client: envelope.encode_order(self.order, client, mask) for client, mask in held.items()})
 
     def _send(self, node: int, blobs: dict[int, bytes], whole: bool = False) -> None:
         fleet = self.engine.fleet
@@ -307,7 +300,7 @@ class _Exchange:
                 self.outcomes[client] = self._failure(client, reasons.get(client, "its node does not answer for it"))
         del self.parcels[name]
         if missing and not parcel.whole:
-            whole = {client: self._encoded(client, None) for client in missing}
+            whole = {client: envelope.encode_order(self.order, client, None) for client in missing}
             self.resent |= {client: len(data) for client, data in whole.items()}
             self._send(parcel.node, whole, whole=True)
 
@@ -321,7 +314,8 @@ class _Exchange:
             del self.parcels[name]
             if not parcel.unheard:
                 fleet.forgotten.add(name)
-            here = {client: self._encoded(client, None) for client in parcel.clients if fleet.hosts.get(client) == parcel.node}
+            still = [client for client in parcel.clients if fleet.hosts.get(client) == parcel.node]
+            here = {client: envelope.encode_order(self.order, client, None) for client in still}
             self.outcomes |= {client: self._excused(client, UNREACHABLE) for client in parcel.clients if client not in here}
             self.resent |= {client: self.resent.get(client, 0) + len(data) for client, data in here.items()}
             if here:

@@ -22,12 +22,13 @@ import fedrts
 from fedrts import config
 from fedrts import data as sets
 from fedrts.client import envelope
+from fedrts.client.masks import LastMasks
 from fedrts.client.order import Order, Reply
-from fedrts.client.privacy import Account, countable
+from fedrts.client.privacy import Account, Unpredictable, countable
 from fedrts.config import Experiment
 from fedrts.data.partition import SITES
 from fedrts.engines.threads import threads_for
-from fedrts.errors import InputError
+from fedrts.errors import InputError, reason
 from fedrts.flower import consent, policy
 from fedrts.flower.consent import DeclinedError
 from fedrts.flower.host import Host
@@ -37,8 +38,6 @@ from fedrts.flower.state import Records
 from fedrts.registry import only_allowing
 from fedrts.runs.build import Assembled, build_model, federation, put_together
 from fedrts.server.assessment import assessment
-from fedrts.server.mask_memory import REMEMBERED
-from fedrts.sparse.mask import Mask
 from fedrts.wire import codec
 from fedrts.wire.errors import MaskMissingError, WireError
 from fedrts.wire.fields import Frame
@@ -58,8 +57,7 @@ class Site:
     records: Records = field(default_factory=Records)
     say: Callable[[str], None] = lambda text: None
     """To the owner."""
-    masks: dict[bytes, Mask] = field(default_factory=dict)
-    """The last masks by fingerprint, the newest last."""
+    masks: LastMasks = field(default_factory=LastMasks)
     normalisation: Normalisation | None = None
     """The common one, once the server has told it."""
 
@@ -104,7 +102,7 @@ class Site:
         if unknown := [client for client in host.clients if not 0 <= client < len(rows)]:
             raise DeclinedError(f"--partition {unknown[0]}: the experiment has {len(rows)} clients, numbered from 0")
         policy.check_rows([len(rows[client]) for client in host.clients or [0]], experiment.train.batch_size, host.limits)
-        run = put_together(here, module, replace(held, classes=classes), rows)
+        run = put_together(here, module, replace(held, classes=classes), rows, noise=Unpredictable)
         return Site(host, run, digest, records, say)
 
     def introduction(self) -> dict[str, Any]:
@@ -151,15 +149,15 @@ class Site:
                     replies[client] = envelope.encode_reply(self._carried_out(order, client), order)
             except MaskMissingError:
                 missing.append(client)
-            except (WireError, InputError) as error:
-                self.say(f"no answer for client {client}: {error}")
+            except Exception as error:  # whatever it was, other clients of this site may fare better
+                self.say(f"no answer for client {client}: {reason(error)}")
                 failed.append(client)
                 reasons.append(consent.told(error, "its work failed"))
         return {"missing": missing, "failed": failed, "reasons": reasons}, replies
 
     def order(self, client: int, data: bytes) -> Order:
         """What a download asks of a client: the exchange is built here, from the experiment, the round and the mask."""
-        header, mask, reader = self._open(data)
+        header, mask, reader = self.masks.open(data, self.run.layout, self.run.bench.gradient.device)
         if header.client != client:
             raise WireError(f"an order to client {header.client} where {client} was meant")
         plan = self.run.plan
@@ -172,24 +170,6 @@ class Site:
         exchange = exchanges[header.exchange]
         frame = Frame(self.run.layout, mask, self.run.bench.gradient.dtype)
         return Order(exchange, current, frame, codec.read_fields(reader, exchange.down, frame))
-
-    def _open(self, data: bytes) -> tuple[codec.Header, Mask, Any]:
-        """A download that counts on any of the masks that we hold, or on none."""
-        device = self.run.bench.gradient.device
-        wanted = codec.peek(data).mask
-        candidates = sorted(self.masks.values(), key=lambda mask: mask.fingerprint == wanted)
-        for held in [*reversed(candidates), None]:
-            try:
-                header, mask, reader = codec.open_download(data, self.run.layout, held)
-            except MaskMissingError:
-                continue
-            mask = mask.to(device)
-            self.masks.pop(mask.fingerprint, None)
-            self.masks[mask.fingerprint] = mask
-            while len(self.masks) > REMEMBERED:
-                del self.masks[next(iter(self.masks))]
-            return header, mask, reader
-        raise MaskMissingError("the mask that the message is on is not here: ask for the whole")
 
     def _rows(self, client: int) -> Tensor:
         if self.host.clients and client not in self.host.clients:

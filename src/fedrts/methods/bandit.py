@@ -22,7 +22,7 @@ from fedrts.methods.base import Scored
 from fedrts.methods.contract import Exchange, Means, ProbeGradient, Rng, Round, State, Train
 from fedrts.sparse import importance
 from fedrts.sparse.topk import top
-from fedrts.wire.fields import Indices, Message, Values
+from fedrts.wire.fields import Indices, Message, Payload, Values, carried
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,16 @@ class Bandit(Scored):
     def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
         """`updated` with what the outcome teaches; in outer rounds with a new mask."""
 
-    def core(self, model: Mapping[str, Tensor], round: Round) -> Tensor:
+    def core(self, model: Mapping[str, Payload], round: Round) -> Tensor:
         """h(i, |W|, κ): is link i among the κ^l most important ones of its layer? `[..., A + n - P]` → bool `[..., A]` (Eq. 4).
 
         With a global scope: among the Σ κ^l most important ones of all.
         """
-        links = model["weights"][..., : sum(round.counts)]
+        links = carried(model["weights"], Tensor)[..., : sum(round.counts)]
         score = importance.get(self.score)
         core, counts = (round.core, round.counts) if self.scope == "layer" else ([sum(round.core)], [sum(round.counts)])
-        return top(score(links, model["squares"]) if importance.needs_squares(score) else score(links), core, counts)
+        scores = score(links, carried(model["squares"], Tensor)) if importance.needs_squares(score) else score(links)
+        return top(scores, core, counts)
 
     def rests(self, round: Round) -> bool:
         return round.frozen and not self.update_after_end

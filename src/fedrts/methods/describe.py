@@ -54,7 +54,7 @@ def described(name: str) -> Description:
     exchanges = {"set-up": method.exchanges(Round.of(-1, schedule, state.mask, setup.layout))}
     for number, exchange in enumerate(exchanges["set-up"]):
         frame = Frame(setup.layout, state.mask)
-        found = {key: torch.zeros(entry.size(None, frame) // frame.dtype.itemsize) for key, entry in exchange.up.items()}
+        found = {key: torch.zeros(entry.most(frame) // frame.dtype.itemsize) for key, entry in exchange.up.items()}
         state = method.update(state, Means(found), Round.of(-1, schedule, state.mask, setup.layout, number), setup.rng)
     for when, index in (("inner", 1), ("outer", 0)):
         exchanges[when] = method.exchanges(Round.of(index, schedule, state.mask, setup.layout))

@@ -10,7 +10,7 @@ Settled here: the schedule is that of all methods; the first library (Bibikar) i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
@@ -21,13 +21,12 @@ from torch import Tensor
 from fedrts.methods import register
 from fedrts.methods.base import Scored
 from fedrts.methods.contract import Exchange, Means, ProbeGradient, Rewire, Rng, Round, State, Train
-from fedrts.sparse import rigl
-from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import Message, OnOwnMask, OwnValues
+from fedrts.methods.rewiring import DropAndGrow
+from fedrts.wire.fields import Message, OnOwnMask, OwnValues, carried
 
 
 @register("feddst")
-class FedDST(Scored):
+class FedDST(DropAndGrow, Scored):
     """Clients rewire their own masks by gradient; the server averages per link and keeps the largest."""
 
     topology: ClassVar[str] = "each client drops and grows by its gradient; merged, then top K by magnitude"
@@ -37,21 +36,20 @@ class FedDST(Scored):
         float, Field(ge=0, le=1, description="share of the epochs (rounded down) before a client rewires: 0 before training, 1 after it")
     ] = 0.5
 
-    def exchanges(self, round: Round) -> tuple[Exchange, ...]:
-        exchanges = super().exchanges(round)
-        if not round.outer:
-            return exchanges
-        steps = (Train(stop=self.adjust_after), ProbeGradient(), Rewire(self.rewire(round)), Train(start=self.adjust_after))
-        return (Exchange(exchanges[0].down, steps, {"weights": OnOwnMask()}),)
+    def grow_score(self, seen: Mapping[str, Tensor]) -> Tensor:
+        return seen["gradient"].abs()
 
-    def rewire(self, round: Round) -> Chooser:
-        return partial(by_gradient, quota=round.quota)
+    def scoring(self, exchange: Exchange, round: Round) -> Exchange:
+        rewire = Rewire(partial(self.rewired, round=round))
+        steps = (Train(stop=self.adjust_after), ProbeGradient(), rewire, Train(start=self.adjust_after))
+        return Exchange(exchange.down, steps, {"weights": OnOwnMask()})
 
     def contribution(self, message: Message, state: State, round: Round) -> Message:
         own = message["weights"]
         if not isinstance(own, OwnValues):
             return message
-        return {"total": own.mask.expand(own.values), "has": own.mask.bits.to(own.values.dtype)}  # weighted by samples: no vote
+        values = carried(own.values, Tensor)
+        return {"total": own.mask.expand(values), "has": own.mask.bits.to(values.dtype)}  # weighted by samples: no vote
 
     def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
         if not round.outer:
@@ -68,11 +66,3 @@ class FedDST(Scored):
 
     def pruned(self, state: State, weights: Tensor, round: Round) -> State:
         return state.moved(weights, self.best(weights[: len(state.mask.bits)].abs(), round, state.mask.sizes))
-
-
-Chooser = Callable[[Mapping[str, Tensor], Mask], tuple[Mask, Mask]]
-
-
-def by_gradient(tensors: Mapping[str, Tensor], mask: Mask, quota: tuple[int, ...]) -> tuple[Mask, Mask]:
-    """RigL on a client: drop the weakest weights, grow where the gradient is largest."""
-    return rigl.step(tensors["weights"][: len(mask.bits)].abs(), tensors["gradient"].abs(), mask, quota)

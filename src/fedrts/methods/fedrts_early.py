@@ -27,7 +27,7 @@ from fedrts.methods.contract import Means, Rng, Round, Setup, State
 from fedrts.sparse import posterior, random
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.topk import top_indices
-from fedrts.wire.fields import Indices, Message, Selection
+from fedrts.wire.fields import Indices, Message, Selection, carried
 
 
 @register("fedrts_early")
@@ -49,7 +49,7 @@ class FedRTSEarly(Bandit):
         told = super().contribution(message, state, round)
         if not round.outer:
             return told
-        named: Selection = message["votes"]
+        named = carried(message["votes"], Selection)
         return {**told, "votes": Selection(named.indices, named.size), "gradient": named}
 
     def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:

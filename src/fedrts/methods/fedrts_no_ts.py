@@ -25,7 +25,7 @@ from fedrts.methods import register
 from fedrts.methods.base import Sparse
 from fedrts.methods.contract import Exchange, Means, Rng, Round, Setup, State
 from fedrts.methods.fedtiny import Progressive
-from fedrts.sparse import random, rigl
+from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.topk import top
 
@@ -55,8 +55,8 @@ class FedRTSNoTS(Progressive):
             return super().begin(setup).remember(gradient=nothing)
         return super().begin(setup).remember(strength=nothing, gradient=nothing.clone(), square=nothing.clone())
 
-    def exchanges(self, round: Round) -> tuple[Exchange, ...]:
-        return super().exchanges(round) if self.score != "outcome" else Sparse.exchanges(self, round)
+    def scoring(self, exchange: Exchange, round: Round) -> Exchange:
+        return super().scoring(exchange, round) if self.score != "outcome" else exchange
 
     def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
         updated = Sparse.update(self, state, mean, round, rng)
@@ -73,7 +73,8 @@ class FedRTSNoTS(Progressive):
             return updated.remember(strength=strength)
         gradient = self.averaged(state["gradient"], mean["growth"])  # M_g
         square = self.beta2 * state["square"] + (1 - self.beta2) * mean["growth"].square()  # V_g
-        kept, new = rigl.step(strength, gradient.abs() / (square.sqrt() + self.tau), state.mask, round.quota)
+        promise = gradient / (square.sqrt() + self.tau)
+        kept, new = self.rewired({"weights": strength, "growth": promise}, state.mask, round)
         return updated.with_mask(kept).with_mask(new).remember(strength=strength * kept.bits, gradient=gradient, square=square)
 
     def blended(self, state: State, updated: State, mean: Means, round: Round) -> State:
@@ -84,7 +85,7 @@ class FedRTSNoTS(Progressive):
             return updated
         named = mean["growth"].to(state["gradient"].dtype)
         gradient = old * state["gradient"] + (1 - old) * named if round.outers else named
-        kept, new = rigl.step(updated.weights[: len(gradient)].abs(), gradient.abs(), state.mask, round.quota)
+        kept, new = self.rewired({"weights": updated.weights, "growth": gradient}, state.mask, round)
         return updated.with_mask(kept).with_mask(new).remember(gradient=gradient)
 
     def by_outcome(self, state: State, updated: State, round: Round, rng: Rng) -> State:

@@ -12,7 +12,7 @@ are averaged; in the original absent clients count with the old model (`residual
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from fedrts.methods import register
 from fedrts.methods.contract import Exchange, Means, Rng, Round, Setup, State
-from fedrts.methods.feddst import Chooser, FedDST
+from fedrts.methods.feddst import FedDST
 from fedrts.sparse.mask import Mask
-from fedrts.sparse.topk import top_indices
+from fedrts.sparse.topk import by_layer, top_indices
 from fedrts.wire.fields import Signs
 
 
@@ -43,15 +43,20 @@ class FedSGC(FedDST):
         state = super().begin(setup).remember(direction=still)
         return state.remember(samples=torch.tensor(setup.samples)) if self.residual else state
 
-    def exchanges(self, round: Round) -> tuple[Exchange, ...]:
-        exchanges = super().exchanges(round)
-        if not round.outer:
-            return exchanges
-        (exchange,) = exchanges
-        return (Exchange({**exchange.down, "direction": Signs(of="direction")}, exchange.steps, exchange.up),)
+    def scoring(self, exchange: Exchange, round: Round) -> Exchange:
+        scored = super().scoring(exchange, round)
+        return replace(scored, down={**scored.down, "direction": Signs(of="direction")})
 
-    def rewire(self, round: Round) -> Chooser:
-        return partial(by_direction, quota=round.quota, drop_guided=self.drop_guided, grow_guided=self.grow_guided)
+    def rewired(self, seen: Mapping[str, Tensor], mask: Mask, round: Round) -> tuple[Mask, Mask]:
+        """The same step, in which conflicts are dropped and agreements grown first."""
+        links, quota, promise = len(mask.bits), self.quota(round), self.grow_score(seen)
+        weights = seen["weights"][:links]
+        local = torch.where(mask.bits, torch.sign(weights - seen["received"][:links]), -torch.sign(seen["gradient"]))  # D
+        accord = local * seen["direction"]
+        dropped = preferring(accord < 0, -weights.abs(), mask.bits, quota, self.drop_guided, mask.sizes)
+        kept = mask.bits & ~dropped
+        grown = preferring(accord > 0, promise, ~kept, quota, self.grow_guided, mask.sizes)
+        return Mask(kept, mask.sizes), Mask(kept | grown, mask.sizes)
 
     def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
         links = len(state.mask.bits)
@@ -73,28 +78,13 @@ class FedSGC(FedDST):
         return Means(everybody, mean.clients, int(state["samples"]))
 
 
-def by_direction(
-    tensors: Mapping[str, Tensor], mask: Mask, quota: tuple[int, ...], drop_guided: float, grow_guided: float
-) -> tuple[Mask, Mask]:
-    """The RigL step in which conflicts are dropped and agreements grown first."""
-    links = len(mask.bits)
-    weights, gradient = tensors["weights"][:links], tensors["gradient"]
-    local = torch.where(mask.bits, torch.sign(weights - tensors["received"][:links]), -torch.sign(gradient))
-    accord = local * tensors["direction"]
-    dropped = _in_two_steps(-weights.abs(), mask.bits, mask.bits & (accord < 0), quota, drop_guided, mask.sizes)
-    kept = mask.bits & ~dropped
-    grown = _in_two_steps(gradient.abs(), ~kept, ~kept & (accord > 0), quota, grow_guided, mask.sizes)
-    return Mask(kept, mask.sizes), Mask(kept | grown, mask.sizes)
-
-
-def _in_two_steps(
-    scores: Tensor, candidates: Tensor, preferred: Tensor, quota: tuple[int, ...], share: float, sizes: tuple[int, ...]
+def preferring(
+    preferred: Tensor, scores: Tensor, candidates: Tensor, quota: tuple[int, ...], share: float, sizes: tuple[int, ...]
 ) -> Tensor:
     """`quota[l]` candidates of largest score per layer: up to ⌊share·quota⌋ among the preferred, then the largest of all others."""
-    there = [int(part.count_nonzero()) for part in preferred.split(list(sizes))]
-    first = [min(int(share * wanted), available) for wanted, available in zip(quota, there, strict=True)]
+    liked = candidates & preferred
+    first = [min(int(share * wanted), there) for wanted, there in zip(quota, by_layer(liked, sizes), strict=True)]
+    urgent = scores.index_fill(0, top_indices(scores, first, liked, sizes), torch.inf)
     chosen = torch.zeros_like(candidates)
-    chosen[top_indices(scores, first, preferred, sizes)] = True
-    rest = [wanted - already for wanted, already in zip(quota, first, strict=True)]
-    chosen[top_indices(scores, rest, candidates & ~chosen, sizes)] = True
+    chosen[top_indices(urgent, quota, candidates, sizes)] = True
     return chosen

@@ -14,40 +14,30 @@ over all clients (the authors' library averages over the last alone and takes te
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedrts.methods import register
-from fedrts.methods.base import Sparse
 from fedrts.methods.contract import Calibrate, Evaluate, Exchange, Means, ProbeGradient, Rng, Round, Setup, State
-from fedrts.sparse import budget, random, rigl
+from fedrts.methods.rewiring import DropAndGrow
+from fedrts.sparse import budget, random
 from fedrts.sparse.mask import Mask
 from fedrts.wire import fields as wire
 from fedrts.wire.fields import Indices, Masks, Values
 
 
-class Progressive(Sparse):
+class Progressive(DropAndGrow):
     """Drop by magnitude, grow by the clients' largest gradients, which travel with their links' names."""
 
-    def exchanges(self, round: Round) -> tuple[Exchange, ...]:
-        exchanges = super().exchanges(round)
-        if not round.outer:
-            return exchanges
-        return (exchanges[0].then(ProbeGradient(), growth=Indices(of="gradient", k=self.quota(round), values=True)),)
+    def grow_score(self, seen: Mapping[str, Tensor]) -> Tensor:
+        return seen["growth"].abs()
 
-    def quota(self, round: Round) -> tuple[int, ...]:
-        """Links of each layer to exchange in this outer round."""
-        return round.quota
-
-    def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
-        updated = super().update(state, mean, round, rng)
-        if not round.outer:
-            return updated
-        strength = updated.weights[: len(state.mask.bits)].abs()
-        kept, new = rigl.step(strength, mean["growth"].abs(), state.mask, self.quota(round))
-        return updated.with_mask(kept).with_mask(new)
+    def scoring(self, exchange: Exchange, round: Round) -> Exchange:
+        return exchange.then(ProbeGradient(), growth=Indices(of="gradient", k=self.quota(round), values=True))
 
 
 @register("fedtiny")

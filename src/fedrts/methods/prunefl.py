@@ -11,6 +11,7 @@ allows. The model may then shrink. Inferred: c is the number of unpruned paramet
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -19,15 +20,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrts.methods import register
-from fedrts.methods.base import Sparse
-from fedrts.methods.contract import Exchange, Means, Rng, Round, Setup, State, Train
-from fedrts.sparse import rigl
+from fedrts.methods.contract import Exchange, Round, Setup, State, Train
+from fedrts.methods.rewiring import DropAndGrow
 from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Values
 
 
 @register("prunefl")
-class PruneFL(Sparse):
+class PruneFL(DropAndGrow):
     """Drop by magnitude, grow by the clients' mean squared gradients, which travel whole."""
 
     topology: ClassVar[str] = "drop the Q weakest, grow by the mean squared gradient"
@@ -38,11 +38,11 @@ class PruneFL(Sparse):
         state = super().begin(setup)
         return state.remember(most=torch.tensor([state.mask.number])) if self.adaptive else state
 
-    def exchanges(self, round: Round) -> tuple[Exchange, ...]:
-        exchanges = super().exchanges(round)
-        if not round.outer:
-            return exchanges
-        return (exchanges[0].then(squares=Values(of="squares", on="links")),)
+    def grow_score(self, seen: Mapping[str, Tensor]) -> Tensor:
+        return seen["squares"]
+
+    def scoring(self, exchange: Exchange, round: Round) -> Exchange:
+        return exchange.then(squares=Values(of="squares", on="links"))
 
     def published(self, exchange: Exchange) -> Exchange:
         """O_d + O_s and (2·F_d + F_s)·E: the paper counts squares without the weights beside them, and records them in every round."""
@@ -52,17 +52,10 @@ class PruneFL(Sparse):
     def training(self, round: Round) -> Train:
         return Train(record="squares") if round.outer else super().training(round)
 
-    def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
-        updated = super().update(state, mean, round, rng)
-        if not round.outer:
-            return updated
-        strength = updated.weights[: len(state.mask.bits)].abs()
-        if self.adaptive:
-            kept = rigl.weakest_dropped(strength, state.mask, round.quota)
-            dense = round.layout.parameters - round.layout.links
-            return updated.with_mask(kept).with_mask(greedy(mean["squares"], kept, dense, int(state["most"])))
-        kept, new = rigl.step(strength, mean["squares"], state.mask, round.quota)
-        return updated.with_mask(kept).with_mask(new)
+    def rewired(self, seen: Mapping[str, Tensor], mask: Mask, round: Round) -> tuple[Mask, Mask]:
+        kept, new = super().rewired(seen, mask, round)
+        dense = round.layout.parameters - round.layout.links
+        return kept, greedy(self.grow_score(seen), kept, dense, int(seen["most"])) if self.adaptive else new
 
 
 def greedy(squares: Tensor, kept: Mask, cost: float, most: int) -> Mask:

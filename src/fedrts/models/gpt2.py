@@ -126,13 +126,6 @@ class GPT2(nn.Module):
         logits: Tensor = self.lm_head(self.hidden(tokens))
         return logits
 
-    def use_attention(self, kind: str) -> None:
-        """Switch to "sdpa" (fast) or "eager" (for second derivatives)."""
-        checks.one_of("attention", kind, ATTENTIONS)
-        for part in self.modules():
-            if isinstance(part, Attention):
-                part.attention = kind
-
 
 @register("gpt2_32m")
 def gpt2_32m(

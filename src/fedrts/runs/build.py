@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedrts import config, data, models
-from fedrts.client.privacy import Noise, Protection, Repeatable, Unpredictable
+from fedrts.client.privacy import Noise, Protection, Repeatable
 from fedrts.client.training import LocalTraining
 from fedrts.client.workbench import Workbench
 from fedrts.config import Experiment
@@ -108,9 +108,13 @@ def put_together(
     parts: Sequence[Tensor],
     prunable: Prunable | None = None,
     try_task: bool = False,
-    noise: Noise = Unpredictable,
+    *,
+    noise: Noise,
 ) -> Assembled:
-    """The run of `module` on clients that hold the rows `parts` of `held`; `try_task` looks for mistakes in one's own loss and targets."""
+    """The run of `module` on clients that hold the rows `parts` of `held`; `try_task` looks for mistakes in one's own loss and targets.
+
+    `noise`: a site's is `Unpredictable`, a simulation's `Repeatable`; nothing is assumed.
+    """
     rows = Holdings.of(parts)
     _check_parameters(module)
     device = torch.device(experiment.device)
@@ -144,7 +148,7 @@ def put_together(
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {form}: {reason(error)}") from error
     if try_task:
         _check_task(module, held)
-    bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()), noise, e.eval.batch_size)
+    bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()), e.eval.batch_size, noise=noise)
     asked = choice.Settings.of(e.engine.model_dump())
     if asked.name in ("auto", "batched") and e.guard.deadline:
         if asked.name == "batched":

@@ -91,7 +91,7 @@ def _measure(run: Assembled, settings: Settings) -> float:
     """Samples a second of some steps of the first round's clients; their replies are dropped."""
     bench, plan = run.bench, run.plan
     size = bench.training.batch_size
-    short = Workbench(bench.module, bench.layout, bench.data, replace(bench.training, epochs=1), bench.seed, bench.macs)
+    short = Workbench(bench.module, bench.layout, bench.data, replace(bench.training, epochs=1), bench.seed, bench.macs, noise=bench.noise)
     rows = [part[: BATCHES * size] for part in run.rows]
     engine = choice.make(settings, short, rows, run.experiment.eval.batch_size)
     state = run.method.begin(run.setup)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedrts.methods.contract import Means
-from fedrts.wire.fields import Message, Selection
+from fedrts.wire.fields import Message, Selection, carried
 
 _PIECE = 1 << 16
 
@@ -51,16 +51,17 @@ class Sums:
         self._samples += weight
         for name, payload in contribution.items():
             if name == "weights" and self._weights is not None:
-                self._weights.add(payload, weight)
+                self._weights.add(carried(payload, Tensor), weight)
             elif isinstance(payload, Selection):
                 named = payload.indices.new_ones(1, dtype=torch.bool).expand(payload.indices.shape)
                 values = named if payload.values is None else payload.values
                 total = self._total(name, (payload.size,), values, votes)
                 total.sum.index_add_(0, payload.indices, values.to(total.sum.dtype), alpha=votes)
             else:
-                share = votes if payload.dtype == torch.bool else weight
-                total = self._total(name, tuple(payload.shape), payload, share)
-                _accumulate(total.sum, payload, share)
+                tensor = carried(payload, Tensor)
+                share = votes if tensor.dtype == torch.bool else weight
+                total = self._total(name, tuple(tensor.shape), tensor, share)
+                _accumulate(total.sum, tensor, share)
 
     def merge(self, other: Sums) -> None:
         """Take in the sums over other clients."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from fedrts.client.order import Order, Reply
 from fedrts.methods.contract import Exchange, Judge, State
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import faults, judge
 from fedrts.server.mask_memory import addressed
-from fedrts.wire.fields import Values
+from fedrts.wire.fields import Values, carried
 
 if TYPE_CHECKING:
     from fedrts.server.rounds import Plan
@@ -46,7 +48,7 @@ def assess(plan: Plan, state: State, index: int, ledger: ClientRecords) -> dict[
             missing.append({"client": reply.client, "reason": rejection.reason})
             continue
         assert isinstance(reply, Reply)  # a failure never counts
-        metrics = dict(zip(plan.metrics, reply.message["metrics"].tolist(), strict=True))
+        metrics = dict(zip(plan.metrics, carried(reply.message["metrics"], Tensor).tolist(), strict=True))
         if (reason := impossible(metrics)) is not None:
             missing.append({"client": reply.client, "reason": reason})
             continue

@@ -46,7 +46,7 @@ class ClientRecords:
         """Everything as tensors: masks as packed bits, clients as numbers."""
         names = list(self.traffic.masks)
         holds = [(client, names.index(name)) for client, name in self.traffic.holds.items()]
-        packed = [np.packbits(mask.bits.cpu().numpy()) for mask in self.traffic.masks.values()]
+        packed = [mask.packed() for mask in self.traffic.masks.values()]
         return {
             "messages": torch.tensor([self.messages]),
             "holds": torch.tensor(holds, dtype=torch.int64).reshape(-1, 2),
@@ -64,10 +64,8 @@ class ClientRecords:
         """The ledger again, from its `tensors`."""
         ledger = ClientRecords.of(guard)
         ledger.messages = int(tensors["messages"])
-        links = sum(sizes)
         for packed in tensors["masks"].numpy():
-            bits = torch.from_numpy(np.unpackbits(packed, count=links).astype(np.bool_)).to(device)
-            mask = Mask(bits, sizes)
+            mask = Mask.unpacked(packed, sizes).to(device)
             ledger.traffic.masks[mask.fingerprint] = mask
         names = list(ledger.traffic.masks)
         for client, number in tensors["holds"].tolist():

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fedrts.client.order import Failure, Order, Reply
 from fedrts.errors import note
 from fedrts.wire import checks
 from fedrts.wire.checks import Check, failed
-from fedrts.wire.fields import Message, OwnValues, Payload, Selection, Values
+from fedrts.wire.fields import Message, OwnValues, Payload, Selection, Values, carried
 
 Reducer = Literal["mean", "clip", "trimmed_mean", "median"]
 
@@ -187,16 +187,17 @@ def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
     for name, entry in order.exchange.up.items():
         payload = message[name]
         if isinstance(entry, Values) and entry.on == "statistics":
-            yield from _of_statistics(payload.view(entry.copies, -1), order, guard)
+            yield from _of_statistics(carried(payload, Tensor).view(entry.copies, -1), order, guard)
         elif name != "weights" and (numbers := _numbers(payload)) is not None and len(numbers):
             yield Check(partial(_of_size, name, guard.value_bound), torch.linalg.vector_norm(numbers, ord=torch.inf))
     if "weights" not in order.exchange.up or order.reference is None:
         return
     frame = order.upload_frame()
-    weights: Any = order.exchange.up["weights"].open(message["weights"], frame)
-    reference = order.reference
-    if isinstance(weights, OwnValues):  # compared where the client's own mask has links
-        weights, reference = weights.values, weights.mask.compact(frame.mask.expand(reference))
+    opened, reference = order.exchange.up["weights"].open(message["weights"], frame), order.reference
+    if isinstance(opened, OwnValues):  # compared where the client's own mask has links
+        reference = opened.mask.compact(frame.mask.expand(reference))
+        opened = opened.values
+    weights = carried(opened, Tensor)
     parameters = len(weights) - frame.statistics
     if frame.statistics:
         yield from _of_statistics(weights[None, parameters:], order, guard)

@@ -6,21 +6,16 @@ nothing if the mask is still the same, else the cheaper of the whole mask and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from fedrts.client.masks import LastMasks
 from fedrts.client.order import Order
-from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.wire import codec
-from fedrts.wire.codec import Header, Kind
-from fedrts.wire.errors import MaskMissingError, WireError
+from fedrts.wire.codec import Kind
 from fedrts.wire.fields import Field, Frame, Message
-from fedrts.wire.packing import Reader
-
-REMEMBERED = 8
-"""Masks that the server keeps; a client with an older one gets the whole mask."""
 
 
 @dataclass
@@ -29,8 +24,7 @@ class MaskMemory:
 
     holds: dict[int, bytes] = field(default_factory=dict)
     """Client → fingerprint of the mask it holds."""
-    masks: dict[bytes, Mask] = field(default_factory=dict)
-    """The last masks by fingerprint, the newest last."""
+    masks: LastMasks = field(default_factory=LastMasks)
     lengths: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
     """Bytes by which a mask is told to a client that holds another one (or none), by their fingerprints."""
 
@@ -41,58 +35,9 @@ class MaskMemory:
     def send(self, client: int, mask: Mask) -> None:
         """Note that a client was sent a mask."""
         self.holds[client] = mask.fingerprint
-        known = self.masks.pop(mask.fingerprint, None) or Mask(mask.bits, mask.sizes)  # without the indices that ours has cached
-        self.masks[mask.fingerprint] = known
-        while len(self.masks) > REMEMBERED:
-            oldest = next(iter(self.masks))
-            del self.masks[oldest]
+        for oldest in self.masks.keep(mask):
             self.holds = {client: held for client, held in self.holds.items() if held != oldest}
             self.lengths = {pair: length for pair, length in self.lengths.items() if oldest not in pair}
-
-    def forget(self, client: int) -> None:
-        """A client said that it does not hold what we thought: the next download carries the whole mask."""
-        self.holds.pop(client, None)
-
-    def deliver(self, client: int, order: Order, hand_over: Callable[[bytes], bool]) -> int:
-        """Send a client the download of an order, and the whole mask with it where it turns out to lack ours; bytes sent in all.
-
-        `hand_over(data)` is true when the client could read the message: a lost mask costs a second message, never an error.
-        """
-        frame = order.frame
-        header = Header(
-            Kind.DOWNLOAD,
-            bytes.fromhex(frame.layout.fingerprint),
-            frame.mask.fingerprint,
-            order.round.index,
-            order.round.exchange,
-            client,
-        )
-        sent = 0
-        for _ in range(2):
-            data = codec.encode(header, order.exchange.down, order.sent, frame, self.held_by(client))
-            sent += len(data)
-            if hand_over(data):
-                self.send(client, frame.mask)
-                return sent
-            self.forget(client)
-        raise WireError(f"client {client} cannot read a message that carries the whole mask")
-
-
-@dataclass
-class MaskHolder:
-    """A client's side: the mask it holds, and downloads that count on it."""
-
-    layout: Layout
-    held: Mask | None = None
-
-    def open(self, data: bytes) -> tuple[Header, Mask, Reader] | None:
-        """Header, mask and field reader of a download; None if it counts on a mask that this client does not hold."""
-        try:
-            header, mask, reader = codec.open_download(data, self.layout, self.held)
-        except MaskMissingError:
-            return None
-        self.held = mask
-        return header, mask, reader
 
 
 @dataclass

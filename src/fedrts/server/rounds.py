@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrts.client.order import Order
+from fedrts.client.order import Order, called
 from fedrts.errors import InputError
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Exchange, Round, State
@@ -160,7 +160,7 @@ def play_round(plan: Plan, before: State, index: int, ledger: ClientRecords | No
         if state is not None:
             break
     else:
-        reasons = "; ".join(sorted({str(entry["reason"]) for entry in record.rejected})) or "nobody was left to ask"
+        reasons = _complaints(record)
         raise TooFewError(
             f"round {index}: fewer than {plan.needed(ledger.departed)} usable replies in {plan.guard.attempts} attempts ({reasons}): "
             "nothing of it was applied; mend the cause or lower guard.quorum, then resume (a train.lr that diverges needs a new run)",
@@ -178,6 +178,14 @@ def play_round(plan: Plan, before: State, index: int, ledger: ClientRecords | No
         record.valid_accuracy = metrics.get("valid_accuracy")
     record.seconds = time.perf_counter() - started
     return Played(state, record, describe(plan, before, state, index) if record.outer else None)
+
+
+def _complaints(record: Record) -> str:
+    """Why replies of a round did not count: every reason, and whose they were."""
+    told: dict[str, set[int]] = {}
+    for entry in record.rejected:
+        told.setdefault(str(entry["reason"]), set()).add(entry["client"])
+    return "; ".join(f"{called(sorted(clients))}: {reason}" for reason, clients in sorted(told.items())) or "nobody was left to ask"
 
 
 def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: ClientRecords, record: Record) -> State | None:

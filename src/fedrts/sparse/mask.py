@@ -47,6 +47,15 @@ class Mask:
         best = top(scores, [1] * len(sizes), sizes)
         return Mask(top(scores.masked_fill(best, torch.inf), [number], [len(scores)]), sizes)
 
+    @staticmethod
+    def unpacked(packed: np.ndarray, sizes: Sequence[int]) -> Mask:
+        """Inverse of `packed`."""
+        return Mask(torch.from_numpy(np.unpackbits(packed, count=sum(sizes)).astype(np.bool_)), sizes)
+
+    def packed(self) -> np.ndarray:
+        """One bit a link, uint8 `[⌈P / 8⌉]`."""
+        return np.packbits(self.bits.cpu().numpy())
+
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """K^l: active links in each layer."""
@@ -85,7 +94,7 @@ class Mask:
     @cached_property
     def fingerprint(self) -> bytes:
         """8 bytes that name this mask."""
-        return hashlib.blake2b(np.packbits(self.bits.cpu().numpy()).tobytes(), digest_size=8).digest()
+        return hashlib.blake2b(self.packed().tobytes(), digest_size=8).digest()
 
     @property
     def is_full(self) -> bool:

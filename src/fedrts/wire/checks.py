@@ -7,7 +7,7 @@ number of messages wait together.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,11 +44,6 @@ def at_least(least: float, values: Tensor, reason: str) -> Check:
 def none_of(bits: Tensor, reason: str) -> Check:
     """None of the `bits` is set."""
     return Check(lambda one: reason if one else None, bits.any())
-
-
-def fault(checks: Iterable[Check]) -> str | None:
-    """The first thing that is wrong, if any is."""
-    return faults([list(checks)])[0]
 
 
 def faults(groups: Sequence[Sequence[Check]]) -> list[str | None]:

@@ -31,7 +31,7 @@ import torch
 from fedrts.sparse.layout import Layout, starts
 from fedrts.sparse.mask import Mask
 from fedrts.wire.errors import MaskMissingError, WireError
-from fedrts.wire.fields import Field, Frame, Message, changes_size, positions_size, read_positions, write_positions
+from fedrts.wire.fields import Field, Frame, Message, Payload, changes_size, positions_size, read_positions, write_positions
 from fedrts.wire.packing import Bits, Reader
 
 VERSION = 1
@@ -68,7 +68,7 @@ class MaskForm(IntEnum):
     """As the difference to the mask that the client holds."""
 
 
-def encode(header: Header, fields: Mapping[str, Field], message: Message, frame: Frame, held: Mask | None = None) -> bytes:
+def encode(header: Header, fields: Mapping[str, Field], message: Mapping[str, Payload], frame: Frame, held: Mask | None = None) -> bytes:
     """A whole message. A download to a client that holds the mask `held` (None: none at all) tells it what it lacks."""
     pieces = [_pack(header)]
     if header.kind == Kind.DOWNLOAD:
@@ -79,7 +79,7 @@ def encode(header: Header, fields: Mapping[str, Field], message: Message, frame:
     return data + _CHECKSUM.pack(zlib.crc32(data))
 
 
-def size(kind: Kind, fields: Mapping[str, Field], message: Message, frame: Frame, held: Mask | None = None) -> int:
+def size(kind: Kind, fields: Mapping[str, Field], message: Mapping[str, Payload], frame: Frame, held: Mask | None = None) -> int:
     """Exactly `len(encode(…))`, without encoding."""
     own = _HEADER.size + _CHECKSUM.size + (mask_size(frame, held) if kind == Kind.DOWNLOAD else 0)
     return own + sum(field.size(message[name], frame) for name, field in fields.items())

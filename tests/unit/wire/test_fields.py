@@ -14,10 +14,11 @@ import torch
 from fedrts.sparse.cost import Book
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.checks import fault, fetched
+from fedrts.wire.checks import fetched
 from fedrts.wire.fields import Frame, Indices, Masks, Payload, Selection, Short, Signs, Values
 from fedrts.wire.packing import Reader
 from fedrts.wire.quantise import Quantised
+from helping import fault
 
 LAYOUT = Layout((Entry(("a",), (2, 4)), Entry(("b",), (6,))), (Entry(("bias",), (3,)),), (Entry(("mean",), (2,)),))
 MASK = Mask(torch.tensor([*(1, 0, 0, 1, 0, 0, 1, 0), *(0, 1, 1, 0, 0, 0)], dtype=torch.bool), LAYOUT.sizes)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.checks import fault
 from fedrts.wire.fields import Frame, Short, Values
 from fedrts.wire.quantise import BLOCK, LEVELS, Quantised, ValueType, blocks_of
+from helping import fault
 
 SMALLEST = 2.0**-149
 """The smallest float32 above 0."""

@@ -8,7 +8,7 @@ are named; a `Short` where values travel in fewer bits.
 from __future__ import annotations
 
 from fedrts.wire.fields.coded import changes_size, positions_size, read_positions, write_positions
-from fedrts.wire.fields.contract import Field, Frame, Message, OwnValues, Payload, Selection, Short
+from fedrts.wire.fields.contract import Field, Frame, Message, OwnValues, Payload, Selection, Short, carried
 from fedrts.wire.fields.indices import Indices
 from fedrts.wire.fields.maps import Masks, Signs
 from fedrts.wire.fields.own_mask import OnOwnMask
@@ -27,6 +27,7 @@ __all__ = [
     "Short",
     "Signs",
     "Values",
+    "carried",
     "changes_size",
     "positions_size",
     "read_positions",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,13 +39,20 @@ class OwnValues:
     """Values on a mask of the sender's own."""
 
     mask: Mask
-    values: Payload
-    """A tensor, or a `Short` where they travel in fewer bits."""
+    values: Tensor | Short
 
 
-Payload = Any
-"""A tensor, a `Selection`, a `Short` for values in a shorter type, or `OwnValues` on a mask of the sender's own."""
+Payload = Tensor | Selection | Short | OwnValues
+"""What travels as one field."""
 Message = dict[str, Payload]
+Kind = TypeVar("Kind", Tensor, Selection, Short, OwnValues)
+
+
+def carried(payload: Payload, kind: type[Kind]) -> Kind:
+    """The payload of a field that carries this kind. Another is a mistake of ours: what others sent was checked before."""
+    if not isinstance(payload, kind):
+        raise TypeError(f"{type(payload).__name__} in a field that carries {kind.__name__}")
+    return payload
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fedrts.sparse.layout import starts
 from fedrts.sparse.topk import top_among
 from fedrts.wire.checks import Check, failed, finite, none_of
 from fedrts.wire.fields.coded import bitmaps, places_size, read_positions, write_positions
-from fedrts.wire.fields.contract import Frame, Payload, Selection
+from fedrts.wire.fields.contract import Frame, Payload, Selection, carried
 from fedrts.wire.packing import Bits, Reader, raw
 
 
@@ -35,18 +35,17 @@ class Indices:
         return Selection(indices, len(mask.bits), source[indices] if self.values else None)
 
     def open(self, payload: Payload, frame: Frame) -> Selection:
-        selection: Selection = payload
-        return selection
+        return carried(payload, Selection)
 
     def put(self, payload: Payload, frame: Frame) -> Tensor:
-        indices: Tensor = payload.indices
-        return indices
+        return carried(payload, Selection).indices
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
-        for bits in self._among_inactive(payload, frame):
+        selection = carried(payload, Selection)
+        for bits in self._among_inactive(selection, frame):
             yield write_positions(bits, (len(bits),))
-        if self.values:
-            yield raw(payload.values)
+        if selection.values is not None:
+            yield raw(selection.values)
 
     def read(self, reader: Reader, frame: Frame) -> Selection:
         device = frame.mask.bits.device
@@ -61,7 +60,7 @@ class Indices:
     def size(self, payload: Payload, frame: Frame) -> int:
         values = sum(self.k) * frame.dtype.itemsize if self.values else 0
         free = frame.mask.free
-        return values + places_size(frame.mask.places[payload.indices].cpu().numpy(), [(count,) for count in free])
+        return values + places_size(frame.mask.places[carried(payload, Selection).indices].cpu().numpy(), [(count,) for count in free])
 
     def most(self, frame: Frame) -> int:
         return (sum(self.k) * frame.dtype.itemsize if self.values else 0) + bitmaps(frame.mask.sizes)
@@ -72,10 +71,11 @@ class Indices:
             return
         if not sum(self.k):
             return
-        mask, indices = frame.mask, payload.indices
-        if payload.values is not None:
-            yield finite(payload.values, f"'{self.of}' is not finite")
-        unknown, last = "a link is named that does not exist", payload.size - 1
+        mask, selection = frame.mask, carried(payload, Selection)
+        indices = selection.indices
+        if selection.values is not None:
+            yield finite(selection.values, f"'{self.of}' is not finite")
+        unknown, last = "a link is named that does not exist", selection.size - 1
         yield Check(lambda first, final: None if first >= 0 and final <= last else unknown, torch.stack(indices.aminmax()))
         yield none_of(indices[1:] <= indices[:-1], "links are named twice or out of order")
         yield none_of(mask.bits[indices.clamp(0, last)], "an active link is named")
@@ -83,10 +83,12 @@ class Indices:
 
     def _misfit(self, payload: Payload, frame: Frame) -> str | None:
         """What is wrong with a payload at first sight."""
-        wanted = isinstance(payload, Selection) and isinstance(payload.indices, Tensor) and (payload.values is not None) == self.values
-        if not wanted or payload.size != len(frame.mask.bits):
-            return f"'{self.of}' is not a choice of this model's links"
+        strange = f"'{self.of}' is not a choice of this model's links"
+        if not isinstance(payload, Selection) or not isinstance(payload.indices, Tensor):
+            return strange
         values, indices = payload.values, payload.indices
+        if (values is not None) != self.values or payload.size != len(frame.mask.bits):
+            return strange
         if values is not None and (values.shape != indices.shape or values.dtype != frame.dtype):
             return f"'{self.of}' has other values than asked for"
         if indices.dtype != torch.int64 or indices.shape != (sum(self.k),):

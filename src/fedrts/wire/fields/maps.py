@@ -12,7 +12,7 @@ from torch import Tensor
 from fedrts.sparse.cost import Book
 from fedrts.wire.checks import Check, failed
 from fedrts.wire.fields.coded import bitmaps, positions_size, read_positions, write_positions
-from fedrts.wire.fields.contract import Frame, Payload
+from fedrts.wire.fields.contract import Frame, Payload, carried
 from fedrts.wire.packing import Bits, Reader
 
 
@@ -26,14 +26,13 @@ class Signs:
         return tensors[self.of].clone()
 
     def open(self, payload: Payload, frame: Frame) -> Tensor:
-        signs: Tensor = payload
-        return signs
+        return carried(payload, Tensor)
 
     def put(self, payload: Payload, frame: Frame) -> Tensor:
         return self.open(payload, frame).clone()
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
-        for bits in self._parts(payload, frame):
+        for bits in self._parts(carried(payload, Tensor), frame):
             yield write_positions(bits, (len(bits),))
 
     def read(self, reader: Reader, frame: Frame) -> Tensor:
@@ -46,7 +45,7 @@ class Signs:
         return torch.from_numpy(np.concatenate(layers or [np.zeros(0, np.int8)])).to(frame.mask.bits.device)
 
     def size(self, payload: Payload, frame: Frame) -> int:
-        return sum(positions_size(bits, (len(bits),)) for bits in self._parts(payload, frame))
+        return sum(positions_size(bits, (len(bits),)) for bits in self._parts(carried(payload, Tensor), frame))
 
     def most(self, frame: Frame) -> int:
         return 2 * bitmaps(frame.mask.sizes)
@@ -79,14 +78,13 @@ class Masks:
         return tensors[self.of].clone()
 
     def open(self, payload: Payload, frame: Frame) -> Tensor:
-        masks: Tensor = payload
-        return masks
+        return carried(payload, Tensor)
 
     def put(self, payload: Payload, frame: Frame) -> Tensor:
         return self.open(payload, frame).clone()
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
-        for bits, shape in self._layers(payload, frame):
+        for bits, shape in self._layers(carried(payload, Tensor), frame):
             yield write_positions(bits, shape)
 
     def read(self, reader: Reader, frame: Frame) -> Tensor:
@@ -95,7 +93,7 @@ class Masks:
         return torch.from_numpy(bits).to(frame.mask.bits.device).view(self.count, -1)
 
     def size(self, payload: Payload, frame: Frame) -> int:
-        return sum(positions_size(bits, shape) for bits, shape in self._layers(payload, frame))
+        return sum(positions_size(bits, shape) for bits, shape in self._layers(carried(payload, Tensor), frame))
 
     def most(self, frame: Frame) -> int:
         return self.count * bitmaps(frame.mask.sizes)

@@ -14,7 +14,7 @@ from fedrts.sparse.layout import starts
 from fedrts.sparse.mask import Mask
 from fedrts.wire.checks import Check, failed
 from fedrts.wire.fields.coded import bitmaps, changes_size, read_positions, write_positions
-from fedrts.wire.fields.contract import Frame, OwnValues, Payload
+from fedrts.wire.fields.contract import Frame, OwnValues, Payload, carried
 from fedrts.wire.fields.values import Values
 from fedrts.wire.packing import Bits, Reader
 from fedrts.wire.quantise import ValueType
@@ -36,15 +36,18 @@ class OnOwnMask:
         return OwnValues(mask, self._values.take(tensors, _moved(frame, mask)))
 
     def open(self, payload: Payload, frame: Frame) -> OwnValues:
-        return OwnValues(payload.mask, self._values.open(payload.values, _moved(frame, payload.mask)))
+        own = carried(payload, OwnValues)
+        return OwnValues(own.mask, self._values.open(own.values, _moved(frame, own.mask)))
 
     def put(self, payload: Payload, frame: Frame) -> Tensor:
-        return self._values.put(payload.values, _moved(frame, payload.mask))
+        own = carried(payload, OwnValues)
+        return self._values.put(own.values, _moved(frame, own.mask))
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
-        for bits, shape in self._changes(payload, frame):
+        own = carried(payload, OwnValues)
+        for bits, shape in self._changes(own, frame):
             yield write_positions(bits, shape)
-        yield from self._values.write(payload.values, _moved(frame, payload.mask))
+        yield from self._values.write(own.values, _moved(frame, own.mask))
 
     def read(self, reader: Reader, frame: Frame) -> OwnValues:
         changes = [read_positions(reader, entry.shape) for entry in frame.layout.layers]
@@ -52,7 +55,8 @@ class OnOwnMask:
         return OwnValues(Mask(bits, frame.mask.sizes), self._values.read(reader, frame))  # as many values as on the mask that was sent
 
     def size(self, payload: Payload, frame: Frame) -> int:
-        return changes_size(payload.mask, frame) + self._values.size(payload.values, frame)
+        own = carried(payload, OwnValues)
+        return changes_size(own.mask, frame) + self._values.size(own.values, frame)
 
     def most(self, frame: Frame) -> int:
         return bitmaps(frame.mask.sizes) + self._values.most(frame)

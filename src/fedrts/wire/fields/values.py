@@ -12,7 +12,7 @@ from torch import Tensor
 from fedrts.sparse.cost import VALUE_BYTES, Book
 from fedrts.sparse.layout import Entry
 from fedrts.wire.checks import Check, at_least, failed, finite
-from fedrts.wire.fields.contract import Frame, Payload, Short
+from fedrts.wire.fields.contract import Frame, Payload, Short, carried
 from fedrts.wire.packing import Reader, raw
 from fedrts.wire.quantise import LEVELS, Norm, Quantised, ValueType, blocks_of
 
@@ -45,7 +45,7 @@ class Values:
     def lossless(self) -> bool:
         return self.type == "float32"
 
-    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Payload:
+    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor | Short:
         values = self.chosen(tensors, frame)
         if self.type == "float32":
             return values.clone() if values is tensors[self.of] else values
@@ -67,13 +67,12 @@ class Values:
 
     def open(self, payload: Payload, frame: Frame) -> Tensor:
         if self.type == "float32":
-            tensor: Tensor = payload
-            return tensor
-        short = payload.values
-        values = (short.values() if isinstance(short, Quantised) else short).to(frame.dtype)
+            return carried(payload, Tensor)
+        short = carried(payload, Short)
+        values = (short.values.values() if isinstance(short.values, Quantised) else short.values).to(frame.dtype)
         if frame.reference is not None:
             values = frame.reference[: len(values)] + values
-        return torch.cat([values, payload.statistics])
+        return torch.cat([values, short.statistics])
 
     def put(self, payload: Payload, frame: Frame) -> Tensor:
         values = self.open(payload, frame)
@@ -82,7 +81,7 @@ class Values:
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
         yield from map(raw, self._tensors(payload))
 
-    def read(self, reader: Reader, frame: Frame) -> Payload:
+    def read(self, reader: Reader, frame: Frame) -> Tensor | Short:
         device = frame.mask.bits.device
         tensors = [reader.tensor(count, dtype).to(device) for count, dtype in self._shapes(frame)]
         if self.type == "float32":
@@ -172,9 +171,10 @@ class Values:
 
     def _tensors(self, payload: Payload) -> list[Tensor]:
         if self.type == "float32":
-            return [payload]
-        short = payload.values
-        return [*([short.levels, short.scales] if isinstance(short, Quantised) else [short]), payload.statistics]
+            return [carried(payload, Tensor)]
+        short = carried(payload, Short)
+        values = [short.values.levels, short.values.scales] if isinstance(short.values, Quantised) else [short.values]
+        return [*values, short.statistics]
 
 
 def _channels(entry: Entry) -> list[int]:

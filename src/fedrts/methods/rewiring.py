@@ -1,0 +1,50 @@
+"""Drop and grow: in outer rounds the weakest links of each layer go, and the most promising ones come (RigL, Evci et al., 2020).
+
+A method of this family is its `grow_score`, and what clients do and send for it (`scoring`). Who rewires is the difference that is left:
+the server, by the means over clients, or every client, by its own tensors (`Rewire`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fedrts.methods.base import Sparse
+from fedrts.methods.contract import Exchange, Means, Rng, Round, State
+from fedrts.sparse import rigl
+from fedrts.sparse.mask import Mask
+
+
+class DropAndGrow(Sparse):
+    """Drop the Q^l links of least magnitude in each layer, grow the Q^l of largest `grow_score`."""
+
+    @abstractmethod
+    def grow_score(self, seen: Mapping[str, Tensor]) -> Tensor:
+        """How promising each link is `[P]`, by what is `seen` where links are rewired: the weights `[n]` and, by name,
+        the server's means and memory, or the client's own tensors.
+        """
+
+    @abstractmethod
+    def scoring(self, exchange: Exchange, round: Round) -> Exchange:
+        """The exchange of an outer round: what averaging has, and what the score needs."""
+
+    def quota(self, round: Round) -> tuple[int, ...]:
+        """Links of each layer to exchange in this outer round."""
+        return round.quota
+
+    def rewired(self, seen: Mapping[str, Tensor], mask: Mask, round: Round) -> tuple[Mask, Mask]:
+        """(kept, new): the mask without what is dropped, and with what is grown then; weights off `kept` start at 0."""
+        return rigl.step(seen["weights"][: len(mask.bits)].abs(), self.grow_score(seen), mask, self.quota(round))
+
+    def exchanges(self, round: Round) -> tuple[Exchange, ...]:
+        exchanges = super().exchanges(round)
+        return (self.scoring(exchanges[0], round),) if round.outer else exchanges
+
+    def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
+        updated = super().update(state, mean, round, rng)
+        if not round.outer:
+            return updated
+        kept, new = self.rewired({**state.memory, **mean, "weights": updated.weights}, state.mask, round)
+        return updated.with_mask(kept).with_mask(new)
