@@ -22,7 +22,7 @@ from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
-from fedrts.wire.fields import Frame, Values
+from fedrts.wire.fields import Frame, Payload, Short, Values
 from fedrts.wire.quantise import Norm, Quantised
 
 NORMS: tuple[Norm, ...] = ("linf", "l2")
@@ -100,12 +100,19 @@ def test_zeros_stay_zero(norm):
     assert mixed.values()[:2].tolist() == [0.0, 0.0]
 
 
+def quantised(payload: Payload) -> Quantised:
+    """The levels and scales of a payload in int8."""
+    assert isinstance(payload, Short)
+    assert isinstance(payload.values, Quantised)
+    return payload.values
+
+
 def test_groups_are_channels_of_matrices_and_kernels_and_whole_vectors():
     layout = Layout((Entry(("c",), (2, 3, 1, 1)), Entry(("w",), (3, 4))), (Entry(("b",), (5,)),), (Entry(("mean",), (7,)),))
     frame, values = Frame(layout, Mask.full(layout.sizes)), torch.arange(1.0, 31.0)
     for norm in NORMS:
-        by_channel = Values(type="int8", scales="channel", norm=norm).take({"weights": values}, frame).values.scales
-        by_tensor = Values(type="int8", scales="tensor", norm=norm).take({"weights": values}, frame).values.scales
+        by_channel = quantised(Values(type="int8", scales="channel", norm=norm).take({"weights": values}, frame)).scales
+        by_tensor = quantised(Values(type="int8", scales="tensor", norm=norm).take({"weights": values}, frame)).scales
         exact = values.tolist()
         assert by_channel.tolist() == pytest.approx([scale_of(part, norm) for part in cut(exact, (3, 3, 4, 4, 4, 5))])
         assert by_tensor.tolist() == pytest.approx([scale_of(part, norm) for part in cut(exact, (6, 12, 5))])
@@ -171,11 +178,15 @@ def test_rounds_by_hand(toy, norm, grain, downlink):
         order = Order.of(extended, run.plan.round(index, state.mask), run.layout, state, key)
         if downlink == "int8":
             received = restored_by_hand(order.sent["weights"], state.weights[:count].tolist(), groups, norm)
-            received += order.sent["weights"].statistics.tolist()
+            sent = order.sent["weights"]
+            assert isinstance(sent, Short)
+            received += sent.statistics.tolist()
             assert received[count:] == state.weights[count:].tolist()
         else:
             received = state.weights.tolist()
-            assert torch.equal(order.sent["weights"], state.weights)
+            sent = order.sent["weights"]
+            assert isinstance(sent, torch.Tensor)
+            assert torch.equal(sent, state.weights)
         clients = run.plan.sample(index)
         samples, changes, statistics = [len(run.rows[client]) for client in clients], [], []
         assert len(set(samples)) > 1
@@ -225,10 +236,10 @@ def test_every_client_and_round_has_a_rounding_of_its_own(toy):
         current = run.plan.round(index, state.mask)
         (exchange,) = run.plan.exchanges(current)
         order = Order.of(exchange, current, run.layout, state, run.plan.key(index, "rounding 0"))
-        shorts[f"down {index}"] = order.sent["weights"].values
+        shorts[f"down {index}"] = quantised(order.sent["weights"])
         same = Order.of(exchange, current, run.layout, state, run.plan.key(0, "rounding 0"))  # the same model in both rounds
         for reply in run.plan.engine.run(same, [0, 1]):
-            shorts[f"up {index} {reply.client}"] = reply.message["weights"].values
+            shorts[f"up {index} {reply.client}"] = quantised(reply.message["weights"])
     for a, b in (("down 0", "down 1"), ("up 0 0", "up 0 1"), ("up 0 0", "up 1 0")):
         torch.testing.assert_close(shorts[a].scales, shorts[b].scales, rtol=1e-3, atol=1e-7)
         assert (shorts[a].levels != shorts[b].levels).float().mean() > 0.15

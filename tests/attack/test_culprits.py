@@ -140,7 +140,8 @@ def test_a_site_answers_for_its_other_clients_and_names_the_culprit(toy: Toy, mo
 
     keywords = {"engine": {"name": "flower"}}
     settings = {**toy().experiment.model_dump(exclude_none=True, exclude={"out"}), **keywords}
-    run, said = assemble(config.resolve(settings)), []
+    said: list[str] = []
+    run = assemble(config.resolve(settings))
     worker = Worker(trusting(clients=[0, 3]), said.append)
     worker.meet(introduction(run))
     assert worker.site is not None

@@ -24,7 +24,7 @@ from fedrts.sparse.mask import Mask
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
 from fedrts.wire.errors import MaskMissingError
-from fedrts.wire.fields import Frame, Values
+from fedrts.wire.fields import Frame, Message, Values
 from fedrts.wire.quantise import ValueType
 
 LAYOUT = Layout((Entry(("a",), (40, 30)), Entry(("b",), (600,))), (Entry(("bias",), (3,)),), (Entry(("mean",), (2,)),))
@@ -120,7 +120,7 @@ def test_the_book_survives_a_checkpoint(sizes: tuple[int, ...]) -> None:
 def test_lengths_are_those_of_the_codec(type: ValueType, monkeypatch: pytest.MonkeyPatch) -> None:
     mask = mask_of(0)
     frame, fields = Frame(LAYOUT, mask), {"weights": Values(type=type)}
-    message = {"weights": fields["weights"].take({"weights": torch.randn(LAYOUT.length)}, frame)}
+    message: Message = {"weights": fields["weights"].take({"weights": torch.randn(LAYOUT.length)}, frame)}
     header = Header(Kind.DOWNLOAD, bytes.fromhex(LAYOUT.fingerprint), mask.fingerprint, 0, 0, 0)
     lengths = Lengths(fields, message, frame)
     holdings = [None, mask, swapped(mask, 4), mask_of(1), Mask.full(LAYOUT.sizes)]

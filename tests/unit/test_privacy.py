@@ -72,9 +72,9 @@ def test_whoever_makes_a_bench_says_which_noise(toy):
     run = toy(privacy={"clip": 0.5, "noise": 1.0})
     assert run.bench.noise is Repeatable
     with pytest.raises(TypeError, match="noise"):
-        put_together(run.experiment, run.module, run.data, run.rows)
+        put_together(run.experiment, run.module, run.data, run.rows)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="noise"):
-        Workbench(run.module, run.layout, run.data, run.training, 0, run.bench.macs)
+        Workbench(run.module, run.layout, run.data, run.training, 0, run.bench.macs)  # type: ignore[call-arg]
 
 
 def test_on_a_node_noise_is_never_the_same(toy):

@@ -23,7 +23,7 @@ from fedrts.sparse.mask import Mask
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind, MaskForm
 from fedrts.wire.errors import WireError
-from fedrts.wire.fields import Field, Frame, Indices, Message, Payload, Values, positions_size, read_positions
+from fedrts.wire.fields import Field, Frame, Indices, Message, Values, positions_size, read_positions
 from fedrts.wire.packing import Reader, varint
 from fedrts.wire.quantise import ValueType
 
@@ -70,7 +70,7 @@ def taken(entries: Mapping[str, Field], tensors: Mapping[str, torch.Tensor], fra
     return {name: entry.take(tensors, frame) for name, entry in entries.items()}
 
 
-def raw(payload: Payload) -> Any:
+def raw(payload: object) -> Any:
     """A payload as something that is equal only bit for bit."""
     if isinstance(payload, torch.Tensor):
         return payload.dtype, tuple(payload.shape), payload.contiguous().view(torch.uint8).numpy().tobytes() if payload.numel() else b""
@@ -165,6 +165,7 @@ def test_nan_payloads_and_signs_survive() -> None:
     entries = {"weights": Values()}
     data = codec.encode(header_of(Kind.UPLOAD, frame), entries, {"weights": weights}, frame)
     values = codec.read_fields(codec.open_upload(data, frame)[1], entries, frame)["weights"]
+    assert isinstance(values, torch.Tensor)
     assert values.numpy().view(np.uint32).tolist() == patterns
     assert entries["weights"].put(values, frame).numpy().view(np.uint32).tolist() == patterns
 
@@ -175,6 +176,7 @@ def test_what_was_read_is_the_readers_own() -> None:
     entries = {"weights": Values()}
     data = bytearray(codec.encode(header_of(Kind.UPLOAD, frame), entries, {"weights": torch.ones(layout.length)}, frame))
     values = codec.read_fields(codec.open_upload(memoryview(data), frame)[1], entries, frame)["weights"]
+    assert isinstance(values, torch.Tensor)
     data[:] = bytes(len(data))
     values += 1
     assert values.tolist() == [2.0] * layout.length

@@ -86,7 +86,7 @@ def test_nothing_is_wrong_with_what_a_field_takes(field: Any, dtype: torch.dtype
     assert fault(field.checks(field.take(tensors, frame), frame)) is None
 
 
-WRONG_VALUES: list[tuple[Values, Payload, str]] = [
+WRONG_VALUES: list[tuple[Values, Any, str]] = [
     # shapes
     (Values(), weights(KEPT - 1), r"has \[\(\(9,\), torch.float32\)\]"),
     (Values(), weights(KEPT + 1), "asked for"),
@@ -149,7 +149,7 @@ def test_wrong_values_get_a_reason(field: Values, payload: Payload, reason: str)
 
 
 def test_the_tensor_is_named() -> None:
-    assert "'gradient'" in str(fault(Values(of="gradient", on="links").checks(None, FRAME)))
+    assert "'gradient'" in str(fault(Values(of="gradient", on="links").checks(None, FRAME)))  # type: ignore[arg-type]
 
 
 def test_levels_and_scales_that_no_client_can_mean_get_a_reason() -> None:
@@ -161,7 +161,7 @@ def test_levels_and_scales_that_no_client_can_mean_get_a_reason() -> None:
     assert fault(field.checks(Short(Quantised(values.levels, -1 - values.scales), short.statistics), FRAME)) is not None
 
 
-WRONG_VOTES: list[tuple[Payload, str]] = [
+WRONG_VOTES: list[tuple[Any, str]] = [
     # not a choice of these links
     (None, "not a choice"),
     (torch.tensor([1, 7, 13]), "not a choice"),
@@ -228,10 +228,12 @@ def test_a_vote_where_none_was_asked_for_gets_a_reason() -> None:
 def test_values_are_put_where_they_were_taken() -> None:
     tensors = {"weights": torch.arange(1.0, 1 + LAYOUT.length)}
     taken = Values().take(tensors, FRAME)
+    assert isinstance(taken, torch.Tensor)
     assert taken.tolist() == [1, 4, 7, 10, 11, *range(15, 20)]
     put = Values().put(taken, FRAME)
     assert put.tolist() == [1, 0, 0, 4, 0, 0, 7, 0, 0, 10, 11, 0, 0, 0, *range(15, 20)]
     everything = Values(on="all").take(tensors, FRAME)
+    assert isinstance(everything, torch.Tensor)
     assert torch.equal(Values(on="all").put(everything, FRAME), tensors["weights"])
     assert everything.data_ptr() != tensors["weights"].data_ptr(), "a payload is a copy"
 
@@ -278,6 +280,8 @@ def test_a_server_and_a_client_take_the_same_values():
     everything = mask.expand(mask.compact(torch.arange(8.0) + 1))
     for on in ("mask", "all"):
         of_client, of_server = (Values(on=on).take({"weights": w}, frame) for w in (everything, mask.compact(everything)))
+        assert isinstance(of_client, torch.Tensor)
+        assert isinstance(of_server, torch.Tensor)
         assert torch.equal(of_client, of_server)
         assert len(of_client) == (5 if on == "mask" else 8)
 
