@@ -14,10 +14,12 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+import pydantic
 import torch
 from torch import Tensor
 
 from fedrts.errors import InputError
+from fedrts.tables import Number, Table
 from fedrts.wire.fields import Field, Frame, Indices, Message, Selection, Values
 
 
@@ -92,18 +94,19 @@ def _uniform(count: int) -> np.ndarray:
     return (_words(count) >> np.uint64(11)) * 2.0**-53
 
 
-@dataclass(frozen=True)
-class Protection:
-    """The options of the table [privacy]; all off by default."""
+class Protection(Table):
+    """What clients do to their uploads before these leave, see docs/security.md; all off by default."""
 
-    clip: float = 0.0
-    """C: the update's norm is scaled down to at most this; 0: it is not."""
-    noise: float = 0.0
-    """z: standard deviation of the Gaussian noise on every value, in units of C."""
-    index_epsilon: float = 0.0
-    """ε of all index sets of one message together; 0: they are sent as they are."""
-    delta: float = 1e-5
-    """δ for which ε of the noise is stated."""
+    clip: Number = pydantic.Field(0.0, ge=0, description="largest norm of a client's update, scaled down where it is larger; 0: off")
+    noise: Number = pydantic.Field(0.0, ge=0, description="standard deviation of Gaussian noise on every value, in units of clip; 0: off")
+    index_epsilon: Number = pydantic.Field(0.0, ge=0, description="ε of randomised response on the index sets of a message; 0: off")
+    delta: Number = pydantic.Field(1e-5, gt=0, lt=1, description="δ for which the ε of the noise is stated")
+
+    @pydantic.model_validator(mode="after")
+    def _bounded(self) -> Protection:
+        if self.noise and not self.clip:
+            raise ValueError("privacy.noise needs privacy.clip: noise hides only what is bounded")
+        return self
 
     @property
     def on(self) -> bool:
