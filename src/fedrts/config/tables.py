@@ -15,7 +15,7 @@ from fedrts.engines.settings import EngineSettings
 from fedrts.server.guard import QUORUM, Guard
 from fedrts.server.optimizer import optimizers
 from fedrts.tables import Named, Number, Table
-from fedrts.wire.quantise import ValueType
+from fedrts.wire.value_types import ValueType
 
 
 class Clients(Table):

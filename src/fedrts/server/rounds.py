@@ -27,7 +27,7 @@ from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
-from fedrts.wire.quantise import ValueType
+from fedrts.wire.value_types import ValueType
 
 ALWAYS_EVALUATED = 10
 """The last rounds of a run, each of which is evaluated."""
