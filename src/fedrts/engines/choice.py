@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import torch
 from torch import Tensor
@@ -132,11 +132,17 @@ def _most(kernel: KernelName, workers: int, bench: Workbench) -> int:
 
 
 def _kernel(name: KernelName, objective: Objective, device: torch.device) -> Kernel:
-    if device.type == "cpu":
-        return Recorded(Vectorised(objective) if name == "vectorised" else OneByOne(objective))
-    if name == "vectorised":
-        return Vectorised(objective)
-    return Streamed(objective, device)
+    """The kernel of a name that is decided; on a CPU its program is recorded once."""
+    on_cpu = device.type == "cpu"
+    match name:
+        case "vectorised":
+            return Recorded(Vectorised(objective)) if on_cpu else Vectorised(objective)
+        case "streamed":
+            return Recorded(OneByOne(objective)) if on_cpu else Streamed(objective, device)
+        case "auto":
+            raise ValueError("engine.kernel = 'auto' is not decided yet")
+        case _:
+            assert_never(name)
 
 
 def _need(bench: Workbench, objective: Objective) -> Need:
