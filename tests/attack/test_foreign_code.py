@@ -79,9 +79,9 @@ KEYS = {
     "model": "planted:net",
     "method": "planted:Method",
     "method_options.score": "planted:rank",
-    "topology.prunable": "planted:rule",
     "guard.reducer": "planted:Trimmed",
     "train.server_optimizer": "planted:Steps",
+    "topology.prunable": "planted:rule",
 }
 
 
@@ -347,7 +347,7 @@ class Stopper(Silent):
 
 OWN = {**TINY, **config.nested({key: path for key, path in KEYS.items() if key != "method"}), "method": "fedrts"}
 OWN["topology"] = {"interval": 2, "prunable": "planted:rule"}
-OWN["train"] = {**TINY["train"], "server_optimizer": "planted:Steps"}  # type: ignore[dict-item]
+OWN["train"] = {**TINY["train"], "server_optimizer": "planted:Steps"}
 
 
 def test_ones_own_code_in_ones_own_folder(planted: Path) -> None:

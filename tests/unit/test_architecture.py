@@ -138,10 +138,11 @@ class Listed:
             words = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and each.value in self.names}
             own = words - self.shared
             held = bool(words) and re.search(self.holders, ast.unparse(node)) is not None
-            compared = isinstance(node, ast.Compare | ast.MatchValue) and (own or held)
-            looked_up = isinstance(node, ast.Dict) and len({key.value for key in node.keys if isinstance(key, ast.Constant)} & own) > 1
-            if compared or looked_up:
-                found.append(node.lineno)
+            match node:
+                case ast.Compare() | ast.MatchValue() if own or held:
+                    found.append(node.lineno)
+                case ast.Dict() if len({key.value for key in node.keys if isinstance(key, ast.Constant)} & own) > 1:
+                    found.append(node.lineno)
         return found
 
 

@@ -12,7 +12,8 @@ from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
 from fedrts.wire.checks import fault
 from fedrts.wire.fields import Frame, Short, Values
-from fedrts.wire.quantise import BLOCK, LEVELS, Quantised, ValueType, blocks_of
+from fedrts.wire.quantise import BLOCK, LEVELS, Quantised, blocks_of
+from fedrts.wire.value_types import ValueType
 
 SMALLEST = 2.0**-149
 """The smallest float32 above 0."""
