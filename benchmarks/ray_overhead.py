@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from fedrts import config
-from fedrts.engines import choice
 from fedrts.engines.ray import connected, pack, spread, unpack
+from fedrts.engines.settings import EngineSettings
 from fedrts.methods.contract import State
 from fedrts.runs.build import assemble
 from fedrts.server import rounds
@@ -59,9 +59,9 @@ def ours(inner: str) -> dict[str, Any]:
     settings = {"name": "ray", "actors": ACTORS, "cpus": 1}
     clients = {"total": 20, "per_round": 10, "partition": "iid"}
     run = assemble(config.resolve({"method": "fedavg", "clients": clients, "engine": settings, "rounds": WARM_UP + ROUNDS}))
-    chosen = choice.Settings.of(run.experiment.engine.model_dump())
+    chosen = run.experiment.engine
     if inner == "serial":
-        chosen = choice.Settings(name="ray", actors=ACTORS, cpus=1)
+        chosen = EngineSettings(name="ray", actors=ACTORS, cpus=1)
     with spread(chosen, run.bench, run.rows, 512) as engine:
         plan: Plan = replace(run.plan, engine=engine, eval_every=10**9, rounds=10**9)
         state, times = run.method.begin(run.setup), []
@@ -120,7 +120,7 @@ def main() -> None:
     print(f"{os.cpu_count()} cores\n")
     print("| who | rounds | round, ms | training, ms | beyond, ms |\n| --- | --- | --- | --- | --- |")
     found: dict[str, dict[str, Any]] = {}
-    with connected(choice.Settings(name="ray", actors=ACTORS, cpus=1.0), 2**28):
+    with connected(EngineSettings(name="ray", actors=ACTORS, cpus=1.0), 2**28):
         for _ in range(REPEATS):  # in turns: the machine may have other things to do
             for inner in ("serial", "auto"):
                 part = ours(inner)

@@ -23,7 +23,7 @@ from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
 from fedrts.wire import codec
 from fedrts.wire.codec import Kind
-from fedrts.wire.quantise import ValueType
+from fedrts.wire.value_types import ValueType
 from server import resnet18_layout
 
 DENSITIES = (0.5, 0.3, 0.2, 0.1)

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from fedrts import cli, config, data, methods
 from fedrts.methods import describe
+from fedrts.tables import Named
 
 FOLDER = Path(__file__).parent
 PART = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
@@ -88,6 +89,9 @@ def _is_table(annotation: Any) -> bool:
 
 def _type(field: Any) -> str:
     """`int ≥ 1`, `a`, `b` or `c`, …"""
+    if registry := next((mark.registry for mark in field.metadata if isinstance(mark, Named)), None):
+        own = [name for name in registry.names() if registry.get(name).__module__.startswith("fedrts.")]  # others may be registered too
+        return ", ".join(f"`{name}`" for name in own) + " or an import path"
     signs = [*_bounds(field.metadata), *(sign for part in typing.get_args(field.annotation) for sign in _bounds(_metadata(part)))]
     return " ".join([_name(field.annotation), " and ".join(signs)]).strip()
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from fedrts.client.privacy import Repeatable
 from fedrts.config import Experiment
 from fedrts.data.own import federate
 from fedrts.data.partition import SITES
-from fedrts.engines import choice, ray
+from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note, optional
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
@@ -95,7 +94,7 @@ def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None 
     try:
         assembled = assemble(resolved, data_dir)
         check_uploads(assembled, assembled.method.begin(assembled.setup))
-        _check_engine(assembled)
+        kind(assembled.experiment.engine.name).require()  # what is missing shows before there is anything to lose
     except Exception:  # what shows only now leaves no folder behind that would be in the way of the next try
         folder.discard()
         raise
@@ -212,7 +211,7 @@ def train(
     held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
     assembled = put_together(resolved, model, held, rows, prunable, try_task=True, noise=Repeatable)
     check_uploads(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
-    _check_engine(assembled)
+    kind(assembled.experiment.engine.name).require()
     if folder is not None and not begun:
         folder.create(assembled.experiment)
     return _play(assembled, folder, observer or default_observer(), prolonged=bool(more))
@@ -289,10 +288,11 @@ def _play(
     door: Door | None = None,
     prolonged: bool = False,
 ) -> Result:
+    engine = kind(run.experiment.engine.name)
     if folder is None:
-        with _engaged(run, None, data_dir, door) as run:
+        with engine.open(run, None, data_dir, door) as run:
             return _play_rounds(run, None, None, observer)
-    with folder.writing(), _engaged(run, folder.path, data_dir, door) as run:
+    with folder.writing(), engine.open(run, folder.path, data_dir, door) as run:
         saved = folder.load(run.experiment, run.identity, run.experiment.device, lambda: _begun(run))
         if prolonged:
             if saved is None and folder.begun:
@@ -314,32 +314,6 @@ def _note_idle_clients(run: Assembled) -> None:
     if alone:
         whose = f"{alone} of {len(run.rows.sizes)} clients"
         note(f"{whose} have one sample, of which BatchNorm has no statistics: they train nothing; leave them out, or use another norm")
-
-
-def _check_engine(run: Assembled) -> None:
-    """What the engine lacks shows before there is anything to lose."""
-    if run.experiment.engine.name == "ray":
-        ray.require()
-
-
-@contextlib.contextmanager
-def _engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, door: Door | None) -> Iterator[Assembled]:
-    """The run with its engine ready: over Ray and Flower there are processes to start, and to end."""
-    if run.experiment.engine.name == "ray":
-        settings = choice.Settings.of(run.experiment.engine.model_dump())
-        with ray.spread(settings, run.bench, run.rows, run.experiment.eval.batch_size) as engine:
-            yield replace(run, plan=replace(run.plan, engine=engine))
-        return
-    if run.experiment.engine.name != "flower":
-        yield run
-        return
-    from fedrts.flower import prepare
-
-    prepare()
-    from fedrts.flower.deployment import engaged
-
-    with engaged(run, folder, data_dir, door) as ready:
-        yield ready
 
 
 def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer) -> Result:

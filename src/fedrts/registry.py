@@ -1,4 +1,4 @@
-"""Names for things that users choose: methods, models, data sets; one's own come by registration or import path.
+"""Names for things that users choose: methods, models, reducers; one's own come by registration or import path.
 
 Whoever names an import path has its code run, so settings of somebody else are read inside `only_allowing`:
 
@@ -69,11 +69,15 @@ def permit(path: str, kind: str) -> None:
 
 
 class Registry(Generic[T]):
-    """Things of one kind by name. The modules of `package` are imported on first use, so that a new file there is enough."""
+    """Things of one kind by name. The modules of a `package` are imported on first use, so that a new file there is enough.
 
-    def __init__(self, kind: str, package: str) -> None:
+    With a `base`, all of them are its subclasses.
+    """
+
+    def __init__(self, kind: str, package: str | None = None, base: type | None = None) -> None:
         self.kind = kind
-        self._package: str | None = package
+        self._package = package
+        self._base = base
         self._known: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -97,8 +101,14 @@ class Registry(Generic[T]):
         if name in self._known:
             return self._known[name]
         if ":" in name:
-            return cast(T, import_path(name, self.kind))
+            return cast(T, self._checked(name, import_path(name, self.kind)))
         raise InputError(f"there is no {self.kind} '{name}'{nearest(name, self._known)}")
+
+    def _checked(self, name: str, found: object) -> object:
+        if self._base is not None and not (isinstance(found, type) and issubclass(found, self._base)):
+            wanted = f"{self._base.__module__}.{self._base.__qualname__}"
+            raise InputError(f"'{name}' is no {self.kind}: it must be a subclass of {wanted}")
+        return found
 
     def _load(self) -> None:
         if self._package is not None:

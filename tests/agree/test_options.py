@@ -10,7 +10,7 @@ import fedrts
 from fedrts import methods
 from fedrts.observe import Silent
 from fedrts.server import rounds
-from fedrts.server.optimizer import ServerOptimizer
+from fedrts.server.optimizer import Averaging
 from fedrts.sparse import budget
 from helping import ask
 from plain import Plain, bits_of, rigl
@@ -81,7 +81,7 @@ def test_without_weight_the_term_changes_no_bit(toy, method):
 
 def averaged(run, state, index):
     """What the method alone makes of a round: the plan with plain averaging on the server."""
-    return rounds.play_round(replace(run.plan, optimizer=ServerOptimizer()), state, index).state
+    return rounds.play_round(replace(run.plan, optimizer=Averaging()), state, index).state
 
 
 def mean_of_replies(run, plain, state, index):
@@ -159,7 +159,7 @@ def test_on_a_mask_links_that_are_dropped_or_grown_start_at_zero_without_a_past(
 @pytest.mark.parametrize("method", ["fedavg", "prunefl", "feddst", "fedrts"])
 def test_half_the_rate_is_half_the_step(toy, method):
     run = toy(method, "cnn", train={"server_lr": 0.5})
-    assert run.plan.optimizer == ServerOptimizer("sgd", 0.5)
+    assert run.plan.optimizer == Averaging(0.5)
     state, n, links = ready(run), run.layout.parameters, run.layout.links
     for index in range(4):
         whole, half = averaged(run, state, index), rounds.play_round(run.plan, state, index).state

@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedrts
-from fedrts.engines import choice
 from fedrts.engines import ray as engine_module
 from fedrts.engines.ray import connected, shares, spread
 from fedrts.engines.serial import SerialEngine
+from fedrts.engines.settings import EngineSettings
 from fedrts.errors import InputError
 from fedrts.observe import Silent
 from fedrts.server import rounds
@@ -31,13 +31,13 @@ ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'fedrts[ra
 
 pytestmark = pytest.mark.timeout(600)  # Ray starts processes that import torch, one after the other: on a busy machine that takes minutes
 
-TWO = choice.Settings(name="ray", kernel="vectorised", slots=2, workers=1, actors=2, cpus=0.5)
+TWO = EngineSettings(name="ray", kernel="vectorised", slots=2, workers=1, actors=2, cpus=0.5)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def started():
     """One Ray for all tests here: starting it takes seconds."""
-    with connected(replace(TWO, actors=2, cpus=2.0), 2**28) as module:
+    with connected(TWO.but(actors=2, cpus=2.0), 2**28) as module:
         yield module
 
 
@@ -144,9 +144,9 @@ def test_clipping_votes_dropouts_and_rejections_are_those_of_one_process(toy, mo
     guard = {"reducer": "clip", "norm_bound": 0.01, "max_share": 0.3}
     run = toy("fedrts", "mlp", clients={"total": 7, "per_round": 6, "dropout": 0.3}, guard=guard)
     bench, setup = in_double(run)
-    with spread(replace(TWO, actors=5, cpus=0.2), bench, run.rows, 64) as engine:
+    with spread(TWO.but(actors=5, cpus=0.2), bench, run.rows, 64) as engine:
         found = played(engine, run, setup)
-        nobody = replace(run.plan, guard=replace(run.plan.guard, reducer="mean", norm_bound=1e-9), engine=engine)
+        nobody = replace(run.plan, guard=run.plan.guard.model_copy(update={"reducer": "mean", "norm_bound": 1e-9}), engine=engine)
         with pytest.raises(InputError, match=r"fewer than .* usable replies .* above the bound"):
             rounds.play_round(nobody, run.method.begin(setup), 0)
     for a, b in zip(played(SerialEngine(bench, run.rows, 64), run, setup), found, strict=True):
@@ -170,7 +170,7 @@ def test_an_error_in_an_actor_names_its_client_and_round():
     x = data.x.clone()
     x[run.rows[client]] = 1e7
     run.bench.data = replace(data, x=x, task=Stumbling())
-    with spread(replace(TWO, slots=0), run.bench, run.rows, 64) as engine, pytest.raises(RuntimeError, match="stumbled") as caught:
+    with spread(TWO.but(slots=0), run.bench, run.rows, 64) as engine, pytest.raises(RuntimeError, match="stumbled") as caught:
         rounds.play_round(replace(run.plan, engine=engine), run.method.begin(run.setup), 1)
     assert f"round 1, client {client}\n" in f"{caught.value}\n"
 

@@ -39,6 +39,8 @@ from torch import nn
 
 from fedrts.data.contract import Data
 from fedrts.methods.base import Sparse
+from fedrts.server.optimizer import FedAvgM
+from fedrts.server.reducers import Sorted
 
 Path("pwned").touch()
 
@@ -59,6 +61,12 @@ def rule(name, parameter):
 
 class Method(Sparse):
     "A method of somebody's."
+
+class Trimmed(Sorted):
+    "A reducer of somebody's."
+
+class Steps(FedAvgM):
+    "A server optimiser of somebody's."
 """
 TINY: dict[str, Any] = {
     "rounds": 3,
@@ -71,6 +79,8 @@ KEYS = {
     "model": "planted:net",
     "method": "planted:Method",
     "method_options.score": "planted:rank",
+    "guard.reducer": "planted:Trimmed",
+    "train.server_optimizer": "planted:Steps",
     "topology.prunable": "planted:rule",
 }
 
@@ -122,7 +132,7 @@ def changed(said: dict[str, Any], key: str, value: str) -> dict[str, Any]:
     return {**said, "experiment": tomli_w.dumps(config.nested({**settings, key: value}))}
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", [key for key in KEYS if key != "train.server_optimizer"])
 def test_no_key_of_a_servers_experiment_runs_code_at_a_site(planted: Path, key: str) -> None:
     """`method_options.score` was not on the list of keys that were checked, and ran."""
     said = changed(told(), key, KEYS[key])
@@ -137,6 +147,17 @@ def test_no_key_of_a_servers_experiment_runs_code_at_a_site(planted: Path, key: 
     if key != "topology.prunable":  # which is looked up when there is a model
         with pytest.raises(InputError, match=words):
             accepted(said["experiment"], host)
+    assert not planted.exists()
+    assert "planted" not in sys.modules
+
+
+def test_how_the_server_steps_is_no_affair_of_a_site(planted: Path) -> None:
+    """It needs no permission there, for it does not run there."""
+    said = changed(told(), "train.server_optimizer", "planted:Steps")
+    from federating import trusting
+    from fedrts.flower.site import Site
+
+    Site.of(trusting(clients=[0]), said["experiment"], said)
     assert not planted.exists()
     assert "planted" not in sys.modules
 
@@ -326,13 +347,14 @@ class Stopper(Silent):
 
 OWN = {**TINY, **config.nested({key: path for key, path in KEYS.items() if key != "method"}), "method": "fedrts"}
 OWN["topology"] = {"interval": 2, "prunable": "planted:rule"}
+OWN["train"] = {**TINY["train"], "server_optimizer": "planted:Steps"}
 
 
 def test_ones_own_code_in_ones_own_folder(planted: Path) -> None:
     with pytest.raises(Stop):
         fedrts.run(**OWN, out="mine", observer=Stopper())
     forgotten(planted)
-    allowed = [word for path in ("planted:net", "planted:load", "planted:rule", "planted:rank") for word in ("--allow", path)]
+    allowed = [word for key, path in KEYS.items() if key != "method" for word in ("--allow", path)]
     code, said = command("resume", "mine")
     assert code == 2
     assert set(shlex.split(said)) >= set(allowed), "one refusal names all that is needed"

@@ -139,7 +139,7 @@ NOBODY_IS_BLAMED = ("another round", "another exchange", "a stranger")
 
 
 def plan_of(run, tamper, attackers=(ATTACKER,), **guard):
-    return replace(run.plan, engine=Tampered(run.plan.engine, tamper, attackers), guard=replace(run.plan.guard, **guard))
+    return replace(run.plan, engine=Tampered(run.plan.engine, tamper, attackers), guard=run.plan.guard.model_copy(update=guard))
 
 
 @pytest.fixture
@@ -380,7 +380,7 @@ def test_an_attacker_who_scales_by_a_thousand_is_contained(toy, reducer):
         spread = torch.stack(updates).max(0).values - torch.stack(updates).min(0).values
         bound = float(spread.double().norm())  # the result stays between honest values
     assert 0 < moved <= bound
-    plain = rounds.play_round(replace(plan, guard=replace(plan.guard, reducer="mean", norm_bound=1e9)), state, 1).state
+    plain = rounds.play_round(replace(plan, guard=plan.guard.model_copy(update={"reducer": "mean", "norm_bound": 1e9})), state, 1).state
     assert float((plain.values - honest.values).double().norm()) > 10 * moved, "the plain mean is carried away"
 
 
@@ -423,7 +423,7 @@ def test_three_colluders_move_the_posterior_by_no_more_than_their_share(toy):
     bound = 10.0 * (1 - 0.5) * len(colluders) * share
     moved = (attacked["alpha"] - honest["alpha"]).abs().max()
     assert 0 < float(moved) <= bound + 1e-4
-    uncapped = replace(plan, guard=replace(plan.guard, max_share=1.0))
+    uncapped = replace(plan, guard=plan.guard.model_copy(update={"max_share": 1.0}))
     free = rounds.play_round(uncapped, state, 0).state
     honest_free = rounds.play_round(replace(uncapped, engine=engine), state, 0).state
     assert float((free["alpha"] - honest_free["alpha"]).abs().max()) > bound, "without the cap they do more"

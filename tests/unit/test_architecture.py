@@ -5,13 +5,19 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import fedrts
 from fedrts import methods
+from fedrts.engines.kinds import KINDS, EngineKind, kind
+from fedrts.engines.settings import EngineName
+from fedrts.server import optimizer, reducers
+from fedrts.wire.value_types import FORMATS, ValueType
 
 SOURCE = Path(fedrts.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -93,7 +99,7 @@ def test_no_method_is_named_outside_its_folder():
                     assert word not in names, f"{file}:{node.lineno} names the method {word!r}"
 
 
-SHARED = {"Engine", "Kind", "Settings", "Train"}
+SHARED = {"Train"}
 """Names that two things still have; this set only shrinks."""
 
 
@@ -112,6 +118,78 @@ def _types(tree: ast.Module) -> set[str]:
     targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
     targets += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
     return found | {target.id for target in targets if isinstance(target, ast.Name) and re.match(r"_?[A-Z]\w*[a-z]", target.id)}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The names of one list, and where they may be told apart: in the files of their entries."""
+
+    names: set[str]
+    files: set[str]
+    holders: str
+    """What is compared where a name is a word of other lists too."""
+    shared: frozenset[str] = frozenset()
+    """Such names."""
+
+    def told_apart(self, tree: ast.AST) -> list[int]:
+        """Lines that compare with a name, match it, or look it up among others."""
+        found = []
+        for node in ast.walk(tree):
+            words = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and each.value in self.names}
+            own = words - self.shared
+            held = bool(words) and re.search(self.holders, ast.unparse(node)) is not None
+            match node:
+                case ast.Compare() | ast.MatchValue() if own or held:
+                    found.append(node.lineno)
+                case ast.Dict() if len({key.value for key in node.keys if isinstance(key, ast.Constant)} & own) > 1:
+                    found.append(node.lineno)
+        return found
+
+
+ENGINE_FILES = {f"engines/{name}.py" for name in ("kinds", "settings", "choice", "serial", "ray")} | {"flower/nodes.py"}
+LISTS = {
+    "engine": Listed(set(get_args(EngineName)), ENGINE_FILES, r"(engine|asked|settings|found)\.name", frozenset({"auto"})),
+    "reducer": Listed(set(reducers.names()), {"server/reducers.py"}, "reducer", frozenset({"mean"})),
+    "server optimiser": Listed(set(optimizer.names()), {"server/optimizer.py"}, "server_optimizer", frozenset(optimizer.names())),
+    "value type": Listed(set(get_args(ValueType)), {"wire/value_types.py"}, r"\btype\b|value_type", frozenset({"float32"})),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_no_entry_of_a_list_is_told_by_its_name_outside_its_file(name):
+    """What others need to know of an entry it carries itself: a new one is in one place, and none is silently taken for another."""
+    listed = LISTS[name]
+    for file in FILES:
+        where = file.relative_to(SOURCE).as_posix()
+        lines = [] if where in listed.files else listed.told_apart(ast.parse(file.read_text("utf-8")))
+        assert not lines, f"{where}, lines {lines}: asks which {name} it is; let the entry say what is needed"
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "found"),
+    [
+        ("engine", "if run.experiment.engine.name == 'ray': pass", True),
+        ("engine", "if asked.name in ('auto', 'made up'): pass", True),
+        ("engine", "if asked.kernel == 'auto': pass", False),
+        ("engine", "settings.but(name='serial')", False),
+        ("engine", "match name:\n  case 'flower': pass", True),
+        ("reducer", "if guard.reducer != 'mean': pass", True),
+        ("reducer", "trim = {'median': 0.5, 'clip': 0}[name]", True),
+        ("reducer", "state['mean'] == 1", False),
+        ("server optimiser", "if train.server_optimizer == 'adam': pass", True),
+        ("server optimiser", "if train.optimizer == 'adam': pass", False),
+        ("value type", "if entry.type == 'float32': pass", True),
+        ("value type", "if asked.precision == 'float32': pass", False),
+    ],
+)
+def test_that_test_finds_what_it_should(name, code, found):
+    assert bool(LISTS[name].told_apart(ast.parse(code))) is found
+
+
+def test_every_name_of_a_table_has_its_entry():
+    assert set(KINDS) == set(get_args(EngineName))
+    assert all(isinstance(kind(name), EngineKind) for name in KINDS)
+    assert set(FORMATS) == set(get_args(ValueType))
 
 
 def test_every_method_is_short():

@@ -25,7 +25,7 @@ from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
 from fedrts.wire.errors import MaskMissingError
 from fedrts.wire.fields import Frame, Message, Values
-from fedrts.wire.quantise import ValueType
+from fedrts.wire.value_types import ValueType
 
 LAYOUT = Layout((Entry(("a",), (40, 30)), Entry(("b",), (600,))), (Entry(("bias",), (3,)),), (Entry(("mean",), (2,)),))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedrts import config
 from fedrts.errors import InputError
 from fedrts.methods.contract import State
-from fedrts.server.optimizer import ServerOptimizer
+from fedrts.server import optimizer as optimizers
 from fedrts.sparse.mask import Mask
 
 LINKS, DENSE, STATISTICS = 4, 2, 1
@@ -37,7 +37,7 @@ def journeys(draw):
 
 @given(journeys(), st.sampled_from(KINDS), st.sampled_from([0.1, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 0.9]), st.sampled_from([0.5, 0.99]))
 def test_every_number_by_hand(journey, kind, rate, beta, beta2):
-    optimizer = ServerOptimizer(kind, rate, beta, beta2, tau=0.01)
+    optimizer = optimizers.get(kind)(rate, beta, beta2, tau=0.01)
     state = state_of([1, 1, 0, 0], [0.5, -0.5, 0.0, 0.0, 1.0, -1.0, 2.0])
     at = state.weights.tolist()
     first, second = [0.0] * (LINKS + DENSE), [0.01**2] * (LINKS + DENSE)
@@ -68,7 +68,7 @@ def test_every_number_by_hand(journey, kind, rate, beta, beta2):
 
 def test_a_rate_of_one_is_the_average_itself():
     before, after = state_of([1, 1, 0, 0], [0.1] * 7), state_of([0, 1, 1, 0], [0.3] * 7)
-    assert ServerOptimizer("sgd", 1.0).step(before, after, 6) is after
+    assert optimizers.get("sgd")(1.0).step(before, after, 6) is after
 
 
 @pytest.mark.parametrize(("train", "rate"), [({}, 1.0), ({"server_optimizer": "momentum"}, 1.0), ({"server_optimizer": "adam"}, 0.01)])

@@ -52,6 +52,7 @@ def measured(experiment: Experiment, data_dir: Path | None, quiet: bool) -> Expe
     from rich.console import Console
     from rich.table import Table
 
+    from fedrts.engines.kinds import kind
     from fedrts.runs import engine_tuning
 
     tuned = engine_tuning.tune(experiment, data_dir)
@@ -59,7 +60,7 @@ def measured(experiment: Experiment, data_dir: Path | None, quiet: bool) -> Expe
     for heading in ("engine", "kernel", "slots", "threads", "samples/s"):
         table.add_column(heading, justify="left" if heading in ("engine", "kernel") else "right")
     for found, speed in tuned.samples_per_second.items():
-        side_by_side = (found.kernel, str(found.slots), str(found.workers)) if found.name == "batched" else ("", "", "")
+        side_by_side = (found.kernel, str(found.slots), str(found.workers)) if kind(found.name).side_by_side else ("", "", "")
         table.add_row(found.name, *side_by_side, f"{speed:,.0f}" if speed else "the only choice")
     if not quiet:
         Console().print(table)

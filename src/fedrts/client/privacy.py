@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
+import pydantic
 import torch
 from torch import Tensor
 
 from fedrts.errors import InputError
+from fedrts.tables import Number, Table
 from fedrts.wire.fields import Field, Frame, Indices, Message, Selection, Values, carried
 
 
@@ -92,64 +95,143 @@ def _uniform(count: int) -> np.ndarray:
     return (_words(count) >> np.uint64(11)) * 2.0**-53
 
 
-@dataclass(frozen=True)
-class Protection:
-    """The options of the table [privacy]; all off by default."""
+class Protection(Table):
+    """What clients do to their uploads before these leave, see docs/security.md; all off by default."""
 
-    clip: float = 0.0
-    """C: the update's norm is scaled down to at most this; 0: it is not."""
-    noise: float = 0.0
-    """z: standard deviation of the Gaussian noise on every value, in units of C."""
-    index_epsilon: float = 0.0
-    """ε of all index sets of one message together; 0: they are sent as they are."""
-    delta: float = 1e-5
-    """δ for which ε of the noise is stated."""
+    clip: Number = pydantic.Field(0.0, ge=0, description="largest norm of a client's update, scaled down where it is larger; 0: off")
+    noise: Number = pydantic.Field(0.0, ge=0, description="standard deviation of Gaussian noise on every value, in units of clip; 0: off")
+    index_epsilon: Number = pydantic.Field(0.0, ge=0, description="ε of randomised response on the index sets of a message; 0: off")
+    delta: Number = pydantic.Field(1e-5, gt=0, lt=1, description="δ for which the ε of the noise is stated")
+
+    @pydantic.model_validator(mode="after")
+    def _bounded(self) -> Protection:
+        if self.noise and not self.clip:
+            raise ValueError("privacy.noise needs privacy.clip: noise hides only what is bounded")
+        return self
 
     @property
     def on(self) -> bool:
         """Is anything done at all?"""
-        return bool(self.clip or self.index_epsilon)
+        return any(mechanism.on(self) for mechanism in MECHANISMS)
 
     def check(self, fields: Mapping[str, Field], frame: Frame, limited: bool = False) -> None:
         """May an upload of these fields leave a client? With noise, or where ε is `limited`, nothing unprotected may travel beside."""
-        if not (limited or self.noise or self.index_epsilon):
+        if not (limited or any(mechanism.promises(self) for mechanism in MECHANISMS)):
             return
         for name, entry in fields.items():
-            weights = name == "weights" and isinstance(entry, Values) and entry.on == "mask"
-            names = isinstance(entry, Indices) and not entry.values
-            if not (weights or names):
+            if not any(mechanism.covers(name, entry) for mechanism in MECHANISMS):
                 raise InputError(f"[privacy]: this method uploads '{name}' too, for which there is no protection: choose another method")
         if (limited or self.noise) and frame.statistics:
             raise InputError("[privacy]: the model's BatchNorm statistics would travel unprotected: use a model without (norm = 'group')")
 
     def message(self, fields: Mapping[str, Field], tensors: Mapping[str, Tensor], frame: Frame, draws: Draws) -> Message:
         """The upload of a client's `tensors`, protected with random numbers of `draws`."""
-        if not self.on:
-            return {name: entry.take(tensors, frame) for name, entry in fields.items()}
-        self.check(fields, frame)
-        if self.clip and "weights" in fields:
-            tensors = {**tensors, "weights": self._blurred(fields["weights"], tensors, frame, draws)}
+        if self.on:
+            self.check(fields, frame)
+        active = [mechanism for mechanism in MECHANISMS if mechanism.on(self)]
+        for mechanism in active:
+            tensors = mechanism.before(self, fields, tensors, frame, draws)
         message: Message = {name: entry.take(tensors, frame) for name, entry in fields.items()}
-        chosen = [name for name, entry in fields.items() if isinstance(entry, Indices)] if self.index_epsilon else []
-        for name in chosen:
-            message[name] = self._responded(carried(message[name], Selection), fields[name], frame, self.index_epsilon / len(chosen), draws)
+        for mechanism in active:
+            message = mechanism.after(self, fields, message, frame, draws)
         return message
 
-    def _blurred(self, field: Field, tensors: Mapping[str, Tensor], frame: Frame, draws: Draws) -> Tensor:
-        """W_received + clip(ΔW) + N(0, (zC)²); statistics stay as they are. `[A + n − P]` where the sent mask travels, else `[n]`."""
-        weights, received = tensors["weights"], tensors["received"]
+
+class Mechanism(ABC):
+    """One way to protect a part of uploads, by keys of the table `[privacy]`; an entry of `MECHANISMS`."""
+
+    part: Literal["values", "indices"]
+    """Of which messages it is the protection."""
+
+    @abstractmethod
+    def on(self, table: Protection) -> bool:
+        """Does it do anything?"""
+
+    @abstractmethod
+    def promises(self, table: Protection) -> bool:
+        """Does it bound what a message gives away?"""
+
+    @abstractmethod
+    def one_message(self, table: Protection) -> Account:
+        """What one message gives away where it promises something."""
+
+    @abstractmethod
+    def covers(self, name: str, entry: Field) -> bool:
+        """Is this field of an upload among those that it can protect?"""
+
+    def before(
+        self, table: Protection, fields: Mapping[str, Field], tensors: Mapping[str, Tensor], frame: Frame, draws: Draws
+    ) -> Mapping[str, Tensor]:
+        """A client's tensors, protected before an upload of these fields is taken from them."""
+        return tensors
+
+    def after(self, table: Protection, fields: Mapping[str, Field], message: Message, frame: Frame, draws: Draws) -> Message:
+        """An upload of these fields, protected before it leaves."""
+        return message
+
+
+class Blur(Mechanism):
+    """The weights' update clipped at C, with Gaussian noise: W_received + clip(ΔW) + N(0, (zC)²). Statistics stay as they are."""
+
+    part = "values"
+
+    def on(self, table: Protection) -> bool:
+        return bool(table.clip)
+
+    def promises(self, table: Protection) -> bool:
+        return bool(table.noise)
+
+    def one_message(self, table: Protection) -> Account:
+        """Two data sets move a clipped update by at most 2C: a Gaussian mechanism with μ = 2/z."""
+        mu = 2 / table.noise
+        return Account(square=mu * mu)
+
+    def covers(self, name: str, entry: Field) -> bool:
+        return name == "weights" and isinstance(entry, Values) and entry.on == "mask"
+
+    def before(
+        self, table: Protection, fields: Mapping[str, Field], tensors: Mapping[str, Tensor], frame: Frame, draws: Draws
+    ) -> Mapping[str, Tensor]:
+        """With weights `[A + n − P]` where the sent mask travels, else `[n]`."""
+        if "weights" not in fields:
+            return tensors
+        field, weights, received = fields["weights"], tensors["weights"], tensors["received"]
         if isinstance(field, Values) and field.on == "mask":
             weights, received = frame.mask.compact(weights), frame.mask.compact(received)
         kept = len(weights) - frame.statistics
-        update = clipped(weights[:kept].double() - received[:kept].double(), self.clip)
-        if self.noise:
-            drawn = draws.gaussian(kept) * (self.noise * self.clip)
+        update = clipped(weights[:kept].double() - received[:kept].double(), table.clip)
+        if table.noise:
+            drawn = draws.gaussian(kept) * (table.noise * table.clip)
             update += torch.from_numpy(drawn).to(update.device)
-        return torch.cat([(received[:kept].double() + update).to(weights.dtype), weights[kept:]])
+        return {**tensors, "weights": torch.cat([(received[:kept].double() + update).to(weights.dtype), weights[kept:]])}
 
-    def _responded(self, selection: Selection, field: Field, frame: Frame, epsilon: float, draws: Draws) -> Selection:
-        """Every layer's set of indices by randomised response; the layers share ε equally."""
-        assert isinstance(field, Indices)
+
+class RandomisedResponse(Mechanism):
+    """Every layer's set of indices by randomised response; the index sets of a message share ε equally, and so do their layers."""
+
+    part = "indices"
+
+    def on(self, table: Protection) -> bool:
+        return bool(table.index_epsilon)
+
+    def promises(self, table: Protection) -> bool:
+        return bool(table.index_epsilon)
+
+    def one_message(self, table: Protection) -> Account:
+        return Account(indices=table.index_epsilon)
+
+    def covers(self, name: str, entry: Field) -> bool:
+        return isinstance(entry, Indices) and not entry.values
+
+    def after(self, table: Protection, fields: Mapping[str, Field], message: Message, frame: Frame, draws: Draws) -> Message:
+        chosen = {name: entry for name, entry in fields.items() if isinstance(entry, Indices)}
+        epsilon = table.index_epsilon / max(len(chosen), 1)
+        responded = {
+            name: self._responded(carried(message[name], Selection), entry, frame, epsilon, draws) for name, entry in chosen.items()
+        }
+        return message | responded
+
+    def _responded(self, selection: Selection, field: Indices, frame: Frame, epsilon: float, draws: Draws) -> Selection:
         inactive = (~frame.mask.bits).cpu()
         asked = sum(k > 0 for k in field.k)
         start, place, found = 0, 0, []
@@ -161,6 +243,9 @@ class Protection:
             start, place = start + size, place + k
         indices = np.concatenate(found) if found else np.zeros(0, np.int64)
         return replace(selection, indices=torch.from_numpy(indices).to(selection.indices.device))
+
+
+MECHANISMS: tuple[Mechanism, ...] = (Blur(), RandomisedResponse())
 
 
 def clipped(update: Tensor, bound: float) -> Tensor:
@@ -253,8 +338,7 @@ def countable(fields: Mapping[str, Field]) -> tuple[int, int]:
 class Account:
     """What messages have given away together, however each was protected; infinite: without bound.
 
-    Two data sets move a clipped update by at most 2C, so that a message of values is a Gaussian mechanism with μ = 2/z, and
-    several together are one with μ² = Σ μ_i², exactly. Index sets add up.
+    Several Gaussian mechanisms together are one with μ² = Σ μ_i², exactly. Index sets add up.
     """
 
     square: float = 0.0
@@ -265,9 +349,15 @@ class Account:
     @staticmethod
     def of(protection: Protection, values: int, indices: int) -> Account:
         """Of so many messages of values, and so many of index sets."""
-        mu = 2 / protection.noise if protection.noise else math.inf
-        epsilon = protection.index_epsilon or math.inf
-        return Account(mu * mu * values if values else 0.0, epsilon * indices if indices else 0.0)
+        total = Account()
+        for part, unbounded, messages in (("values", Account(square=math.inf), values), ("indices", Account(indices=math.inf), indices)):
+            bounds = (some.one_message(protection) for some in MECHANISMS if some.part == part and some.promises(protection))
+            total += next(bounds, unbounded).times(messages) if messages else Account()
+        return total
+
+    def times(self, messages: int) -> Account:
+        """Of so many messages like this one."""
+        return Account(self.square * messages, self.indices * messages)
 
     def __add__(self, other: Account) -> Account:
         return Account(self.square + other.square, self.indices + other.indices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from fedrts.comparison.play import CellTask, News
 from fedrts.comparison.pool import Pool
 from fedrts.comparison.results import DEFAULT_METRIC, Compared
 from fedrts.comparison.table import check_metric
-from fedrts.engines.choice import Settings
+from fedrts.engines.kinds import kind
 from fedrts.errors import InputError
 from fedrts.observe.notebook import in_notebook
 from fedrts.runs.folder import RunFolder
@@ -149,10 +149,10 @@ def make_pool(cells: Sequence[Cell], jobs: int | None) -> tuple[Pool, int]:
         raise InputError(f"--jobs must be at least 1 (got {jobs})")
     first = cells[0].experiment
     jobs = jobs or pools.default_jobs(first.device, len(cells))
-    if first.engine.name == "ray":
-        settings = Settings.of(first.engine.model_dump())
+    settings = first.engine
+    if kind(settings.name).has_cluster:
         gpus = settings.gpus or (1 / pools.JOBS_ON_GPU if first.device != "cpu" else 0)
-        return Cluster(jobs, replace(settings, gpus=gpus)), int(settings.cpus) or pools.default_threads(jobs)
+        return Cluster(jobs, settings.but(gpus=gpus)), int(settings.cpus) or pools.default_threads(jobs)
     return pools.make(jobs), pools.default_threads(jobs)
 
 

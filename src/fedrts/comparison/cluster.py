@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedrts.comparison.play import CellTask, News, Tell, play
-from fedrts.engines.choice import Settings
 from fedrts.engines.ray import connected, find_modules
+from fedrts.engines.settings import EngineSettings
 from fedrts.errors import reason
 
 _PATIENCE = 0.2
@@ -22,14 +22,14 @@ class Cluster:
     """At most `jobs` tasks at once, each in a process of its own; inside it the engine is left to choose."""
 
     jobs: int
-    settings: Settings
+    settings: EngineSettings
     """Address and resources: those of an actor are those of a cell."""
 
     def play(self, tasks: Sequence[CellTask], tell: Tell) -> None:
         if not tasks:
             return
         cpus = self.settings.cpus or 1.0
-        with connected(replace(self.settings, actors=self.jobs, cpus=cpus)) as ray:
+        with connected(self.settings.but(actors=self.jobs, cpus=cpus)) as ray:
             from ray.util.queue import Queue
 
             news = Queue(actor_options={"num_cpus": 0})
@@ -48,7 +48,7 @@ class Cluster:
 
 def _elsewhere(task: CellTask) -> CellTask:
     """A task that means the same in another process: absolute paths, and an engine of its own instead of Ray's."""
-    engine = task.experiment.engine.model_copy(update={"name": "auto"})
+    engine = task.experiment.engine.but(name="auto")
     data_dir = task.data_dir and task.data_dir.absolute()
     return replace(task, folder=task.folder.absolute(), data_dir=data_dir, experiment=task.experiment.model_copy(update={"engine": engine}))
 

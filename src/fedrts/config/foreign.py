@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedrts import data
 from fedrts.config.tree import Tree, flat
-from fedrts.engines.ray import is_elsewhere
+from fedrts.engines.kinds import KINDS, kind
 from fedrts.registry import IMPORT_PATH
 
 
@@ -16,7 +16,6 @@ def foreign(settings: Tree) -> list[str]:
     texts = {key: value for key, value in flat(settings).items() if isinstance(value, str)}
     schemes = tuple(name.removesuffix("PATH") for name in data.names() if name.endswith(":PATH"))
     found = [value for key, value in texts.items() if IMPORT_PATH.fullmatch(value) and not (key == "data" and value.startswith(schemes))]
-    address = texts.get("engine.address", "")
-    if texts.get("engine.name") == "ray" and is_elsewhere(address):
-        found.append(address)
+    engine = texts.get("engine.name")
+    found += kind(engine).foreign(texts.get("engine.address", "")) if engine in KINDS else []
     return list(dict.fromkeys(found))

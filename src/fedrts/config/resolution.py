@@ -16,7 +16,7 @@ from fedrts.data.contract import Recipe
 from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
 from fedrts.registry import only_allowing
-from fedrts.server.optimizer import DEFAULT_RATE
+from fedrts.server import optimizer, reducers
 
 CUSTOM = "custom"
 """The model or data set of a run whose objects were given in Python."""
@@ -68,7 +68,8 @@ def complete(experiment: Experiment) -> Experiment:
     check_options("data_options", experiment.data_options, loader, ("folder",), {"validation"} if of_name else set())
     options = {key: value for key, value in method.model_dump().items() if key != "density"}
     train = experiment.train
-    rate = DEFAULT_RATE[train.server_optimizer] if train.server_lr is None else train.server_lr
+    usual_rate = optimizer.get(train.server_optimizer).default_rate
+    reducers.get(experiment.guard.reducer)
     return experiment.model_copy(
         update={
             "data": data.absolute(experiment.data),
@@ -79,7 +80,7 @@ def complete(experiment: Experiment) -> Experiment:
             "topology": experiment.topology.model_copy(update={"end": experiment.end}),
             "clients": experiment.clients.model_copy(update={"min_size": experiment.min_size}),
             "guard": experiment.guard.model_copy(update={"quorum": experiment.quorum}),
-            "train": experiment.train.model_copy(update={"server_lr": rate}),
+            "train": train.model_copy(update={"server_lr": usual_rate if train.server_lr is None else train.server_lr}),
         }
     )
 

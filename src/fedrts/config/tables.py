@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from fedrts import data, methods
+from fedrts.client.privacy import Protection
 from fedrts.data.partition import SITES, Partition
-from fedrts.engines.choice import KernelName
-from fedrts.engines.choice import Name as EngineName
-from fedrts.engines.kernels import Precision
-from fedrts.server.guard import Guard, Reducer
-from fedrts.server.optimizer import Kind
-from fedrts.tables import Number, Table
-from fedrts.wire.quantise import ValueType
+from fedrts.engines.settings import EngineSettings
+from fedrts.server.guard import QUORUM, Guard
+from fedrts.server.optimizer import optimizers
+from fedrts.tables import Named, Number, Table
+from fedrts.wire.value_types import ValueType
 
 
 class Clients(Table):
@@ -54,7 +53,9 @@ class Train(Table):
     amsgrad: bool = Field(False, description="of adam: divide by the largest second moment so far")
     weight_decay: Number = Field(0.0, ge=0, description="L2 penalty of the optimiser")
     proximal: Number = Field(0.0, ge=0, description="μ: pull towards the received model, μ/2·‖W − W_received‖² (FedProx)")
-    server_optimizer: Kind = Field("sgd", description="of the server: sgd (averaging), momentum (FedAvgM) or adam (FedAdam)")
+    server_optimizer: Annotated[str, Named(optimizers)] = Field(
+        "sgd", description="of the server: sgd (averaging), momentum (FedAvgM) or adam (FedAdam)"
+    )
     server_lr: Number | None = Field(None, gt=0, description="of the server; default 1, for adam 0.01")
     server_momentum: Number = Field(0.9, ge=0, lt=1, description="β of momentum, β_1 of adam")
     server_beta2: Number = Field(0.99, ge=0, lt=1, description="β_2 of adam")
@@ -101,66 +102,10 @@ class Eval(Table):
     fairness: bool = Field(True, description="at the end, judge the model by class and by client (fairness.json)")
 
 
-class Engine(Table):
-    """Who runs the clients; `engine = "serial"` is short for `engine.name`."""
-
-    name: EngineName = Field(
-        "auto",
-        description="serial: one client after the other; batched: side by side; flower: on nodes; ray: among actors; auto: what is faster",
-    )
-    kernel: KernelName = Field("auto", description="side by side as one vectorised program, or streamed: one program a client")
-    slots: int = Field(0, ge=0, description="clients that train side by side; 0: all of a round, if there is memory")
-    workers: int = Field(0, ge=0, description="threads that share the slots on a CPU; 0: one")
-    precision: Precision = Field("float32", description="float32, tf32 or bf16 (both on GPUs; weights stay float32)")
-    actors: int = Field(0, ge=0, description="ray: among so many the clients of a round are divided; 0: one a GPU of this machine, or two")
-    cpus: Number = Field(0.0, ge=0, description="ray: CPUs of an actor, fractions too; 0: an equal share of this machine's")
-    gpus: Number = Field(0.0, ge=0, description="ray: GPUs of an actor, fractions too; 0: one where clients train on GPUs")
-    address: str = Field("local", description="ray: local starts one on loopback; auto or HOST:PORT joins a cluster")
-    nodes: int = Field(2, ge=1, description="flower: nodes on this machine, among which `fedrts run` divides the clients")
-    timeout: Number = Field(3600.0, gt=0, description="flower: seconds that nodes have for an order")
-    wait: Number = Field(600.0, ge=0, description="flower: seconds to wait for nodes before going on without them")
-    patience: Number = Field(
-        5.0, ge=0, description="flower: nodes have so many times as long as clients took of late, 10 s to timeout; 0: always timeout"
-    )
-
-
 class Wire(Table):
     """How values travel."""
 
     value_type: ValueType = Field("float32", description="float32 (lossless), float16 or int8 (unbiased rounding), both ways")
-
-
-class GuardTable(Table):
-    """Under which rules clients' replies count."""
-
-    quorum: Number | None = Field(
-        None, gt=0, le=1, description="share of a round's clients whose replies must be usable; default 0.3, for sites 1"
-    )
-    over_select: Number = Field(0.0, ge=0, le=10, description="how many more clients than needed are asked, as a share")
-    deadline: Number = Field(0.0, ge=0, description="seconds after which replies of a round are late; 0: never")
-    attempts: int = Field(5, ge=1, description="times that a round is tried with other clients before the run stops")
-    norm_bound: Number = Field(100.0, gt=0, description="largest update, as a multiple of max(norm of the model, 1)")
-    reducer: Reducer = Field("mean", description="of the weights: mean, clip (at norm_bound), trimmed_mean, median")
-    trim: Number = Field(0.2, ge=0, lt=0.5, description="share cut off at each end by trimmed_mean")
-    statistic_bound: Number = Field(1e9, gt=0, description="largest BatchNorm statistic; inputs that are not normalised may need more")
-    value_bound: Number = Field(1e9, gt=0, description="largest number in other uploads: gradients, squares, losses")
-    max_share: Number = Field(1.0, gt=0, le=1, description="largest share of one client in votes and indicators")
-    strikes: int = Field(3, ge=1, description="rejected replies after which a client is asked no more")
-
-
-class Privacy(Table):
-    """What clients do to their uploads before these leave, see docs/security.md; all off by default."""
-
-    clip: Number = Field(0.0, ge=0, description="largest norm of a client's update, scaled down where it is larger; 0: off")
-    noise: Number = Field(0.0, ge=0, description="standard deviation of Gaussian noise on every value, in units of clip; 0: off")
-    index_epsilon: Number = Field(0.0, ge=0, description="ε of randomised response on the index sets of a message; 0: off")
-    delta: Number = Field(1e-5, gt=0, lt=1, description="δ for which the ε of the noise is stated")
-
-    @model_validator(mode="after")
-    def _bounded(self) -> Privacy:
-        if self.noise and not self.clip:
-            raise ValueError("privacy.noise needs privacy.clip: noise hides only what is bounded")
-        return self
 
 
 class Checkpoint(Table):
@@ -193,14 +138,14 @@ class Experiment(Table):
     method_options: dict[str, Any] = Field(default_factory=dict, description="the method's own, see `fedrts methods`")
     model_options: dict[str, Any] = Field(default_factory=dict, description="the model's own, and prune_output")
     data_options: dict[str, Any] = Field(default_factory=dict, description="the data set's own")
-    engine: Engine = Engine()
+    engine: EngineSettings = EngineSettings()
     clients: Clients = Clients()
     train: Train = Train()
     topology: Topology = Topology()
     eval: Eval = Eval()
     wire: Wire = Wire()
-    guard: GuardTable = GuardTable()
-    privacy: Privacy = Privacy()
+    guard: Guard = Guard()
+    privacy: Protection = Protection()
     checkpoint: Checkpoint = Checkpoint()
 
     @field_validator("tags", mode="before")
@@ -233,7 +178,7 @@ class Experiment(Table):
         """Share of a round's clients whose replies must be usable: of a study among sites all, by default."""
         if self.guard.quorum is not None:
             return self.guard.quorum
-        return 1.0 if self.clients.partition == SITES else Guard.quorum
+        return 1.0 if self.clients.partition == SITES else QUORUM
 
     @property
     def end(self) -> int:

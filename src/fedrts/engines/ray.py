@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import ceil
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,47 +31,83 @@ from fedrts.client.workbench import Workbench
 from fedrts.data.contract import Data
 from fedrts.data.holdings import Holdings
 from fedrts.engines import choice
-from fedrts.engines.choice import Settings
+from fedrts.engines.kinds import EngineKind, kind
 from fedrts.engines.serial import SerialEngine
+from fedrts.engines.settings import EngineSettings
 from fedrts.engines.slots import schedule
 from fedrts.errors import InputError, note, optional, reason
 from fedrts.methods.contract import State
 from fedrts.registry import permit
+from fedrts.server import reducers
 from fedrts.server.collect import Question, Tally, add_up
 from fedrts.server.engine import Engine
-from fedrts.server.guard import Guard
 from fedrts.tasks import Metrics
+
+if TYPE_CHECKING:
+    from fedrts.config import Experiment
+    from fedrts.flower.deployment import Door
+    from fedrts.runs.build import Assembled
 
 RETRIES = 3
 """How often a share is tried again when its actor dies."""
 FAN_IN = 8
 """Tallies that are added in one place."""
+ACTORS_ON_CPU = 2
 _SPARE_STORE = 2**28
 """Bytes of the object store beside data and sums."""
 
 
-def refuse(guard: Guard) -> None:
-    """One line about what cannot be divided among actors; `guard` is an experiment's."""
-    if guard.reducer in ("median", "trimmed_mean"):
-        raise InputError(
-            f"guard.reducer = '{guard.reducer}' needs every client's weights in one place, and ray's actors send back sums: "
-            "use 'mean' or 'clip', or --engine batched"
-        )
-    for name in ("deadline", "over_select"):
-        if getattr(guard, name):
-            raise InputError(
-                f"guard.{name} tells early replies from late ones, and ray's actors send back sums: set it to 0, or --engine serial"
+class Actors(EngineKind):
+    """Among Ray's actors, on this machine or many; the server itself only evaluates."""
+
+    in_process = False
+    has_cluster = True
+
+    def refuses(self, experiment: Experiment) -> str | None:
+        """What cannot be divided among actors, too."""
+        guard = experiment.guard
+        if not reducers.get(guard.reducer).mergeable:
+            return (
+                f"guard.reducer = '{guard.reducer}' needs every client's weights in one place, and ray's actors send back sums: "
+                f"use {reducers.those('mergeable')}, or --engine batched"
             )
+        for name in ("deadline", "over_select"):
+            if getattr(guard, name):
+                return f"guard.{name} tells early replies from late ones, and ray's actors send back sums: set it to 0, or --engine serial"
+        return super().refuses(experiment)
 
+    def require(self) -> None:
+        if find_spec("ray") is None:
+            optional("ray", "ray")
 
-def require() -> None:
-    """Is Ray there?"""
-    if find_spec("ray") is None:
-        optional("ray", "ray")
+    def decided(self, asked: EngineSettings, bench: Workbench, per_round: int) -> EngineSettings:
+        """Actors with an engine each, of which `slots` says whether its clients run side by side (0: one after the other)."""
+        on_gpu = bench.gradient.device.type == "cuda"
+        if asked.gpus and not on_gpu:
+            raise InputError(f"engine.gpus = {asked.gpus:g} needs clients that train on a GPU: set device = 'cuda', or engine.gpus = 0")
+        gpus = (asked.gpus or 1.0) if on_gpu else 0.0
+        actors = asked.actors or (max(1, int(torch.cuda.device_count() / gpus)) if on_gpu else ACTORS_ON_CPU)
+        cpus = asked.cpus or max(1, (os.cpu_count() or 1) // actors)
+        inner = choice.decided(asked.but(name="auto"), bench, -(-per_round // actors))
+        if not kind(inner.name).side_by_side:
+            inner = inner.but(kernel="auto", slots=0, workers=0)
+        return inner.but(name="ray", actors=actors, cpus=cpus, gpus=gpus)
+
+    def make(self, settings: EngineSettings, bench: Workbench, rows: Sequence[Tensor], eval_batch_size: int) -> SerialEngine:
+        return SerialEngine(bench, rows, eval_batch_size)
+
+    @contextlib.contextmanager
+    def open(self, run: Assembled, folder: Path | None, data_dir: str | Path | None, door: Door | None) -> Iterator[Assembled]:
+        experiment = run.experiment
+        with spread(experiment.engine, run.bench, run.rows, experiment.eval.batch_size) as engine:
+            yield replace(run, plan=replace(run.plan, engine=engine))
+
+    def foreign(self, address: str) -> list[str]:
+        return [address] if is_elsewhere(address) else []
 
 
 @contextlib.contextmanager
-def spread(settings: Settings, bench: Workbench, rows: Sequence[Tensor], eval_batch_size: int) -> Iterator[RayEngine]:
+def spread(settings: EngineSettings, bench: Workbench, rows: Sequence[Tensor], eval_batch_size: int) -> Iterator[RayEngine]:
     """An engine of actors as `settings` (which are decided) have them; nothing of it is left afterwards."""
     with connected(settings, _store_bytes(settings, bench, rows)) as ray:
         store = _stored(ray, settings, bench, Holdings.of(rows), eval_batch_size)
@@ -90,7 +127,7 @@ def is_elsewhere(address: str) -> bool:
 
 
 @contextlib.contextmanager
-def connected(settings: Settings, store_bytes: int | None = None) -> Iterator[Any]:
+def connected(settings: EngineSettings, store_bytes: int | None = None) -> Iterator[Any]:
     """The module `ray`, connected: to a Ray of our own on this machine's loopback, to a cluster, or to the one that there is."""
     local = settings.address == "local"
     if is_elsewhere(settings.address):
@@ -142,7 +179,7 @@ class RayEngine:
     """Of what actors are made, and made again: it stays in Ray's store as long as it is named here."""
     bench: Workbench
     serial: SerialEngine
-    settings: Settings
+    settings: EngineSettings
 
     @property
     def label(self) -> str:
@@ -213,14 +250,14 @@ class Actor:
         find_modules(paths)
         packed, arrays = optional("ray", "ray").get(list(references))
         blueprint = unpack(packed, "cpu")
-        settings: Settings = blueprint["settings"]
+        settings: EngineSettings = blueprint["settings"]
         self.device = torch.device("cuda" if settings.gpus else "cpu")
         torch.set_num_threads(max(1, int(settings.cpus)))
         held = {name: tensor_of(array) for name, array in arrays.items()}
         none = held["x"][:0], held["y"][:0]
         data = Data(held["x"], held["y"], *none, **blueprint["data"]).to(self.device)
         bench = Workbench(blueprint["module"].to(self.device), data=data, **blueprint["bench"])
-        inner = replace(settings, name="batched" if settings.slots else "serial")
+        inner = settings.but(name="batched" if settings.slots else "serial")
         self.engine = choice.make(inner, bench, Holdings(held["rows"], held["bounds"]), blueprint["eval_batch_size"])
         return self.engine
 
@@ -257,7 +294,7 @@ def tensor_of(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
 
 
-def _stored(ray: Any, settings: Settings, bench: Workbench, rows: Holdings, eval_batch_size: int) -> list[Any]:
+def _stored(ray: Any, settings: EngineSettings, bench: Workbench, rows: Holdings, eval_batch_size: int) -> list[Any]:
     """What every actor is made of: where modules are found, and references to a packed blueprint and to the training data as arrays."""
     data = bench.data
     blueprint = {
@@ -274,7 +311,7 @@ def _stored(ray: Any, settings: Settings, bench: Workbench, rows: Holdings, eval
         raise InputError(f"this model or task cannot be sent to ray's actors ({reason(error)}): use --engine batched") from error
 
 
-def _store_bytes(settings: Settings, bench: Workbench, rows: Sequence[Tensor]) -> int:
+def _store_bytes(settings: EngineSettings, bench: Workbench, rows: Sequence[Tensor]) -> int:
     """What the object store of this machine has to hold."""
     held = Holdings.of(rows)
     data = sum(tensor.nbytes for tensor in (bench.data.x, bench.data.y, held.rows, held.bounds))

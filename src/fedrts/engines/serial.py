@@ -9,6 +9,8 @@ from torch import Tensor
 
 from fedrts.client.order import Order, Reply
 from fedrts.client.workbench import Workbench
+from fedrts.engines.kinds import EngineKind
+from fedrts.engines.settings import EngineSettings
 from fedrts.engines.threads import threads_for
 from fedrts.methods.contract import State
 from fedrts.tasks import Metrics
@@ -38,3 +40,18 @@ class SerialEngine:
         bench.layout.bind(bench.module, state.weights.clone())
         with threads_for(self.bench.batch_macs):
             return bench.data.evaluate(bench.module, self.eval_batch_size)
+
+
+class Serial(EngineKind):
+    """One client after the other."""
+
+    bf16 = False
+
+    def decided(self, asked: EngineSettings, bench: Workbench, per_round: int) -> EngineSettings:
+        return asked
+
+    def make(self, settings: EngineSettings, bench: Workbench, rows: Sequence[Tensor], eval_batch_size: int) -> SerialEngine:
+        return SerialEngine(bench, rows, eval_batch_size)
+
+    def candidates(self, asked: EngineSettings, bench: Workbench, per_round: int) -> list[EngineSettings]:
+        return [asked]

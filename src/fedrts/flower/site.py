@@ -222,6 +222,8 @@ def accepted(text: str, host: Host) -> Experiment:
     settings: dict[str, Any] = consent.parsed(text)
     for key in ("versions", "out", "init"):
         settings.pop(key, None)
+    if isinstance(train := settings.get("train"), dict):  # where the server steps is its own affair, and its own code
+        settings["train"] = {key: value for key, value in train.items() if key != "server_optimizer"}
     named = str(settings.get("data", ""))
     if host.data is None and ":" in named and named not in host.allowed:
         raise InputError("the experiment names data on the server's machine: say with --data what is here")

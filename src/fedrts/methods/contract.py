@@ -22,7 +22,7 @@ from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
 from fedrts.sparse.topk import by_layer
 from fedrts.wire.fields import Field, OnOwnMask, Values
-from fedrts.wire.quantise import ValueType
+from fedrts.wire.value_types import ValueType
 
 _FEW = 0.01
 """Share of links that may be 0 in a dense model."""
@@ -209,7 +209,7 @@ class Exchange:
         def typed(entry: Field) -> Field:
             model = isinstance(entry, OnOwnMask) or (isinstance(entry, Values) and entry.on == "mask")
             free = model and not (isinstance(entry, Values) and entry.fixed)
-            if isinstance(entry, Values | OnOwnMask) and free and entry.of == "weights" and entry.type == "float32":
+            if isinstance(entry, Values | OnOwnMask) and free and entry.of == "weights" and entry.lossless:
                 return replace(entry, type=type)
             return entry
 

@@ -152,7 +152,7 @@ def _(entry: Values) -> str:
         "statistics": f"{entry.copies} × BatchNorm statistics",
         "scalars": f"{entry.copies} {entry.of}",
     }[entry.on]
-    return what if entry.type == "float32" else f"{what} ({entry.type}, a scale per {entry.scales})"
+    return what if entry.lossless else f"{what} ({entry.type}{f', a scale per {entry.scales}' if entry.format.scaled else ''})"
 
 
 @in_words.register

@@ -19,6 +19,7 @@ from fedrts.methods.base import Method
 from fedrts.methods.contract import Exchange, Round
 from fedrts.wire.fields import Values
 from fedrts.wire.quantise import Norm
+from fedrts.wire.value_types import ValueType
 
 
 @register("fedpaq")
@@ -30,8 +31,8 @@ class FedPAQ(Method):
     downlink: Annotated[Literal["int8", "float32"], Field(description="how the broadcast model travels")] = "int8"
 
     def exchanges(self, round: Round) -> tuple[Exchange, ...]:
-        down = self.quantised() if self.downlink == "int8" else Values(fixed=True)
-        return tuple(Exchange({"weights": down}, exchange.steps, {"weights": self.quantised()}) for exchange in super().exchanges(round))
+        down, up = self.typed(self.downlink), self.typed("int8")
+        return tuple(Exchange({"weights": down}, exchange.steps, {"weights": up}) for exchange in super().exchanges(round))
 
-    def quantised(self) -> Values:
-        return Values(type="int8", scales=self.granularity, norm=self.norm)
+    def typed(self, type: ValueType) -> Values:
+        return Values(type=type, scales=self.granularity, norm=self.norm, fixed=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,22 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedrts import config, data, models
-from fedrts.client.privacy import Noise, Protection, Repeatable
+from fedrts.client.privacy import Noise, Repeatable
 from fedrts.client.training import LocalTraining
 from fedrts.client.workbench import Workbench
 from fedrts.config import Experiment
 from fedrts.data.contract import Data, is_label
 from fedrts.data.holdings import Holdings
 from fedrts.data.partition import SITES, divide
-from fedrts.engines import choice, ray
+from fedrts.engines import choice
+from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note, reason
 from fedrts.methods.base import Method, Sparse
 from fedrts.methods.contract import Round, Setup
 from fedrts.registry import import_path
 from fedrts.runs.initial_weights import load_weights
 from fedrts.runs.likeness import likeness
-from fedrts.server.guard import Guard
+from fedrts.server import optimizer
 from fedrts.server.optimizer import ServerOptimizer
 from fedrts.server.rounds import Plan
 from fedrts.sparse import random
@@ -72,7 +73,7 @@ def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tu
     """The data of a resolved experiment, and the row numbers of every client."""
     held = data.load(experiment.data, experiment.data_options, data_dir)
     c, key = experiment.clients, random.key(experiment.seed, "partition")
-    if c.partition == SITES and experiment.engine.name != "flower":
+    if c.partition == SITES and not kind(experiment.engine.name).has_sites:
         raise InputError("clients.partition = 'sites' means data on other machines: run it with `fedrts server`")
     return held, divide(c.partition, held.y, c.total, c.alpha, experiment.min_size, key, c.classes_per_client)
 
@@ -148,17 +149,9 @@ def put_together(
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {form}: {reason(error)}") from error
     if try_task:
         _check_task(module, held)
-    bench = Workbench(module, layout, held, training, e.seed, macs, Protection(**e.privacy.model_dump()), e.eval.batch_size, noise=noise)
-    asked = choice.Settings.of(e.engine.model_dump())
-    if asked.name in ("auto", "batched") and e.guard.deadline:
-        if asked.name == "batched":
-            note("clients run one after the other, not side by side: guard.deadline tells early replies from late ones")
-        asked = replace(asked, name="serial")
-    guard = Guard(**e.guard.model_dump())
-    if asked.name == "ray":
-        ray.refuse(guard)
-    settings = choice.decided(asked, bench, e.clients.per_round)
-    experiment = experiment.model_copy(update={"engine": e.engine.model_copy(update=asdict(settings))})
+    bench = Workbench(module, layout, held, training, e.seed, macs, e.privacy, e.eval.batch_size, noise=noise)
+    settings = choice.chosen(e, bench)
+    experiment = experiment.model_copy(update={"engine": settings})
     engine = choice.make(settings, bench, rows, e.eval.batch_size)
     schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer, e.topology.outer_at_end)
     plan = Plan(
@@ -171,13 +164,20 @@ def put_together(
         per_round=e.clients.per_round,
         seed=e.seed,
         eval_every=e.eval.every,
-        guard=guard,
+        guard=e.guard,
         value_type=e.wire.value_type,
         dropout=e.clients.dropout,
-        optimizer=ServerOptimizer(t.server_optimizer, t.server_lr or 1.0, t.server_momentum, t.server_beta2, t.server_tau),
+        optimizer=_server_optimizer(e),
         metrics=metric_names(held.task),
     )
     return Assembled(experiment, method, module, layout, setup, plan, held, rows, training, bench)
+
+
+def _server_optimizer(experiment: Experiment) -> ServerOptimizer:
+    train = experiment.train
+    kind = optimizer.get(train.server_optimizer)
+    rate = kind.default_rate if train.server_lr is None else train.server_lr
+    return kind(rate, train.server_momentum, train.server_beta2, train.server_tau)
 
 
 def with_samples(run: Assembled, samples: Sequence[int], held_out: Mapping[int, int] | None = None) -> Assembled:

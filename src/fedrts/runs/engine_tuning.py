@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from fedrts.client.order import Order
 from fedrts.client.workbench import Workbench
 from fedrts.config import Experiment
 from fedrts.engines import choice
-from fedrts.engines.choice import Settings
+from fedrts.engines.kinds import kind
+from fedrts.engines.settings import EngineSettings
 from fedrts.errors import InputError, note
 from fedrts.files import write_atomically
 from fedrts.runs.build import Assembled, assemble
@@ -34,7 +35,7 @@ class Tuned:
 
     experiment: Experiment
     """With the fastest settings of its engine."""
-    samples_per_second: dict[Settings, float]
+    samples_per_second: dict[EngineSettings, float]
     """Of every candidate, the fastest first."""
     remembered: bool
     """Was it measured before?"""
@@ -43,8 +44,8 @@ class Tuned:
 def tune(experiment: Experiment, data_dir: str | Path | None = None) -> Tuned:
     """A resolved experiment with the engine that is the fastest here; keys of `[engine]` that are set stay as they are."""
     run = assemble(experiment, data_dir)
-    asked = Settings.of(experiment.engine.model_dump())
-    if asked.name in ("ray", "flower"):
+    asked = experiment.engine
+    if not kind(asked.name).in_process:
         raise InputError(f"--tune measures engines of one process, not '{asked.name}': tune with --engine batched on one of its machines")
     key = _key(run, asked)
     found = _recall(key)
@@ -52,34 +53,17 @@ def tune(experiment: Experiment, data_dir: str | Path | None = None) -> Tuned:
     if not found:
         _remember(key, speeds)
     best = next(iter(speeds))
-    engine = experiment.engine.model_copy(update=asdict(best))
-    return Tuned(experiment.model_copy(update={"engine": engine}), speeds, remembered=bool(found))
+    return Tuned(experiment.model_copy(update={"engine": best}), speeds, remembered=bool(found))
 
 
-def candidates(asked: Settings, run: Assembled) -> list[Settings]:
+def candidates(asked: EngineSettings, run: Assembled) -> list[EngineSettings]:
     """What is worth measuring: one after the other, and side by side in either way with all or half of the slots."""
-    serial = replace(asked, name="serial")
-    if run.experiment.guard.deadline or asked.name == "serial":
-        return [serial]
-    usual = choice.decided(replace(asked, name="batched"), run.bench, run.plan.per_round)
-    if usual.name == "serial":
-        return [usual]
-    found = [] if asked.name == "batched" or asked.precision == "bf16" else [serial]
-    kernels: tuple[choice.KernelName, ...] = ("vectorised", "streamed") if asked.kernel == "auto" else (asked.kernel,)
-    for kernel in kernels:
-        if kernel == "vectorised" and asked.precision == "bf16":
-            continue
-        whole = (
-            usual
-            if kernel == usual.kernel
-            else choice.decided(replace(asked, name="batched", kernel=kernel), run.bench, run.plan.per_round)
-        )
-        half = replace(whole, slots=max(whole.slots // 2, whole.workers))
-        found += [some for some in (whole, half) if some.name == "batched" and (some == whole or not asked.slots)]
-    return list(dict.fromkeys(found))
+    if run.experiment.guard.deadline:  # which leaves no choice
+        return [run.experiment.engine]
+    return kind(asked.name).candidates(asked, run.bench, run.plan.per_round)
 
 
-def _measure_all(run: Assembled, asked: Settings) -> dict[Settings, float]:
+def _measure_all(run: Assembled, asked: EngineSettings) -> dict[EngineSettings, float]:
     choices = candidates(asked, run)
     if len(choices) == 1:
         return {choices[0]: 0.0}
@@ -87,7 +71,7 @@ def _measure_all(run: Assembled, asked: Settings) -> dict[Settings, float]:
     return dict(sorted(speeds.items(), key=lambda entry: -entry[1]))
 
 
-def _measure(run: Assembled, settings: Settings) -> float:
+def _measure(run: Assembled, settings: EngineSettings) -> float:
     """Samples a second of some steps of the first round's clients; their replies are dropped."""
     bench, plan = run.bench, run.plan
     size = bench.training.batch_size
@@ -114,7 +98,7 @@ def cache_file() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedrts" / "tuned.json"
 
 
-def _key(run: Assembled, asked: Settings) -> str:
+def _key(run: Assembled, asked: EngineSettings) -> str:
     """Everything that a measurement depends on: model, data, clients, training, device, and what was asked for."""
     e = run.experiment
     facts = {
@@ -124,7 +108,7 @@ def _key(run: Assembled, asked: Settings) -> str:
         "train": [e.train.batch_size, e.train.optimizer, e.train.momentum, e.method],
         "device": device_name(e.device),
         "torch": torch.__version__,
-        "asked": asdict(asked),
+        "asked": asked.model_dump(),
         "deadline": bool(e.guard.deadline),
     }
     return json.dumps(facts, sort_keys=True)
@@ -138,15 +122,15 @@ def _read() -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _recall(key: str) -> dict[Settings, float]:
+def _recall(key: str) -> dict[EngineSettings, float]:
     try:
-        return {Settings(**entry["settings"]): float(entry["samples_per_second"]) for entry in _read().get(key, [])}
+        return {EngineSettings(**entry["settings"]): float(entry["samples_per_second"]) for entry in _read().get(key, [])}
     except (TypeError, KeyError, ValueError):
         return {}
 
 
-def _remember(key: str, speeds: dict[Settings, float]) -> None:
-    entries = [{"settings": asdict(settings), "samples_per_second": speed} for settings, speed in speeds.items()]
+def _remember(key: str, speeds: dict[EngineSettings, float]) -> None:
+    entries = [{"settings": settings.model_dump(), "samples_per_second": speed} for settings, speed in speeds.items()]
     try:
         cache_file().parent.mkdir(parents=True, exist_ok=True)
         write_atomically(cache_file(), json.dumps(_read() | {key: entries}, indent=1).encode())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -53,7 +52,7 @@ def describe_privacy(run: Assembled, ledger: ClientRecords) -> dict[str, Any]:
     most = max([None, *sorted(ledger.uploads)], key=given)
     counts = ledger.uploads[most] if most is not None else (0, 0)
     return {
-        **asdict(protection),
+        **protection.model_dump(),
         "neighbours": "any two data sets of one client",
         "epsilon_of_a_message": spent(protection, 1, 1),
         "most": {"client": most, "messages": counts[0], "index_sets": counts[1], "epsilon": epsilon[counts]},

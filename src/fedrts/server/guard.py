@@ -6,18 +6,22 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedrts.client.order import Failure, Order, Reply
 from fedrts.errors import note
+from fedrts.server import reducers
+from fedrts.tables import Named, Number, Table
 from fedrts.wire import checks
 from fedrts.wire.checks import Check, failed
 from fedrts.wire.fields import Message, OwnValues, Payload, Selection, Values, carried
 
-Reducer = Literal["mean", "clip", "trimmed_mean", "median"]
+QUORUM = 0.3
+"""Where nothing else is said."""
 
 
 _ROUNDING = 1e-9
@@ -28,39 +32,35 @@ _LONGEST_REST = 6
 """At most 2^6 rounds go by before a client that was late is asked again."""
 
 
-@dataclass(frozen=True)
-class Guard:
-    """The rules under which replies count."""
+class Guard(Table):
+    """Under which rules clients' replies count."""
 
-    quorum: float = 0.3
-    """Share of the clients of a round whose replies must be usable; below it the round is repeated with others."""
-    attempts: int = 5
-    over_select: float = 0.0
-    """How many more clients than needed are asked, as a share; the first replies count."""
-    deadline: float = 0.0
-    """Seconds after which replies of a round are late; 0: never."""
-    norm_bound: float = 100.0
-    """Largest update, as a multiple of max(‖W‖, 1): beyond it a reply is rejected (with reducer `clip`: scaled down)."""
-    reducer: Reducer = "mean"
-    trim: float = 0.2
-    """Share of clients cut off at each end by the trimmed mean."""
-    statistic_bound: float = 1e9
-    """Largest BatchNorm statistic; inputs that are not normalised may need more."""
-    value_bound: float = 1e9
-    """Largest number in other uploads: gradients, their squares, losses."""
-    max_share: float = 1.0
-    """Largest share that one client has in votes and indicators, of all that were asked."""
-    strikes: int = 3
-    """Rejected replies after which a client is asked no more."""
+    quorum: Number | None = Field(
+        None, gt=0, le=1, description="share of a round's clients whose replies must be usable; default 0.3, for sites 1"
+    )
+    over_select: Number = Field(0.0, ge=0, le=10, description="how many more clients than needed are asked, as a share")
+    deadline: Number = Field(0.0, ge=0, description="seconds after which replies of a round are late; 0: never")
+    attempts: int = Field(5, ge=1, description="times that a round is tried with other clients before the run stops")
+    norm_bound: Number = Field(100.0, gt=0, description="largest update, as a multiple of max(norm of the model, 1)")
+    reducer: Annotated[str, Named(reducers.reducers)] = Field(
+        "mean", description="of the weights: mean, clip (at norm_bound), trimmed_mean, median"
+    )
+    trim: Number = Field(0.2, ge=0, lt=0.5, description="share cut off at each end by trimmed_mean")
+    statistic_bound: Number = Field(1e9, gt=0, description="largest BatchNorm statistic; inputs that are not normalised may need more")
+    value_bound: Number = Field(1e9, gt=0, description="largest number in other uploads: gradients, squares, losses")
+    max_share: Number = Field(1.0, gt=0, le=1, description="largest share of one client in votes and indicators")
+    strikes: int = Field(3, ge=1, description="rejected replies after which a client is asked no more")
 
     def needed(self, per_round: int) -> int:
-        return max(1, math.ceil(self.quorum * per_round - _ROUNDING))
+        """Usable replies, below which a round is repeated with other clients."""
+        return max(1, math.ceil((QUORUM if self.quorum is None else self.quorum) * per_round - _ROUNDING))
 
     def asked(self, per_round: int) -> int:
+        """Clients that are asked; the first replies count."""
         return math.ceil(per_round * (1 + self.over_select) - _ROUNDING)
 
     def bound(self, norm: float) -> float:
-        """The largest norm of an update to weights of a `norm`."""
+        """The largest norm of an update to weights of a `norm`: beyond it a reply is rejected, or scaled down by its reducer."""
         return self.norm_bound * max(norm, 1.0)
 
     def vote_weights(self, samples: Mapping[int, int]) -> dict[int, int]:
@@ -201,7 +201,7 @@ def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
     parameters = len(weights) - frame.statistics
     if frame.statistics:
         yield from _of_statistics(weights[None, parameters:], order, guard)
-    if guard.reducer != "clip":
+    if not reducers.get(guard.reducer).bounds_updates:
         yield Check(partial(_of_update, guard.bound(order.reference_norm)), torch.dist(weights[:parameters], reference[:parameters]))
 
 

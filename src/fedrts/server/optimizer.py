@@ -2,68 +2,113 @@
 
 It comes after the method: what the method made of a round is the direction Δ = W_after − W_before, along which the server steps
 on the method's new mask. So it works with every method, and topologies are chosen from plain averages.
+
+A class registered with `@register("name")`, or named by import path, is all that a new one needs.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedrts.methods.contract import State
+from fedrts.registry import Registry
 
-Kind = Literal["sgd", "momentum", "adam"]
-
-
-DEFAULT_RATE: dict[Kind, float] = {"sgd": 1.0, "momentum": 1.0, "adam": 0.01}
+_MEMORY = "server_{}".format
+"""What a moment is called among all that a run remembers."""
 
 
 @dataclass(frozen=True)
-class ServerOptimizer:
-    """`sgd` with rate 1 is federated averaging."""
+class ServerOptimizer(ABC):
+    """Where the server steps after a round; the options are the keys `train.server_…`."""
 
-    kind: Kind = "sgd"
+    default_rate: ClassVar[float] = 1.0
+
     rate: float = 1.0
     momentum: float = 0.9
     """β (FedAvgM), β_1 (FedAdam)."""
     beta2: float = 0.99
     tau: float = 1e-3
 
+    def start(self) -> dict[str, float]:
+        """The moments that it remembers, by name, with what each is where there is no past."""
+        return {}
+
+    def moments(self, change: Tensor, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The moments after a round with this `change` of the parameters."""
+        return {}
+
+    @abstractmethod
+    def direction(self, change: Tensor, moments: Mapping[str, Tensor]) -> Tensor:
+        """Along which a step is `rate` long."""
+
     def step(self, before: State, after: State, parameters: int) -> State:
         """`after` with its `parameters` (the first values of the weights) where the optimiser puts them; statistics stay averages.
 
         A link that the method starts at 0 (or drops) is at 0, without a past.
         """
-        if self.kind == "sgd" and self.rate == 1:
-            return after
         old, new = before.weights[:parameters], after.weights[:parameters]
         alive = new != 0
         alive[len(after.mask.bits) :] = True
         change = torch.where(alive, new - old, torch.zeros_like(new))
-        start = {"server_first": 0.0, "server_second": self.tau**2}
-        moments = self._moments(change, {name: after.memory[name] for name in start if name in after.memory})
-        memory = {name: torch.where(alive, moment, start[name]) for name, moment in moments.items()}
+        start = self.start()
+        past = {name: after.memory.get(_MEMORY(name), torch.full_like(change, value)) for name, value in start.items()}
+        moments = {name: torch.where(alive, moment, start[name]) for name, moment in self.moments(change, past).items()}
         moved = after.weights.clone()
-        moved[:parameters] = torch.where(alive, old + self.rate * self._direction(change, memory), new)
-        return after.moved(moved, after.mask).remember(**memory)
+        moved[:parameters] = torch.where(alive, old + self.rate * self.direction(change, moments), new)
+        return after.moved(moved, after.mask).remember(**{_MEMORY(name): moment for name, moment in moments.items()})
 
-    def _moments(self, change: Tensor, memory: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self.kind == "sgd":
-            return {}
-        first = memory.get("server_first", torch.zeros_like(change))
-        if self.kind == "momentum":
-            return {"server_first": self.momentum * first + change}
-        second = memory.get("server_second", torch.full_like(change, self.tau**2))
+
+optimizers: Registry[type[ServerOptimizer]] = Registry("server optimiser", base=ServerOptimizer)
+register = optimizers.register
+names = optimizers.names
+get = optimizers.get
+
+
+@register("sgd")
+class Averaging(ServerOptimizer):
+    """Along the change itself: with rate 1, federated averaging."""
+
+    def step(self, before: State, after: State, parameters: int) -> State:
+        return after if self.rate == 1 else super().step(before, after, parameters)
+
+    def direction(self, change: Tensor, moments: Mapping[str, Tensor]) -> Tensor:
+        return change
+
+
+@register("momentum")
+class FedAvgM(ServerOptimizer):
+    """Along a sum of changes that fades."""
+
+    def start(self) -> dict[str, float]:
+        return {"first": 0.0}
+
+    def moments(self, change: Tensor, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"first": self.momentum * before["first"] + change}
+
+    def direction(self, change: Tensor, moments: Mapping[str, Tensor]) -> Tensor:
+        return moments["first"]
+
+
+@register("adam")
+class FedAdam(ServerOptimizer):
+    """Along the mean change, divided by its size of late."""
+
+    default_rate = 0.01
+
+    def start(self) -> dict[str, float]:
+        return {"first": 0.0, "second": self.tau**2}
+
+    def moments(self, change: Tensor, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
-            "server_first": self.momentum * first + (1 - self.momentum) * change,
-            "server_second": self.beta2 * second + (1 - self.beta2) * change.square(),
+            "first": self.momentum * before["first"] + (1 - self.momentum) * change,
+            "second": self.beta2 * before["second"] + (1 - self.beta2) * change.square(),
         }
 
-    def _direction(self, change: Tensor, memory: dict[str, Tensor]) -> Tensor:
-        if self.kind == "sgd":
-            return change
-        if self.kind == "momentum":
-            return memory["server_first"]
-        return memory["server_first"] / (memory["server_second"].sqrt() + self.tau)
+    def direction(self, change: Tensor, moments: Mapping[str, Tensor]) -> Tensor:
+        return moments["first"] / (moments["second"].sqrt() + self.tau)

@@ -21,13 +21,13 @@ from fedrts.server.collect import DROPPED, EXCUSED, LATE, LATE_AGAIN, Question, 
 from fedrts.server.engine import Adding, Engine, Remote
 from fedrts.server.guard import Guard
 from fedrts.server.mask_memory import addressed
-from fedrts.server.optimizer import ServerOptimizer
+from fedrts.server.optimizer import Averaging, ServerOptimizer
 from fedrts.server.phases import phase
 from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
-from fedrts.wire.quantise import ValueType
+from fedrts.wire.value_types import ValueType
 
 ALWAYS_EVALUATED = 10
 """The last rounds of a run, each of which is evaluated."""
@@ -50,7 +50,7 @@ class Plan:
     guard: Guard = field(default_factory=Guard)
     value_type: ValueType = "float32"
     dropout: float = 0.0
-    optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
+    optimizer: ServerOptimizer = field(default_factory=Averaging)
     metrics: tuple[str, ...] = ()
     """What clients tell of a model that they judge."""
     held_out: Mapping[int, int] = field(default_factory=dict)

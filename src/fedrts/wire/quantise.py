@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 from fedrts.sparse import random
 
-ValueType = Literal["float32", "float16", "int8"]
-
 LEVELS = 127
 """Positive levels of an 8-bit value; the sign is the eighth bit."""
 

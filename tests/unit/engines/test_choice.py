@@ -11,40 +11,42 @@ import fedrts
 from fedrts.client.training import LocalTraining
 from fedrts.engines import choice, memory
 from fedrts.engines.batched import BatchedEngine
-from fedrts.engines.choice import Settings
 from fedrts.engines.kernels import Objective
 from fedrts.engines.memory import Need
+from fedrts.engines.settings import EngineSettings
 from fedrts.sparse.layout import Layout
 from fedrts.tasks import Classification
 
 
 def test_small_models_train_side_by_side_on_a_cpu(toy):
     bench = toy("fedavg", "mlp").bench
-    assert choice.decided(Settings(), bench, 3) == Settings("batched", "vectorised", slots=3, workers=1)
-    assert choice.decided(Settings("serial"), bench, 3) == Settings("serial")
+    assert choice.decided(EngineSettings(), bench, 3) == EngineSettings(name="batched", kernel="vectorised", slots=3, workers=1)
+    assert choice.decided(EngineSettings(name="serial"), bench, 3) == EngineSettings(name="serial")
 
 
 def test_large_models_train_one_after_the_other_on_a_cpu(toy):
     bench = toy("fedavg", "mlp").bench
     bench.training = replace(bench.training, batch_size=10**6)
-    assert choice.decided(Settings(), bench, 3).name == "serial"
-    assert choice.decided(Settings("batched"), bench, 3) == Settings("batched", "streamed", slots=1, workers=1)
+    assert choice.decided(EngineSettings(), bench, 3).name == "serial"
+    assert choice.decided(EngineSettings(name="batched"), bench, 3) == EngineSettings(name="batched", kernel="streamed", slots=1, workers=1)
 
 
 def test_attention_has_no_vectorised_form_on_a_cpu(toy):
-    assert choice.decided(Settings(), toy("fedavg", "tiny_gpt").bench, 3) == Settings("batched", "streamed", slots=1, workers=1)
+    assert choice.decided(EngineSettings(), toy("fedavg", "tiny_gpt").bench, 3) == EngineSettings(
+        name="batched", kernel="streamed", slots=1, workers=1
+    )
 
 
 def test_what_is_set_stays(toy):
     bench = toy("fedavg", "mlp").bench
-    asked = Settings("batched", "streamed", slots=7, workers=3)
+    asked = EngineSettings(name="batched", kernel="streamed", slots=7, workers=3)
     assert choice.decided(asked, bench, 10) == asked
-    assert choice.decided(replace(asked, slots=2), bench, 10).workers == 2, "no thread without a slot"
+    assert choice.decided(asked.but(slots=2), bench, 10).workers == 2, "no thread without a slot"
 
 
 def test_deciding_twice_decides_nothing_new(toy):
     bench = toy("fedavg", "cnn").bench
-    once = choice.decided(Settings(), bench, 4)
+    once = choice.decided(EngineSettings(), bench, 4)
     assert choice.decided(once, bench, 4) == once
 
 
@@ -54,9 +56,9 @@ def test_slots_follow_the_free_memory(toy, monkeypatch):
     for clients in (1, 2, 5):
         free = (clients + 0.5) * (need.slot + need.held) / memory.USABLE
         monkeypatch.setattr(choice, "free_bytes", lambda device, free=free: int(free))
-        assert choice.decided(Settings(), run.bench, 10).slots == clients
+        assert choice.decided(EngineSettings(), run.bench, 10).slots == clients
     monkeypatch.setattr(choice, "free_bytes", lambda device: 0)
-    engine = choice.make(choice.decided(Settings(), run.bench, 10), run.bench, run.rows, 64)
+    engine = choice.make(choice.decided(EngineSettings(), run.bench, 10), run.bench, run.rows, 64)
     assert isinstance(engine, BatchedEngine)
     assert engine.slots == engine.together == 1, "one client always runs"
 

@@ -25,7 +25,7 @@ from fedrts.wire.codec import Header, Kind, MaskForm
 from fedrts.wire.errors import WireError
 from fedrts.wire.fields import Field, Frame, Indices, Message, Values, positions_size, read_positions
 from fedrts.wire.packing import Reader, varint
-from fedrts.wire.quantise import ValueType
+from fedrts.wire.value_types import ValueType
 
 HEADER = 35
 MASK = slice(14, 22)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Frame, Short, Values
-from fedrts.wire.quantise import BLOCK, LEVELS, Quantised, ValueType, blocks_of
+from fedrts.wire.quantise import BLOCK, LEVELS, Quantised, blocks_of
+from fedrts.wire.value_types import ValueType
 from helping import fault
 
 SMALLEST = 2.0**-149

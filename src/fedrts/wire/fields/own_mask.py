@@ -17,7 +17,7 @@ from fedrts.wire.fields.coded import bitmaps, changes_size, read_positions, writ
 from fedrts.wire.fields.contract import Frame, OwnValues, Payload, carried
 from fedrts.wire.fields.values import Values
 from fedrts.wire.packing import Bits, Reader
-from fedrts.wire.quantise import ValueType
+from fedrts.wire.value_types import ValueType
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class OnOwnMask:
 
     of: str = "weights"
     type: ValueType = "float32"
+
+    @property
+    def lossless(self) -> bool:
+        return self._values.lossless
 
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> OwnValues:
         mask = Mask(tensors["mask"], frame.mask.sizes)

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from fedrts.sparse.cost import VALUE_BYTES, Book
 from fedrts.sparse.layout import Entry
-from fedrts.wire.checks import Check, at_least, failed, finite
+from fedrts.wire.checks import Check, failed, finite
 from fedrts.wire.fields.contract import Frame, Payload, Short, carried
 from fedrts.wire.packing import Reader, raw
-from fedrts.wire.quantise import LEVELS, Norm, Quantised, ValueType, blocks_of
-
-_BITS: dict[ValueType, int] = {"float32": 32, "float16": 16, "int8": 8}
+from fedrts.wire.quantise import Norm, blocks_of
+from fedrts.wire.value_types import FORMATS, ValueFormat, ValueType
 
 
 @dataclass(frozen=True)
@@ -38,21 +37,24 @@ class Values:
     """The method's own choice of a type, which no setting changes."""
 
     def __post_init__(self) -> None:
-        if self.type != "float32" and self.on != "mask":
+        if not self.lossless and self.on != "mask":
             raise ValueError("shorter types are for values on the mask")
 
     @property
     def lossless(self) -> bool:
-        return self.type == "float32"
+        return self.format.lossless
+
+    @property
+    def format(self) -> ValueFormat:
+        return FORMATS[self.type]
 
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor | Short:
         values = self.chosen(tensors, frame)
-        if self.type == "float32":
+        if self.lossless:
             return values.clone() if values is tensors[self.of] else values
         kept = len(values) - frame.statistics
         change = values if frame.reference is None else values - frame.reference
-        short = change[:kept].half() if self.type == "float16" else Quantised.of(change[:kept], frame.key, self._groups(frame), self.norm)
-        return Short(short, values[kept:].clone())
+        return Short(self.format.shorten(change[:kept], frame.key, self._groups(frame), self.norm), values[kept:].clone())
 
     def chosen(self, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
         """The numbers that travel, of one sender or (as leading axis of tensors) of several; the very tensor where they are all of it."""
@@ -66,10 +68,10 @@ class Values:
         return values
 
     def open(self, payload: Payload, frame: Frame) -> Tensor:
-        if self.type == "float32":
+        if self.lossless:
             return carried(payload, Tensor)
         short = carried(payload, Short)
-        values = (short.values.values() if isinstance(short.values, Quantised) else short.values).to(frame.dtype)
+        values = self.format.values(short.values).to(frame.dtype)
         if frame.reference is not None:
             values = frame.reference[: len(values)] + values
         return torch.cat([values, short.statistics])
@@ -84,9 +86,9 @@ class Values:
     def read(self, reader: Reader, frame: Frame) -> Tensor | Short:
         device = frame.mask.bits.device
         tensors = [reader.tensor(count, dtype).to(device) for count, dtype in self._shapes(frame)]
-        if self.type == "float32":
+        if self.lossless:
             return tensors[0]
-        return Short(tensors[0] if self.type == "float16" else Quantised(tensors[0], tensors[1], self._groups(frame)), tensors[-1])
+        return Short(self.format.of(tensors[:-1], self._groups(frame)), tensors[-1])
 
     def size(self, payload: Payload, frame: Frame) -> int:
         return self.most(frame)
@@ -105,12 +107,9 @@ class Values:
         if found != expected:
             yield failed(f"'{self.of}' has {found} where {expected} was asked for")
             return
-        tensors = [tensor for tensor in tensors if tensor.numel()]
-        yield from (finite(tensor, f"'{self.of}' is not finite") for tensor in tensors if tensor.is_floating_point())
-        if self.type == "int8" and expected[0] != ((0,), torch.int8):
-            reason = f"'{self.of}' has levels or scales that no quantiser gives"
-            yield at_least(-LEVELS, tensors[0], reason)
-            yield at_least(0, tensors[1], reason)
+        yield from (finite(tensor, f"'{self.of}' is not finite") for tensor in tensors if tensor.numel() and tensor.is_floating_point())
+        if not self.lossless and tensors[0].numel():
+            yield from self.format.checks(tensors[:-1], f"'{self.of}' has levels or scales that no quantiser gives")
 
     def charged(self, book: Book) -> float:
         if self.on == "scalars":
@@ -121,7 +120,7 @@ class Values:
             return VALUE_BYTES * sum(book.active)
         if self.on != "mask":
             return book.dense  # a tensor of all links counts as a whole model
-        return book.sparse(_BITS[self.type]) + VALUE_BYTES * (self._scales_charged(book) if self.type == "int8" else 0)
+        return book.sparse(self.format.bits) + VALUE_BYTES * (self._scales_charged(book) if self.format.scaled else 0)
 
     def _scales_charged(self, book: Book) -> float:
         """Scales of 8-bit values: of a vector's own the paper counts none."""
@@ -149,14 +148,9 @@ class Values:
     def _shapes(self, frame: Frame) -> list[tuple[int, torch.dtype]]:
         """(number, type) of the tensors that travel."""
         count = self._count(frame)
-        if self.type == "float32":
+        if self.lossless:
             return [(count, frame.dtype)]
-        kept = count - frame.statistics
-        if self.type == "float16":
-            return [(kept, torch.float16), (frame.statistics, frame.dtype)]
-        groups = self._groups(frame)
-        scales = blocks_of(kept) if groups is None else len(groups)
-        return [(kept, torch.int8), (scales, torch.float32), (frame.statistics, frame.dtype)]
+        return [*self.format.shapes(count - frame.statistics, self._groups(frame)), (frame.statistics, frame.dtype)]
 
     def _groups(self, frame: Frame) -> tuple[int, ...] | None:
         """Lengths of what shares a scale; None for blocks of one length."""
@@ -170,11 +164,10 @@ class Values:
         return tuple(length for entry in entries for length in _channels(entry))
 
     def _tensors(self, payload: Payload) -> list[Tensor]:
-        if self.type == "float32":
+        if self.lossless:
             return [carried(payload, Tensor)]
         short = carried(payload, Short)
-        values = [short.values.levels, short.values.scales] if isinstance(short.values, Quantised) else [short.values]
-        return [*values, short.statistics]
+        return [*self.format.tensors(short.values), short.statistics]
 
 
 def _channels(entry: Entry) -> list[int]:
