@@ -45,10 +45,10 @@ class OwnValues:
 Payload = Tensor | Selection | Short | OwnValues
 """What travels as one field."""
 Message = dict[str, Payload]
-Kind = TypeVar("Kind", Tensor, Selection, Short, OwnValues)
+PayloadKind = TypeVar("PayloadKind", Tensor, Selection, Short, OwnValues)
 
 
-def carried(payload: Payload, kind: type[Kind]) -> Kind:
+def carried(payload: Payload, kind: type[PayloadKind]) -> PayloadKind:
     """The payload of a field that carries this kind. Another is a mistake of ours: what others sent was checked before."""
     if not isinstance(payload, kind):
         raise TypeError(f"{type(payload).__name__} in a field that carries {kind.__name__}")
