@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedrts.errors import InputError, reason
+from fedrts.errors import InputError, note, reason
 from fedrts.sparse.mode import training
 from fedrts.tasks.crossentropy import linear_cross_entropy, rows_at_once
+from fedrts.tasks.measures import Meter, RightAnswers, labelled_rightly
+from fedrts.tasks.metrics import ACCURACY, LOSS, Metric, declaration, described, names
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+CountRight = Callable[[Tensor, Tensor], Tensor]
 
 
 Metrics = dict[str, float]
 
 
 class Task(Protocol):
-    """A loss for training and metrics for evaluation."""
+    """A loss for training and metrics for evaluation.
+
+    One that gives other metrics than `loss` and `accuracy` says which in its attribute `metrics`, names or `Metric`s. The first of them
+    that is not the loss is what it is judged by.
+    """
 
     def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
         """Mean loss of a batch of inputs `x` with targets `y`, the outputs divided by `temperature`.
@@ -31,13 +40,30 @@ class Task(Protocol):
         ...
 
     def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
-        """Metrics over all samples: `loss`, `accuracy` and, for language, `perplexity` and `perplexity_corpus`."""
+        """Metrics over all samples, by name: `loss`, and what `metrics` says."""
         ...
 
 
-def metric_names(task: Task) -> tuple[str, ...]:
+def declared(task: Task) -> tuple[Metric, ...]:
     """What a task's evaluation gives, in the order in which clients tell it."""
-    return getattr(task, "metrics", ("loss", "accuracy"))
+    given = getattr(task, "metrics", (ACCURACY,))
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InputError(f"the task's metrics are {given!r}: give a list of names, or of fedrts.tasks.metrics.Metric")
+    found = {metric.name: metric for metric in map(declaration, given)}
+    return tuple(found.values()) if LOSS.name in found else (LOSS, *found.values())
+
+
+def _beside_loss(task: Task) -> list[Metric]:
+    return [metric for metric in declared(task) if metric.name != LOSS.name]
+
+
+def evaluated(task: Task, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
+    """The metrics that a task gives; an `InputError` where one is no number."""
+    found = task.evaluate(module, x, y, batch_size)
+    for name, value in found.items():
+        if not isinstance(value, Real) or isinstance(value, bool):
+            raise InputError(f"the task's evaluate gives {value!r} for '{name}': give a number, such as float(…)")
+    return found
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -55,7 +81,7 @@ class Classification:
     """One label per sample, or any target that one's own `criterion` and `correct` understand."""
 
     criterion: Loss = cross_entropy
-    correct: Callable[[Tensor, Tensor], Tensor] | None = None
+    correct: CountRight | None = None
     """(output, target) → number (or share, summed) of correct answers in the batch; default: arg-max equals label."""
 
     def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
@@ -87,12 +113,69 @@ class Classification:
             )
 
 
-def labelled_rightly(output: Tensor, target: Tensor) -> Tensor:
-    """How many of the outputs `[m, classes]` are largest at the label `[m]`."""
-    if output.dim() != 2 or target.dim() != 1 or target.is_floating_point():
-        forms = f"outputs {list(output.shape)} and {str(target.dtype).removeprefix('torch.')} targets {list(target.shape)}"
-        raise InputError(f"what is a right answer among {forms}? give `correct(output, target)`, the number of them in a batch")
-    return (output.argmax(-1) == target).sum()
+@dataclass(frozen=True)
+class Prediction(Classification):
+    """Any targets, judged by metrics of all outputs and targets beside the loss.
+
+    `Prediction(F.mse_loss, metrics=("mae", "r2"))`; right answers count where `metrics` has "accuracy", by `correct` if that is given.
+    """
+
+    metrics: tuple[str | Metric, ...] = ()
+
+    def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
+        loss = 0.0
+        meters = {metric.name: self._meter(metric) for metric in _beside_loss(self)}
+        for inputs, targets in _batches(module, x, y, batch_size):
+            output = module(inputs)
+            loss += float(self.criterion(output, targets)) * len(inputs)
+            for name, meter in meters.items():
+                with _measuring(name, output, targets):
+                    meter.update(output, targets)
+        found = {LOSS.name: loss / len(x)}
+        for name, meter in meters.items():
+            with _measuring(name):
+                found[name] = float(meter.compute())
+        return found
+
+    def _meter(self, metric: Metric) -> Meter:
+        return RightAnswers(self.correct) if metric.name == ACCURACY.name and self.correct is not None else metric()
+
+    def check_count(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
+        if ACCURACY.name in {metric.name for metric in declared(self)}:
+            super().check_count(module, x, y)
+
+
+@contextmanager
+def _measuring(metric: str, *seen: Tensor) -> Iterator[None]:
+    """An error inside is one line that says which metric could not be measured."""
+    try:
+        yield
+    except Exception as error:  # whatever a user's own metric raises
+        forms = " of outputs {} and targets {}".format(*(list(part.shape) for part in seen)) if seen else ""
+        raise InputError(f"the metric '{metric}'{forms} cannot be measured: {reason(error)}") from error
+
+
+def predicting(criterion: Loss | None, correct: CountRight | None, metrics: Sequence[str | Metric], labels: bool) -> Task:
+    """The task of a loss and metrics: right answers count where somebody says what they are, or targets are `labels`."""
+    options = {name: value for name, value in (("criterion", criterion), ("correct", correct)) if value is not None}
+    counted = correct is not None or labels
+    if not counted and not metrics:
+        note("targets are no labels, and neither `correct` nor `metrics` says how to judge the model: it is judged by its loss")
+    return judged_by(Classification(**options) if counted else Prediction(**options), metrics)
+
+
+def judged_by(task: Task, more: Sequence[str | Metric]) -> Task:
+    """A task that gives `more` metrics; accuracy leads them where it has one, unless they name it in another place."""
+    wanted = tuple(map(declaration, more))
+    if not wanted:
+        return task
+    if not isinstance(task, Classification):
+        raise InputError(f"the task {type(task).__name__} brings its own metrics: let its evaluate give {', '.join(m.name for m in wanted)}")
+    for metric in wanted:
+        metric()  # an error where it cannot be measured
+    named = {metric.name for metric in wanted}
+    own = tuple(metric for metric in _beside_loss(task) if metric.name not in named)
+    return Prediction(task.criterion, task.correct, (*own, *wanted))
 
 
 def check(task: Task, module: nn.Module, x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> None:
@@ -102,13 +185,23 @@ def check(task: Task, module: nn.Module, x: Tensor, y: Tensor, test_x: Tensor, t
             loss = task.loss(module, x, y)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise InputError(f"the loss must be a tensor with one number, the mean over a batch; it gave {loss!r}")
-        metrics = task.evaluate(module, test_x, test_y, len(test_x))
+        found = evaluated(task, module, test_x, test_y, len(test_x))
     except InputError:
         raise
     except Exception as error:  # whatever a user's own code raises
         raise InputError(f"the model, its loss and these targets do not go together: {reason(error)}") from error
-    if missing := {"loss", "accuracy"} - metrics.keys():
-        raise InputError(f"the task's evaluate gives no {' and no '.join(sorted(missing))}: both are needed")
+    if missing := [metric.name for metric in declared(task) if metric.name not in found]:
+        raise InputError(
+            f"the task's evaluate gives no {' and no '.join(missing)}: it needs a loss, and the metrics that the task's `metrics` names "
+            '(without such an attribute "accuracy")'
+        )
+    own = {metric.name for metric in declared(task)}
+    for metric in described(declared(task), found):
+        if metric.name not in {*own, *names()}:
+            note(
+                f"the task's evaluate gives '{metric.name}', which nothing declares: it is taken for a plain number of which more is better; "
+                "the task's `metrics` may have a fedrts.tasks.metrics.Metric for it"
+            )
 
 
 @runtime_checkable
