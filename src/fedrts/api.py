@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from fedrts import config
 from fedrts.client import schedules
 from fedrts.client.privacy import Repeatable
 from fedrts.config import Experiment
+from fedrts.data.contract import is_label
 from fedrts.data.own import federate
 from fedrts.data.partition import SITES
 from fedrts.engines.kinds import kind
@@ -38,7 +39,8 @@ from fedrts.server.phases import phase
 from fedrts.server.reducers import check_reducer
 from fedrts.server.rounds import Played
 from fedrts.sparse.layout import Prunable
-from fedrts.tasks import Classification, Loss, Task
+from fedrts.tasks import Classification, CountRight, Loss, Task, predicting
+from fedrts.tasks.metrics import Metric, leading, of_run
 from fedrts.wire.fields import Frame
 
 if TYPE_CHECKING:
@@ -65,7 +67,9 @@ class Result:
         s = self.summary
         sent = f"{megabytes(s['upload_bytes'] + s['download_bytes'])} sent ({s['comm_ratio']:.3f} of dense averaging)"
         what = f"{s['method']} on {s['data']}, {s['model']}, seed {s['seed']}"
-        return f"<fedrts.Result: {what}: accuracy {s['accuracy']:.4f} after {s['rounds']} rounds, density {s['density']:.3f}, {sent}>"
+        metric = of_run(s)[0]
+        value = "–" if s[metric.name] is None else metric.text(s[metric.name])
+        return f"<fedrts.Result: {what}: {metric.name} {value} after {s['rounds']} rounds, density {s['density']:.3f}, {sent}>"
 
     def frame(self) -> Any:
         """The history as a pandas DataFrame, a row a round: `result.frame().plot(x="round", y="accuracy")`."""
@@ -168,7 +172,8 @@ def train(
     method: Method | str | None = None,
     rounds: int,
     loss: Loss | None = None,
-    correct: Callable[[Tensor, Tensor], Tensor] | None = None,
+    correct: CountRight | None = None,
+    metrics: Sequence[str | Metric] = (),
     task: Task | None = None,
     prunable: Prunable | None = None,
     out: str | Path | None = None,
@@ -179,9 +184,10 @@ def train(
     """Train your own model on your own clients' data.
 
     `clients` and `test` are map-style datasets of (input, target); `loss(output, target)` is a batch's mean loss (default
-    cross-entropy) and `correct(output, target)` the number of right answers in it; `task` replaces both. `prunable(name,
-    parameter)` replaces the rule of what may be pruned. Other keywords are those of `run` (`lr`, `epochs`, `dropout`,
-    `topology={…}`).
+    cross-entropy) and `correct(output, target)` the number of right answers in it. `metrics` are names (`["mae", "r2"]`) or your own
+    `fedrts.tasks.metrics.Metric`s: without accuracy the first of them leads, without any the loss. `task` replaces all three.
+    `prunable(name, parameter)` replaces the rule of what may be pruned. Other keywords are those of `run` (`lr`, `epochs`,
+    `dropout`, `topology={…}`).
     With `out` a run folder is written; `resume=True` continues it after an interruption, or for more `rounds`. The model is trained in
     place: to compare, give every call one of its own.
     """
@@ -192,8 +198,10 @@ def train(
         raise InputError(f"model is {model!r}: give a torch.nn.Module (models by name are for fedrts.run)")
     if keywords.get("data", config.CUSTOM) != config.CUSTOM:
         raise InputError(f"data = {keywords['data']!r} is for fedrts.run: fedrts.train trains on the datasets in `clients`; leave it out")
-    if task is not None and (loss or correct) is not None:
-        raise InputError("task brings its own loss and metrics: give either a task, or loss and correct")
+    if task is not None and ((loss or correct) is not None or metrics):
+        raise InputError("task brings its own loss and metrics: give either a task, or loss, correct and metrics")
+    if isinstance(metrics, str) or not isinstance(metrics, Sequence):
+        raise InputError(f"metrics is {metrics!r}: give a list of names, or of fedrts.tasks.metrics.Metric")
     chosen, options = config.from_method(method, keywords)
     given = config.from_keywords({**keywords, "rounds": rounds, **chosen})
     federation = {"total": len(clients), "per_round": min(10, len(clients)), "min_size": 1}
@@ -208,7 +216,10 @@ def train(
         more = _prolonged(folder, planned, rounds)
         base = config.merged(base, more)
     resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
-    held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
+    held, rows = federate(clients, test, task or Classification())
+    if task is None:
+        further = metrics or resolved.eval.metrics
+        held = replace(held, task=predicting(loss, correct, further, is_label(held.y)))
     assembled = put_together(resolved, model, held, rows, prunable, try_task=True, noise=Repeatable)
     check_uploads(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
     kind(assembled.experiment.engine.name).require()
@@ -342,6 +353,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         "engine": plan.engine.label,
         "bytes": sum(line["upload_bytes"] + line["download_bytes"] for line in history),
         "missing": sum(len(line["rejected"]) for line in history),
+        "metric": leading(plan.metrics),
     }
     observer.started(experiment, facts, max(first, 0))
     try:

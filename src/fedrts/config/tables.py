@@ -16,7 +16,13 @@ from fedrts.engines.settings import EngineSettings
 from fedrts.server.guard import QUORUM, Guard
 from fedrts.server.optimizer import ServerOptimizer, optimizers
 from fedrts.tables import Named, Number, Table
+from fedrts.tasks.metrics import metrics as all_metrics
 from fedrts.wire.value_types import ValueType
+
+
+def _words(given: object) -> object:
+    """A list of words, where they were given with commas between them."""
+    return [word.strip() for word in given.split(",") if word.strip()] if isinstance(given, str) else given
 
 
 class Clients(Table):
@@ -84,6 +90,14 @@ class Eval(Table):
     every: int = Field(5, ge=1, description="rounds between two evaluations; the last ten rounds always are")
     batch_size: int = Field(512, ge=1, description="samples per forward pass; does not change results beyond rounding")
     fairness: bool = Field(True, description="at the end, judge the model by class and by client (fairness.json)")
+    metrics: list[Annotated[str, Named(all_metrics)]] = Field(
+        default_factory=list, description="more metrics, a list or separated by commas: names, or import paths of one's own"
+    )
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _listed(cls, names: object) -> object:
+        return _words(names)
 
 
 class Wire(Table):
@@ -135,7 +149,7 @@ class Experiment(Table):
     @field_validator("tags", mode="before")
     @classmethod
     def _listed(cls, tags: object) -> object:
-        return [tag.strip() for tag in tags.split(",") if tag.strip()] if isinstance(tags, str) else tags
+        return _words(tags)
 
     @field_validator("device")
     @classmethod

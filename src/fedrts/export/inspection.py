@@ -14,9 +14,10 @@ from fedrts.errors import InputError
 from fedrts.export.onnx import onnx_bytes
 from fedrts.files import write_atomically
 from fedrts.runs import checkpoint
-from fedrts.runs.build import assemble
+from fedrts.runs.build import assemble, with_metrics
 from fedrts.runs.folder import RunFolder, Trust, check_saved, resume_command
 from fedrts.tasks import Metrics
+from fedrts.tasks.metrics import of_run
 
 _CHECKED = 16
 """Test samples on which an ONNX file must agree with the model."""
@@ -34,8 +35,10 @@ def inspect_run(path: Path) -> dict[str, Any]:
     unfinished = "running" if folder.is_running else f"unfinished; continue with: {resume_command(path, settings)}"
     content["state"] = "finished" if summary else unfinished
     content["rounds_played"] = sum(line["round"] >= 0 for line in history)
-    source = summary or next((line for line in reversed(history) if line["accuracy"] is not None), {})
-    for name in ("density", "accuracy", "accuracy_last10", "perplexity", "comm_ratio"):
+    metrics = of_run(summary, history)
+    source = summary or next((line for line in reversed(history) if line.get(metrics[0].name) is not None), {})
+    shown = [key for metric in metrics if metric.told or metric is metrics[0] for key in (metric.name, f"{metric.name}_last10")]
+    for name in ("density", *shown, "comm_ratio"):
         if source.get(name) is not None:
             content[name] = source[name]
     for way in ("upload_bytes", "download_bytes"):
@@ -59,7 +62,7 @@ def evaluate_run(path: Path, data_name: str | None = None, data_dir: Path | None
     model = api.load(path, data_dir=data_dir, trust=trust)
     with RunFolder(path).trusted(trust):
         experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
-        held = None if data_name else data.load(experiment.data, experiment.data_options, data_dir)
+        held = None if data_name else with_metrics(data.load(experiment.data, experiment.data_options, data_dir), experiment)
     if held is None:  # the user's own word
         held = data.load(str(data_name), {}, data_dir)
     if not len(held.test_y):

@@ -38,7 +38,7 @@ from fedrts.sparse.layout import Layout, Prunable
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.mode import training
 from fedrts.sparse.schedule import Schedule
-from fedrts.tasks import Classification, check, cross_entropy, metric_names, smoothed
+from fedrts.tasks import Classification, check, cross_entropy, declared, judged_by, smoothed
 
 _TRIED = 64
 """Test samples on which one's own count of right answers is tried."""
@@ -121,7 +121,7 @@ def put_together(
     device = torch.device(experiment.device)
     method = config.make_method(experiment)
     module = _started(experiment, method, module).to(device)
-    held = held.to(device)
+    held = with_metrics(held, experiment).to(device)
     if experiment.train.smoothing:
         held = replace(held, task=smoothed(held.task, experiment.train.smoothing))
     layout = layout_of(experiment, module, prunable)
@@ -169,9 +169,14 @@ def put_together(
         value_type=e.wire.value_type,
         dropout=e.clients.dropout,
         optimizer=_server_optimizer(e),
-        metrics=metric_names(held.task),
+        metrics=declared(held.task),
     )
     return Assembled(experiment, method, module, layout, setup, plan, held, rows, training, bench)
+
+
+def with_metrics(held: Data, experiment: Experiment) -> Data:
+    """Data whose task gives the experiment's further metrics too."""
+    return replace(held, task=judged_by(held.task, experiment.eval.metrics)) if experiment.eval.metrics else held
 
 
 def _server_optimizer(experiment: Experiment) -> ServerOptimizer:

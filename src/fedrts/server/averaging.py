@@ -1,7 +1,7 @@
 """The average of late models: one more vector at the server. Clients never see it, so it costs no byte.
 
-    tail: the mean of the models after each of the last rounds
-    ema:  A ← A + (1 − decay)·(W − A) after every round, from the first model on
+tail: the mean of the models after each of the last rounds
+ema:  A ← A + (1 − decay)·(W − A) after every round, from the first model on
 """
 
 from __future__ import annotations
