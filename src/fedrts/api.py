@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ from fedrts.runs.fairness import judged
 from fedrts.runs.folder import RunFolder, Trust, check_finite, check_saved, check_versions, resume_command
 from fedrts.runs.summary import describe_clients, describe_privacy, summarise
 from fedrts.server import rounds as loop
+from fedrts.server.averaging import average_of
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.phases import phase
 from fedrts.server.reducers import check_reducer
@@ -61,6 +63,8 @@ class Result:
     summary: dict[str, Any]
     state: State
     """The server's state: flat weights, mask, and the method's own memory."""
+    average: nn.Module | None = None
+    """The average of late models (`train.average`), where there is one."""
 
     def __repr__(self) -> str:
         """A line for a notebook; the fields hold the rest."""
@@ -234,19 +238,22 @@ def load(
     prunable: Prunable | None = None,
     data_dir: str | Path | None = None,
     *,
+    average: bool = False,
     trust: Trust = False,
 ) -> nn.Module:
     """The model of a run folder: of a finished run its result, of an interrupted one its newest checkpoint.
+
+    `average`: the average of its late models (`train.average`) instead of the last one.
 
     A model (and a rule of what may be pruned) that was given in Python must be given again. Code that the folder names by import
     path runs only if you `trust` it: True, or a list of paths such as `["my_package.nets:net"]`.
     """
     folder = RunFolder(path)
     with folder.trusted(trust):
-        return _load(folder, model, prunable, data_dir)
+        return _load(folder, model, prunable, data_dir, average)
 
 
-def _load(folder: RunFolder, model: nn.Module | None, prunable: Prunable | None, data_dir: str | Path | None) -> nn.Module:
+def _load(folder: RunFolder, model: nn.Module | None, prunable: Prunable | None, data_dir: str | Path | None, average: bool) -> nn.Module:
     resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
     if model is not None:
         model = config.make_method(resolved).prepare(model)  # as it was trained: a method may have replaced parts of it
@@ -255,17 +262,17 @@ def _load(folder: RunFolder, model: nn.Module | None, prunable: Prunable | None,
     else:
         model = assemble(resolved, data_dir).module
     try:
-        model.load_state_dict(state_dict(folder, model, prunable), strict=True)
+        model.load_state_dict(state_dict(folder, model, prunable, average), strict=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise InputError(f"the run in {folder.path} has another model: {reason[:200]}") from error
     return model.eval()
 
 
-def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None = None) -> dict[str, Tensor]:
-    """The named tensors of a run: model.safetensors, or the newest checkpoint's."""
-    if (folder.path / "model.safetensors").exists():
-        return folder.read_tensors("model.safetensors")
+def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None = None, average: bool = False) -> dict[str, Tensor]:
+    """The named tensors of a run: model.safetensors (average.safetensors), or the newest checkpoint's."""
+    if (final := folder.final_tensors(average)) is not None:
+        return final
     saved = checkpoint.load(folder.path / "checkpoint", check=check_saved)
     if saved is None:
         first = resume_command(folder.path, config.from_file(folder.experiment_file()))
@@ -276,7 +283,10 @@ def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None =
         raise InputError(f"the run in {folder.path} has another model, or another rule of what may be pruned: give the same ones")
     if (saved.state.mask.sizes, len(saved.state.weights)) != (layout.sizes, layout.length):
         raise InputError(f"the newest checkpoint in {folder.path} is damaged: its tensors are not the model's; delete it")
-    tensors = layout.state_dict(saved.state.weights)
+    state = average_of(saved.state) if average else saved.state
+    if state is None:
+        raise InputError(f"{folder.path} has no average of models (yet): take its model, or set train.average in a new run")
+    tensors = layout.state_dict(state.weights)
     check_finite(tensors, f"the newest checkpoint in {folder.path}")
     return tensors
 
@@ -366,10 +376,11 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
             observer.played(played.record)
         judging(observer, 0, 1)
         summary = summarise(run, state, ledger, history)
-        masks = run.layout.by_name(state.mask.bits)
+        masks, late = run.layout.by_name(state.mask.bits), average_of(state)
         run.layout.bind(run.module, state.weights.clone())
         if folder is not None:
-            summary["digests"] = folder.write_model(run.layout.state_dict(state.weights), masks)
+            named = None if late is None else run.layout.state_dict(late.weights)
+            summary["digests"] = folder.write_model(run.layout.state_dict(state.weights), masks, named)
             if run.bench.protection.on:
                 folder.write_json("privacy.json", describe_privacy(run, ledger))
             if experiment.eval.fairness and experiment.clients.partition != SITES:
@@ -378,7 +389,11 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         observer.finished(summary)
     finally:
         observer.stopped()
-    return Result(run.module.eval(), masks, history, summary, state)
+    average = None
+    if late is not None:
+        average = copy.deepcopy(run.module)
+        run.layout.bind(average, late.weights.clone())
+    return Result(run.module.eval(), masks, history, summary, state, average and average.eval())
 
 
 def _write_round(folder: RunFolder, played: Played, run: Assembled, ledger: ClientRecords, pace: Pace) -> None:

@@ -13,6 +13,7 @@ from fedrts.client.privacy import Protection
 from fedrts.client.training import LocalTraining
 from fedrts.data.partition import SITES, Partition
 from fedrts.engines.settings import EngineSettings
+from fedrts.server.averaging import AverageName, LateAverage
 from fedrts.server.guard import QUORUM, Guard
 from fedrts.server.optimizer import ServerOptimizer, optimizers
 from fedrts.tables import Named, Number, Table
@@ -56,6 +57,11 @@ class Training(LocalTraining):
     server_momentum: Number = Field(ServerOptimizer.momentum, ge=0, lt=1, description="β of momentum, β_1 of adam")
     server_beta2: Number = Field(ServerOptimizer.beta2, ge=0, lt=1, description="β_2 of adam")
     server_tau: Number = Field(ServerOptimizer.tau, gt=0, description="τ of adam: how far its steps adapt")
+    average: AverageName = Field(
+        LateAverage.name, description="average of late models beside the last one: tail (mean of the last rounds) or ema (it fades)"
+    )
+    average_share: Number = Field(LateAverage.share, gt=0, le=1, description="of the rounds, the last ones: those of the tail")
+    average_decay: Number = Field(LateAverage.decay, ge=0, lt=1, description="of ema, a round")
 
 
 class Topology(Table):

@@ -30,6 +30,7 @@ from fedrts.registry import import_path
 from fedrts.runs.initial_weights import load_weights
 from fedrts.runs.likeness import likeness
 from fedrts.server import optimizer
+from fedrts.server.averaging import LateAverage
 from fedrts.server.optimizer import ServerOptimizer
 from fedrts.server.rounds import Plan
 from fedrts.sparse import random
@@ -169,6 +170,7 @@ def put_together(
         value_type=e.wire.value_type,
         dropout=e.clients.dropout,
         optimizer=_server_optimizer(e),
+        average=LateAverage(t.average, training.schedule_rounds or e.rounds, t.average_share, t.average_decay),
         metrics=declared(held.task),
     )
     return Assembled(experiment, method, module, layout, setup, plan, held, rows, training, bench)

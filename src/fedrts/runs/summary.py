@@ -90,6 +90,7 @@ def summarise(run: Assembled, state: State, ledger: ClientRecords, history: Sequ
         "rejected_replies": sum(entry["reason"] not in EXCUSED for line in history for entry in line["rejected"]),
         "version": fedrts.__version__,
         **known,
+        **{key: value for key, value in (history[-1] if history else {}).items() if key.startswith("average_")},
         **({"metrics": told} if (told := told_of(declared)) else {}),
         **({"federated": federated} if federated else {}),
         **({"given": describe_given(run)} if experiment.data == CUSTOM else {}),

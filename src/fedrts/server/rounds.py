@@ -17,6 +17,7 @@ from fedrts.methods.base import Method
 from fedrts.methods.contract import Exchange, Round, State
 from fedrts.server.aggregate import Sums
 from fedrts.server.assessment import assess
+from fedrts.server.averaging import LateAverage, average_of
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.collect import DROPPED, EXCUSED, LATE, LATE_AGAIN, Question, add_up
 from fedrts.server.engine import Adding, Engine, Remote
@@ -54,6 +55,7 @@ class Plan:
     value_type: ValueType = "float32"
     dropout: float = 0.0
     optimizer: ServerOptimizer = field(default_factory=Averaging)
+    average: LateAverage = field(default_factory=LateAverage)
     metrics: tuple[Metric, ...] = ()
     """What evaluations give, and clients tell of a model that they judge."""
     held_out: Mapping[int, int] = field(default_factory=dict)
@@ -140,7 +142,7 @@ class Record:
         for name in own:
             setattr(self, name, found[name])
         for metric in followed(described(declared, found)):
-            for name in (metric.name, f"valid_{metric.name}"):
+            for name in (metric.name, f"valid_{metric.name}", f"average_{metric.name}", f"average_valid_{metric.name}"):
                 if name in found and name not in own:
                     self.metrics[name] = _finite(name, found[name])
 
@@ -214,6 +216,8 @@ def play_round(plan: Plan, before: State, index: int, ledger: ClientRecords | No
             if plan.held_out:
                 record.federated = assess(plan, state, index, ledger)
                 metrics = {**record.federated["mean"], **metrics}  # the coordinator's own test set, where it has one
+            if index == plan.rounds - 1 and (late := average_of(state)) is not None:
+                metrics = {**metrics, **{f"average_{name}": value for name, value in plan.engine.evaluate(late).items()}}
         record.evaluated(plan.metrics, metrics)
     record.seconds = time.perf_counter() - started
     return Played(state, record, describe(plan, before, state, index) if record.outer else None)
@@ -242,7 +246,9 @@ def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: Client
         clients = list(record.clients)
         with phase("update"):
             state = updated(plan, state, order, sums)
-    return plan.optimizer.step(before, state, plan.layout.parameters) if index >= 0 else state
+    if index < 0:
+        return state
+    return plan.average.enter(before, plan.optimizer.step(before, state, plan.layout.parameters), index)
 
 
 def _not_asked(plan: Plan, index: int, ledger: ClientRecords, record: Record) -> set[int]:
