@@ -28,6 +28,9 @@ class LocalOptimizer(ABC):
     takes: ClassVar[frozenset[str]] = frozenset()
     """Which of the options `momentum` and `amsgrad` it goes by; a weight decay suits all."""
 
+    usual_rate: ClassVar[float | None] = None
+    """The rate where the user names this optimiser and no rate; None: the recipe's, which is for plain descent."""
+
     momentum: float = 0.0
     weight_decay: float = 0.0
     amsgrad: bool = False
@@ -75,6 +78,7 @@ class Adam(LocalOptimizer):
     """Along the mean gradient, divided by its size of late (Kingma and Ba, 2015); AMSGrad with `amsgrad`."""
 
     takes = frozenset({"amsgrad"})
+    usual_rate = 0.001
 
     @property
     def remembers(self) -> tuple[str, ...]:

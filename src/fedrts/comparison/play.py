@@ -18,7 +18,7 @@ from fedrts.errors import InputError, Note, reason
 from fedrts.runs.folder import RunFolder
 from fedrts.server.rounds import Record
 
-_MAY_DIFFER = ("out", "engine.", "device")
+_MAY_DIFFER = ("out", "recipe", "engine.", "device")
 """Beginnings of keys of a run that were decided, or chosen elsewhere, when it began."""
 
 

@@ -11,6 +11,7 @@ from fedrts import data, methods, models
 from fedrts.client import optimizers, schedules
 from fedrts.client.training import LocalTraining
 from fedrts.config.foreign import foreign
+from fedrts.config.general import GENERAL
 from fedrts.config.tables import Clients, Experiment
 from fedrts.config.tree import Tree, flat, merged, nested
 from fedrts.config.validation import check_options, validated
@@ -30,7 +31,7 @@ def resolve(*layers: Tree) -> Experiment:
     given = combined(*layers)
     name = given.get("data", data.DEFAULT)
     recipe = data.recipe(name) if isinstance(name, str) and name != CUSTOM else Recipe()
-    settings = merged(recipe.settings, given)
+    settings = merged(_recipe(recipe, given), given)
     _fit_per_round(settings, given)
     experiment = validated(Experiment, settings)
     if method_class(experiment.method).dense and given.get("density", 1.0) != 1.0:
@@ -38,6 +39,23 @@ def resolve(*layers: Tree) -> Experiment:
     if experiment.model == "auto":
         experiment = experiment.model_copy(update={"model": recipe.model})
     return complete(experiment)
+
+
+def _recipe(recipe: Recipe, given: Tree) -> Tree:
+    """The settings under which a model learns this data, of the recipe that is asked for."""
+    if given.get("recipe", Experiment.model_fields["recipe"].default) == "paper":
+        return recipe.settings
+    model = given.get("model", "auto")
+    own = recipe.tuned.get(recipe.model if model == "auto" else str(model), {})
+    return merged(merged(merged(GENERAL, recipe.settings), own), _usual_rate(given))
+
+
+def _usual_rate(given: Tree) -> Tree:
+    """The rate that goes with an optimiser that the user chose: recipes have one for plain descent."""
+    train = given.get("train", {})
+    named = train.get("optimizer") if isinstance(train, Mapping) else None
+    rate = optimizers.get(named).usual_rate if isinstance(named, str) else None
+    return {} if rate is None else {"train": {"lr": rate}}
 
 
 def combined(*layers: Tree) -> dict[str, Any]:

@@ -84,7 +84,13 @@ def from_file(path: str | Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the experiment file '{path}': {getattr(error, 'strerror', None) or error}") from error
     settings = parsed_toml(text, path)
-    settings.pop("versions", None)  # a resolved file says what made it
+    return written_out(settings)
+
+
+def written_out(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a file; one that a run wrote says by which versions, and before there were recipes it meant the paper's."""
+    if settings.pop("versions", None) is not None:
+        settings.setdefault("recipe", "paper")
     return settings
 
 

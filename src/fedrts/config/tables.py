@@ -134,6 +134,9 @@ class Experiment(Table):
     data: str = Field(data.DEFAULT, description="a name from `fedrts data`, folder:PATH, npz:PATH, or an import path pkg.module:name")
     density: Number = Field(0.2, gt=0, le=1, description="share of the parameters that stay active (d')")
     rounds: int = Field(500, ge=1, description="rounds of training (T_max)")
+    recipe: Literal["tuned", "paper"] = Field(
+        "tuned", description="defaults of what is not set: what measurements support for the data and the model, or the published setting"
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
     init: str | None = Field(None, description="safetensors file of weights to start from; default: random ones")
     tags: list[str] = Field(default_factory=list, description="words of your own, a list or separated by commas: the report shows them")

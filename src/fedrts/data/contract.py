@@ -183,3 +183,6 @@ class Recipe:
 
     model: str = "mlp"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    """What both recipes have: the published setting, where there is one."""
+    tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By model, what measurements support beyond that (`recipe = "tuned"`); never for a method."""

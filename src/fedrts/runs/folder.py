@@ -31,7 +31,7 @@ from fedrts.server.averaging import average_of
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import Guard
 
-_NOT_COMPARED = {"out", "tags", "checkpoint.every", "eval.fairness"} | {
+_NOT_COMPARED = {"out", "tags", "recipe", "checkpoint.every", "eval.fairness"} | {
     f"guard.{key}" for key in ("quorum", "attempts", "over_select", "deadline", "strikes")
 }
 

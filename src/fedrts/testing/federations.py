@@ -43,6 +43,7 @@ def toy(method: str = "fedrts", model: str = "mlp", **keywords: Any) -> Assemble
     """Assemble a small run: `toy("fedrts", "cnn", rounds=5, …)`."""
     name, options = TOYS[model]
     base = {
+        "recipe": "paper",
         "method": method,
         "model": model,
         "data": name,
