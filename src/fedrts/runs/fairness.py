@@ -18,7 +18,8 @@ from fedrts.data.contract import Data, has_classes
 from fedrts.engines.threads import threads_for
 from fedrts.runs.build import Assembled
 from fedrts.sparse.mode import training
-from fedrts.tasks import Classification, Metrics, labelled_rightly
+from fedrts.tasks import Classification, Metrics
+from fedrts.tasks.measures import labelled_rightly
 
 TellProgress = Callable[[int, int], None]
 

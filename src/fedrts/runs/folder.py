@@ -318,6 +318,7 @@ class RunFolder:
             return None
         summary: dict[str, Any] = _parsed(file, self._bytes(file.name))
         file_schema.check(file_schema.Summary, summary, str(file))
+        file_schema.check_metrics(summary.get("metrics", {}), [summary], str(file))
         return summary
 
     def _read_log(self, name: str, line: type[file_schema.Part]) -> list[dict[str, Any]]:

@@ -34,7 +34,9 @@ def assess(plan: Plan, state: State, index: int, ledger: ClientRecords) -> dict[
     A client whose answer is late or cannot be is left out and named; nothing else becomes of it.
     """
     number = len(plan.exchanges(plan.round(index, state.mask)))
-    order = Order.of(assessment(plan.metric_names), plan.round(index, state.mask, number), plan.layout, state, plan.key(index, "assessment"))
+    order = Order.of(
+        assessment(plan.metric_names), plan.round(index, state.mask, number), plan.layout, state, plan.key(index, "assessment")
+    )
     absent = ledger.strikes.quarantined | ledger.lateness.resting(index) | ledger.departed.keys()
     clients = sorted(plan.held_out.keys() - absent)
     order, size = addressed(order, clients, ledger.traffic)

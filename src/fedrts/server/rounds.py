@@ -127,7 +127,13 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         line = {key: value for key, value in asdict(self).items() if value is not None or key not in ("valid_accuracy", "federated")}
-        return line | line.pop("metrics")
+        further: dict[str, float | None] = line.pop("metrics")
+        return line | further
+
+    @property
+    def metric_keys(self) -> tuple[str, ...]:
+        """The keys of its line that say how good the model is."""
+        return (*_METRIC_FIELDS, *self.metrics)
 
     def value(self, metric: Metric) -> float | None:
         """A metric on the test set; None where it was not evaluated."""

@@ -115,7 +115,9 @@ def beside(output: Tensor, target: Tensor) -> Tensor:
     if output.dim() == target.dim() + 1 and output.shape[-1] == 1:
         output = output.squeeze(-1)
     if output.shape != target.shape:
-        raise InputError(f"outputs {list(output.shape)} and targets {list(target.shape)} differ in form: a difference needs one number each")
+        raise InputError(
+            f"outputs {list(output.shape)} and targets {list(target.shape)} differ in form: a difference needs one number each"
+        )
     return output
 
 

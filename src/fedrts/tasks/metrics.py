@@ -26,10 +26,11 @@ from fedrts.tasks.measures import AllRows, Explained, Judgement, MacroF1, MeanEr
 MetricFormat = Literal["number", "percent"]
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _DERIVED = re.compile(r"^(valid|best|expected)_|_last10$")
-TAKEN = frozenset(
-    "round outer clients rejected density links_changed upload_bytes download_bytes flops seconds federated metrics method data model seed "
-    "rounds density_target comm_ratio paper_comm_mb samples_per_second rejected_replies version given digests cell client samples".split()
-)
+TAKEN = {
+    *("round", "outer", "clients", "rejected", "density", "links_changed", "upload_bytes", "download_bytes", "flops", "seconds"),
+    *("federated", "metrics", "method", "data", "model", "seed", "rounds", "density_target", "comm_ratio", "paper_comm_mb"),
+    *("samples_per_second", "rejected_replies", "version", "given", "digests", "cell", "client", "samples"),
+}
 """Keys of a run's lines and of its summary that are no metrics."""
 
 
@@ -58,12 +59,12 @@ class Metric:
     told: bool = True
     """Is it said where there is room for a few numbers?"""
     leads_reports: bool = False
-    """In a report it goes before the metric that leads its task."""
+    """In a report it takes the place of the metric that leads its task, and has the charts to itself."""
 
     def __post_init__(self) -> None:
         if not _may_be_named(self.name):
             raise InputError(
-                f"a metric cannot have the name '{self.name}': choose one of small letters, digits and _ that no other key of a run's files has"
+                f"a metric cannot have the name '{self.name}': choose small letters, digits and _, and no other key of a run's files"
             )
 
     def __call__(self) -> Meter:
@@ -85,9 +86,6 @@ class Metric:
         fixed = f"{value:{sign}.{places if decimals is None else decimals}f}"
         unreadable = not share and (abs(value) >= 1e5 or (value != 0 and float(fixed) == 0))
         return f"{value:{sign}.4g}" if unreadable else fixed
-
-    def is_better(self, value: float, other: float) -> bool:
-        return value < other if self.lower_is_better else value > other
 
     def impossible(self, value: float) -> str | None:
         """Why nobody can have measured this; None if somebody can."""
@@ -127,16 +125,14 @@ def metric(label: str, *, lower_is_better: bool, format: MetricFormat = "number"
     return made
 
 
+_OVER_TOKENS = "perplexity over all tokens"
+
 ACCURACY = register(Metric("accuracy", "accuracy", False, "percent", partial(RightAnswers, labelled_rightly)))
 PERPLEXITY = register(
     Metric("perplexity", "perplexity", True, words="perplexity, mean over stories", decimals=2, followed=False, leads_reports=True)
 )
 LOSS = register(Metric("loss", "loss", True, words="test loss", decimals=4, followed=False, told=False))
-PERPLEXITY_CORPUS = register(
-    Metric(
-        *("perplexity_corpus", "perplexity over all tokens", True), words="perplexity over all tokens", decimals=2, followed=False, told=False
-    )
-)
+PERPLEXITY_CORPUS = register(Metric("perplexity_corpus", _OVER_TOKENS, True, words=_OVER_TOKENS, decimals=2, followed=False, told=False))
 _EARLIER = (ACCURACY, PERPLEXITY, LOSS, PERPLEXITY_CORPUS)
 """Those of runs whose summaries say nothing of their metrics, the leading one first."""
 
@@ -144,8 +140,8 @@ register(Metric("mae", "mean absolute error", True, meter=partial(MeanError, tor
 register(Metric("mse", "mean squared error", True, meter=partial(MeanError, torch.square)))
 register(Metric("rmse", "root mean squared error", True, meter=partial(MeanError, torch.square, math.sqrt)))
 register(Metric("r2", "R²", False, meter=Explained))
-register(Metric("f1", "F1", False, "percent", MacroF1, words="F1, mean over classes"))
-register(Metric("auroc", "AUROC", False, "percent", partial(AllRows, area_under_roc), words="area under the ROC curve"))
+register(Metric("f1", "F1", False, "percent", MacroF1))
+register(Metric("auroc", "AUROC", False, "percent", partial(AllRows, area_under_roc)))
 
 
 def declaration(entry: object) -> Metric:
