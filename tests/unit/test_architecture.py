@@ -17,6 +17,7 @@ from fedrts import methods
 from fedrts.engines.kinds import KINDS, EngineKind, kind
 from fedrts.engines.settings import EngineName
 from fedrts.server import optimizer, reducers
+from fedrts.tasks import metrics
 from fedrts.wire.value_types import FORMATS, ValueType
 
 SOURCE = Path(fedrts.__file__).parent
@@ -151,6 +152,7 @@ LISTS = {
     "engine": Listed(set(get_args(EngineName)), ENGINE_FILES, r"(engine|asked|settings|found)\.name", frozenset({"auto"})),
     "reducer": Listed(set(reducers.names()), {"server/reducers.py"}, "reducer", frozenset({"mean"})),
     "server optimiser": Listed(set(optimizer.names()), {"server/optimizer.py"}, "server_optimizer", frozenset(optimizer.names())),
+    "metric": Listed(set(metrics.names()), {"tasks/__init__.py", "tasks/metrics.py"}, "metric", frozenset({"loss"})),
     "value type": Listed(set(get_args(ValueType)), {"wire/value_types.py"}, r"\btype\b|value_type", frozenset({"float32"})),
 }
 
@@ -178,6 +180,12 @@ def test_no_entry_of_a_list_is_told_by_its_name_outside_its_file(name):
         ("reducer", "state['mean'] == 1", False),
         ("server optimiser", "if train.server_optimizer == 'adam': pass", True),
         ("server optimiser", "if train.optimizer == 'adam': pass", False),
+        ("metric", "if metric.name == 'loss': pass", True),
+        ("metric", "if 'accuracy' in found: pass", True),
+        ("metric", "digits = {'accuracy': 4, 'perplexity': 2}[key]", True),
+        ("metric", "line['accuracy'] is None", True),
+        ("metric", "summary.get('accuracy')", False),
+        ("metric", "if name == 'loss': pass", False),
         ("value type", "if entry.type == 'float32': pass", True),
         ("value type", "if asked.precision == 'float32': pass", False),
     ],

@@ -34,7 +34,8 @@ def _told_by_sites(run: Run) -> Sequence[Line]:
 def class_values(run: Run) -> dict[int, float]:
     """Test accuracy by class."""
     entries: Sequence[Line] = (run.fairness or {}).get("classes") or []
-    return {entry["class"]: entry["accuracy"] for entry in entries if entry["accuracy"] is not None}
+    shares = {entry["class"]: entry["accuracy"] for entry in entries}
+    return {label: share for label, share in shares.items() if share is not None}
 
 
 def by_class(problem: Problem, metric: Metric) -> list[Figure]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedrts.errors import InputError
 from fedrts.server.rounds import BINS
+from fedrts.tables import Number
 from fedrts.tasks.metrics import MetricFormat
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -151,7 +152,7 @@ class CheckpointFacts(Part):
 def check_metrics(names: Iterable[str], content: Iterable[Mapping[str, Any]], file: str) -> None:
     """Are these keys numbers, or null, wherever they are?"""
     keys = [key for name in names for key in (name, f"{name}_last10", f"best_{name}", f"valid_{name}")]
-    check(list[dict[str, float | None]], [{key: line[key] for key in keys if key in line} for line in content], file)
+    check(list[dict[str, Number | None]], [{key: line[key] for key in keys if key in line} for line in content], file)
 
 
 def check(kind: Any, content: object, file: str) -> None:
