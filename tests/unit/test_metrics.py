@@ -83,7 +83,9 @@ def test_f1_is_the_mean_over_classes(classes, batch):
 
 def test_f1_of_pixels_and_of_logits():
     output, target = numbers(10, 3, 4, 5), labels(200, 3).view(10, 4, 5)
-    assert measured("f1", output, target) == pytest.approx(reference.f1_score(target.flatten(), output.argmax(1).flatten(), average="macro"))
+    assert measured("f1", output, target) == pytest.approx(
+        reference.f1_score(target.flatten(), output.argmax(1).flatten(), average="macro")
+    )
     logits, truth = numbers(40, 1), labels(40, 2).double()[:, None]
     assert measured("f1", logits, truth) == pytest.approx(reference.f1_score(truth.flatten(), logits.flatten() > 0, average="macro"))
 
@@ -125,7 +127,7 @@ def test_values_are_written_with_digits_that_suit():
 
 def test_a_share_outside_its_range_is_impossible():
     assert ACCURACY.impossible(1.5) == "an accuracy of 1.5"
-    assert metrics.get("f1").impossible(-0.1) == "a F1 of -0.1"
+    assert metrics.get("f1").impossible(-0.1) == "an F1 of -0.1"
     assert ACCURACY.impossible(1.0) is metrics.get("r2").impossible(-7.0) is None
 
 
@@ -179,7 +181,14 @@ def test_a_summary_says_what_its_metrics_are(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [("0.5", {}), ([1], {}), (0.5, {"format": "html"}), (0.5, {"label": 3}), (0.5, {"lower_is_better": "no"}), (0.5, {"code": "mine:dice"})],
+    [
+        ("0.5", {}),
+        ([1], {}),
+        (0.5, {"format": "html"}),
+        (0.5, {"label": 3}),
+        (0.5, {"lower_is_better": "no"}),
+        (0.5, {"code": "mine:dice"}),
+    ],
 )
 def test_a_summary_that_says_it_wrongly_is_left_out_of_a_report(tmp_path, value, words):
     told(tmp_path / "run", value, **words)

@@ -91,7 +91,8 @@ class Metric:
         """Why nobody can have measured this; None if somebody can."""
         if self.format != "percent" or 0 <= value <= 1:
             return None
-        return f"{'an' if self.label[:1].lower() in 'aeiou' else 'a'} {self.label} of {value:.3g}"
+        article = "an" if re.match(r"[aeiouAEIOU]|[FHLMNRSX](?![a-z])", self.label) else "a"
+        return f"{article} {self.label} of {value:.3g}"
 
     def as_dict(self) -> dict[str, Any]:
         """What a summary says of it, for readers who lack its code."""
@@ -144,6 +145,11 @@ register(Metric("f1", "F1", False, "percent", MacroF1))
 register(Metric("auroc", "AUROC", False, "percent", partial(AllRows, area_under_roc)))
 
 
+def addable() -> list[str]:
+    """The names of those that can be measured beside a task's own."""
+    return [name for name in names() if get(name).meter is not None]
+
+
 def declaration(entry: object) -> Metric:
     """The metric of a name or an import path, or the metric itself."""
     if isinstance(entry, Metric):
@@ -151,7 +157,7 @@ def declaration(entry: object) -> Metric:
     if isinstance(entry, str):
         return get(entry)
     raise InputError(
-        f"{getattr(entry, '__name__', entry)!r} is no metric: give a name ({', '.join(names())}), a fedrts.tasks.metrics.Metric, or a "
+        f"{getattr(entry, '__name__', entry)!r} is no metric: give a name ({', '.join(addable())}), a fedrts.tasks.metrics.Metric, or a "
         "function under @fedrts.tasks.metrics.metric(…), which says whether more of it is better"
     )
 
