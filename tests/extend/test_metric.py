@@ -293,9 +293,21 @@ def test_regression_needs_no_right_answers(capsys: pytest.CaptureFixture[str]):
     (row,) = [row for row in table("runs/report/custom-custom-results.csv") if row["setting"] == "random"]
     assert float(row["mean absolute error"]) == result.summary["mae_last10"]
     assert float(row["best"]) == result.summary["best_mae"]
-    (target,) = {row["target"] for row in table("runs/report/custom-custom-target.csv")}
-    assert float(target) == summary_of("runs/b")["mae_last10"]
+    targets = {row["setting"]: row for row in table("runs/report/custom-custom-target.csv")}
+    assert {float(row["target"]) for row in targets.values()} == {summary_of("runs/b")["mae_last10"]}
+    assert float(targets["fedavg"]["rounds"]) == 12, "errors fall: a mean of ten rounds is lowest at the end"
     assert json.loads(done("inspect", "runs/a", "--json"))["mae"] == result.summary["mae"]
+
+
+def test_classes_are_judged_only_where_right_answers_count():
+    x, y = site(9).tensors
+    label = TensorDataset(x, (y[:, 0] > 0).long())
+    model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 2))
+    task = fedrts.tasks.Prediction(metrics=("f1",))
+    trained(model=model, clients=[label] * 3, test=label, loss=None, task=task, rounds=2, out="run")
+    fairness = json.loads(Path("run/fairness.json").read_text("utf-8"))
+    assert fairness["classes"] is None
+    assert all("expected_accuracy" not in entry and 0 <= entry["f1"] <= 1 for entry in fairness["clients"])
 
 
 def test_without_any_metric_the_loss_leads_and_that_is_said():

@@ -16,6 +16,7 @@ from fedrts.comparison.keys import comparable, summary_key
 from fedrts.errors import InputError
 from fedrts.report.read import find
 from fedrts.runs.folder import RunFolder
+from fedrts.runs.summary import _judged
 from fedrts.server.rounds import Record
 from fedrts.tasks import metrics
 from fedrts.tasks.metrics import ACCURACY, LOSS, PERPLEXITY, Metric, leading, of_run, told_of
@@ -150,6 +151,20 @@ def test_the_first_metric_beside_the_loss_leads():
     assert told_of([LOSS, ACCURACY, PERPLEXITY]) == {}, "as earlier versions wrote it"
     assert list(told_of([LOSS, mae])) == ["mae", "loss"]
     assert list(told_of([LOSS])) == ["loss"]
+
+
+def test_the_best_round_is_the_validation_splits():
+    history: list[dict[str, Any]] = [
+        {"accuracy": 0.5, "valid_accuracy": 0.9, "mae": 3.0, "valid_mae": 1.0},
+        {"accuracy": 0.7, "valid_accuracy": 0.2, "mae": 1.0, "valid_mae": None},
+        {"accuracy": None, "mae": 2.0, "valid_mae": math.nan},
+    ]
+    declared = [LOSS, ACCURACY, metrics.get("mae")]
+    by_valid, by_test = (_judged(declared, {"loss": 4.0, "mae": 2.0}, history, valid) for valid in (True, False))
+    assert (by_valid["best_accuracy"], by_valid["best_mae"]) == (0.5, 3.0)
+    assert (by_test["best_accuracy"], by_test["best_mae"]) == (0.7, 1.0)
+    assert (by_valid["accuracy_last10"], by_valid["mae_last10"], by_valid["accuracy"], by_valid["loss"]) == (0.6, 2.0, None, 4.0)
+    assert by_valid.keys() == {*("loss", "accuracy", "accuracy_last10", "best_accuracy"), *("mae", "mae_last10", "best_mae")}
 
 
 def test_a_metric_is_comparable_in_three_forms_and_the_right_way_round():
