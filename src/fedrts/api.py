@@ -42,7 +42,7 @@ from fedrts.server.reducers import check_reducer
 from fedrts.server.rounds import Played
 from fedrts.sparse.layout import Prunable
 from fedrts.tasks import Classification, CountRight, Loss, Task, predicting
-from fedrts.tasks.metrics import Metric, leading, of_run
+from fedrts.tasks.metrics import LOSS, Metric, leading, of_run
 from fedrts.wire.fields import Frame
 
 if TYPE_CHECKING:
@@ -222,11 +222,12 @@ def train(
     resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
     held, rows = federate(clients, test, task or Classification())
     if task is None:
-        further = metrics or resolved.eval.metrics
-        held = replace(held, task=predicting(loss, correct, further, is_label(held.y)))
+        held = replace(held, task=predicting(loss, correct, metrics, is_label(held.y)))
     assembled = put_together(resolved, model, held, rows, prunable, try_task=True, noise=Repeatable)
     check_uploads(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
     kind(assembled.experiment.engine.name).require()
+    if task is None and leading(assembled.plan.metrics) is LOSS:
+        note("targets are no labels, and neither `correct` nor `metrics` says how to judge the model: it is judged by its loss")
     if folder is not None and not begun:
         folder.create(assembled.experiment)
     return _play(assembled, folder, observer or default_observer(), prolonged=bool(more))

@@ -17,6 +17,7 @@ from fedrts.server.averaging import AverageName, LateAverage
 from fedrts.server.guard import QUORUM, Guard
 from fedrts.server.optimizer import ServerOptimizer, optimizers
 from fedrts.tables import Named, Number, Table
+from fedrts.tasks.metrics import addable
 from fedrts.tasks.metrics import metrics as all_metrics
 from fedrts.wire.value_types import ValueType
 
@@ -97,7 +98,8 @@ class Eval(Table):
     batch_size: int = Field(512, ge=1, description="samples per forward pass; does not change results beyond rounding")
     fairness: bool = Field(True, description="at the end, judge the model by class and by client (fairness.json)")
     metrics: list[Annotated[str, Named(all_metrics)]] = Field(
-        default_factory=list, description="more metrics, a list or separated by commas: names, or import paths of one's own"
+        default_factory=list,
+        description=f"more metrics, a list or separated by commas: {', '.join(addable())}, or one's own by import path",
     )
 
     @field_validator("metrics", mode="before")
