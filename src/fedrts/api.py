@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedrts import config
 from fedrts.client import schedules
 from fedrts.client.privacy import Repeatable
 from fedrts.config import Experiment
+from fedrts.data.contract import is_label
 from fedrts.data.own import federate
 from fedrts.data.partition import SITES
 from fedrts.engines.kinds import kind
@@ -33,12 +35,14 @@ from fedrts.runs.fairness import judged
 from fedrts.runs.folder import RunFolder, Trust, check_finite, check_saved, check_versions, resume_command
 from fedrts.runs.summary import describe_clients, describe_privacy, summarise
 from fedrts.server import rounds as loop
+from fedrts.server.averaging import average_of
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.phases import phase
 from fedrts.server.reducers import check_reducer
 from fedrts.server.rounds import Played
 from fedrts.sparse.layout import Prunable
-from fedrts.tasks import Classification, Loss, Task
+from fedrts.tasks import Classification, CountRight, Loss, Task, predicting
+from fedrts.tasks.metrics import LOSS, Metric, leading, of_run
 from fedrts.wire.fields import Frame
 
 if TYPE_CHECKING:
@@ -59,13 +63,17 @@ class Result:
     summary: dict[str, Any]
     state: State
     """The server's state: flat weights, mask, and the method's own memory."""
+    average: nn.Module | None = None
+    """The average of late models (`train.average`), where there is one."""
 
     def __repr__(self) -> str:
         """A line for a notebook; the fields hold the rest."""
         s = self.summary
         sent = f"{megabytes(s['upload_bytes'] + s['download_bytes'])} sent ({s['comm_ratio']:.3f} of dense averaging)"
         what = f"{s['method']} on {s['data']}, {s['model']}, seed {s['seed']}"
-        return f"<fedrts.Result: {what}: accuracy {s['accuracy']:.4f} after {s['rounds']} rounds, density {s['density']:.3f}, {sent}>"
+        metric = of_run(s)[0]
+        value = "–" if s[metric.name] is None else metric.text(s[metric.name])
+        return f"<fedrts.Result: {what}: {metric.name} {value} after {s['rounds']} rounds, density {s['density']:.3f}, {sent}>"
 
     def frame(self) -> Any:
         """The history as a pandas DataFrame, a row a round: `result.frame().plot(x="round", y="accuracy")`."""
@@ -168,7 +176,8 @@ def train(
     method: Method | str | None = None,
     rounds: int,
     loss: Loss | None = None,
-    correct: Callable[[Tensor, Tensor], Tensor] | None = None,
+    correct: CountRight | None = None,
+    metrics: Sequence[str | Metric] = (),
     task: Task | None = None,
     prunable: Prunable | None = None,
     out: str | Path | None = None,
@@ -179,9 +188,10 @@ def train(
     """Train your own model on your own clients' data.
 
     `clients` and `test` are map-style datasets of (input, target); `loss(output, target)` is a batch's mean loss (default
-    cross-entropy) and `correct(output, target)` the number of right answers in it; `task` replaces both. `prunable(name,
-    parameter)` replaces the rule of what may be pruned. Other keywords are those of `run` (`lr`, `epochs`, `dropout`,
-    `topology={…}`).
+    cross-entropy) and `correct(output, target)` the number of right answers in it. `metrics` are names (`["mae", "r2"]`) or your own
+    `fedrts.tasks.metrics.Metric`s: without accuracy the first of them leads, without any the loss. `task` replaces all three.
+    `prunable(name, parameter)` replaces the rule of what may be pruned. Other keywords are those of `run` (`lr`, `epochs`,
+    `dropout`, `topology={…}`).
     With `out` a run folder is written; `resume=True` continues it after an interruption, or for more `rounds`. The model is trained in
     place: to compare, give every call one of its own.
     """
@@ -192,8 +202,10 @@ def train(
         raise InputError(f"model is {model!r}: give a torch.nn.Module (models by name are for fedrts.run)")
     if keywords.get("data", config.CUSTOM) != config.CUSTOM:
         raise InputError(f"data = {keywords['data']!r} is for fedrts.run: fedrts.train trains on the datasets in `clients`; leave it out")
-    if task is not None and (loss or correct) is not None:
-        raise InputError("task brings its own loss and metrics: give either a task, or loss and correct")
+    if task is not None and ((loss or correct) is not None or metrics):
+        raise InputError("task brings its own loss and metrics: give either a task, or loss, correct and metrics")
+    if isinstance(metrics, str) or not isinstance(metrics, Sequence):
+        raise InputError(f"metrics is {metrics!r}: give a list of names, or of fedrts.tasks.metrics.Metric")
     chosen, options = config.from_method(method, keywords)
     given = config.from_keywords({**keywords, "rounds": rounds, **chosen})
     federation = {"total": len(clients), "per_round": min(10, len(clients)), "min_size": 1}
@@ -208,10 +220,14 @@ def train(
         more = _prolonged(folder, planned, rounds)
         base = config.merged(base, more)
     resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
-    held, rows = federate(clients, test, task or Classification(**{k: v for k, v in (("criterion", loss), ("correct", correct)) if v}))
+    held, rows = federate(clients, test, task or Classification())
+    if task is None:
+        held = replace(held, task=predicting(loss, correct, metrics, is_label(held.y)))
     assembled = put_together(resolved, model, held, rows, prunable, try_task=True, noise=Repeatable)
     check_uploads(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
     kind(assembled.experiment.engine.name).require()
+    if task is None and leading(assembled.plan.metrics) is LOSS:
+        note("targets are no labels, and neither `correct` nor `metrics` says how to judge the model: it is judged by its loss")
     if folder is not None and not begun:
         folder.create(assembled.experiment)
     return _play(assembled, folder, observer or default_observer(), prolonged=bool(more))
@@ -223,19 +239,22 @@ def load(
     prunable: Prunable | None = None,
     data_dir: str | Path | None = None,
     *,
+    average: bool = False,
     trust: Trust = False,
 ) -> nn.Module:
     """The model of a run folder: of a finished run its result, of an interrupted one its newest checkpoint.
+
+    `average`: the average of its late models (`train.average`) instead of the last one.
 
     A model (and a rule of what may be pruned) that was given in Python must be given again. Code that the folder names by import
     path runs only if you `trust` it: True, or a list of paths such as `["my_package.nets:net"]`.
     """
     folder = RunFolder(path)
     with folder.trusted(trust):
-        return _load(folder, model, prunable, data_dir)
+        return _load(folder, model, prunable, data_dir, average)
 
 
-def _load(folder: RunFolder, model: nn.Module | None, prunable: Prunable | None, data_dir: str | Path | None) -> nn.Module:
+def _load(folder: RunFolder, model: nn.Module | None, prunable: Prunable | None, data_dir: str | Path | None, average: bool) -> nn.Module:
     resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
     if model is not None:
         model = config.make_method(resolved).prepare(model)  # as it was trained: a method may have replaced parts of it
@@ -244,17 +263,17 @@ def _load(folder: RunFolder, model: nn.Module | None, prunable: Prunable | None,
     else:
         model = assemble(resolved, data_dir).module
     try:
-        model.load_state_dict(state_dict(folder, model, prunable), strict=True)
+        model.load_state_dict(state_dict(folder, model, prunable, average), strict=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise InputError(f"the run in {folder.path} has another model: {reason[:200]}") from error
     return model.eval()
 
 
-def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None = None) -> dict[str, Tensor]:
-    """The named tensors of a run: model.safetensors, or the newest checkpoint's."""
-    if (folder.path / "model.safetensors").exists():
-        return folder.read_tensors("model.safetensors")
+def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None = None, average: bool = False) -> dict[str, Tensor]:
+    """The named tensors of a run: model.safetensors (average.safetensors), or the newest checkpoint's."""
+    if (final := folder.final_tensors(average)) is not None:
+        return final
     saved = checkpoint.load(folder.path / "checkpoint", check=check_saved)
     if saved is None:
         first = resume_command(folder.path, config.from_file(folder.experiment_file()))
@@ -265,7 +284,10 @@ def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None =
         raise InputError(f"the run in {folder.path} has another model, or another rule of what may be pruned: give the same ones")
     if (saved.state.mask.sizes, len(saved.state.weights)) != (layout.sizes, layout.length):
         raise InputError(f"the newest checkpoint in {folder.path} is damaged: its tensors are not the model's; delete it")
-    tensors = layout.state_dict(saved.state.weights)
+    state = average_of(saved.state) if average else saved.state
+    if state is None:
+        raise InputError(f"{folder.path} has no average of models (yet): take its model, or set train.average in a new run")
+    tensors = layout.state_dict(state.weights)
     check_finite(tensors, f"the newest checkpoint in {folder.path}")
     return tensors
 
@@ -342,6 +364,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         "engine": plan.engine.label,
         "bytes": sum(line["upload_bytes"] + line["download_bytes"] for line in history),
         "missing": sum(len(line["rejected"]) for line in history),
+        "metric": leading(plan.metrics),
     }
     observer.started(experiment, facts, max(first, 0))
     try:
@@ -354,10 +377,11 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
             observer.played(played.record)
         judging(observer, 0, 1)
         summary = summarise(run, state, ledger, history)
-        masks = run.layout.by_name(state.mask.bits)
+        masks, late = run.layout.by_name(state.mask.bits), average_of(state)
         run.layout.bind(run.module, state.weights.clone())
         if folder is not None:
-            summary["digests"] = folder.write_model(run.layout.state_dict(state.weights), masks)
+            named = None if late is None else run.layout.state_dict(late.weights)
+            summary["digests"] = folder.write_model(run.layout.state_dict(state.weights), masks, named)
             if run.bench.protection.on:
                 folder.write_json("privacy.json", describe_privacy(run, ledger))
             if experiment.eval.fairness and experiment.clients.partition != SITES:
@@ -366,7 +390,11 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         observer.finished(summary)
     finally:
         observer.stopped()
-    return Result(run.module.eval(), masks, history, summary, state)
+    average = None
+    if late is not None:
+        average = copy.deepcopy(run.module)
+        run.layout.bind(average, late.weights.clone())
+    return Result(run.module.eval(), masks, history, summary, state, average and average.eval())
 
 
 def _write_round(folder: RunFolder, played: Played, run: Assembled, ledger: ClientRecords, pace: Pace) -> None:

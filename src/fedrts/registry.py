@@ -71,13 +71,14 @@ def permit(path: str, kind: str) -> None:
 class Registry(Generic[T]):
     """Things of one kind by name. The modules of a `package` are imported on first use, so that a new file there is enough.
 
-    With a `base`, all of them are its subclasses.
+    With a `base`, all of them are its subclasses; with a `type`, its objects.
     """
 
-    def __init__(self, kind: str, package: str | None = None, base: type | None = None) -> None:
+    def __init__(self, kind: str, package: str | None = None, base: type | None = None, type: type | None = None) -> None:
         self.kind = kind
         self._package = package
         self._base = base
+        self._type = type
         self._known: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -106,8 +107,9 @@ class Registry(Generic[T]):
 
     def _checked(self, name: str, found: object) -> object:
         if self._base is not None and not (isinstance(found, type) and issubclass(found, self._base)):
-            wanted = f"{self._base.__module__}.{self._base.__qualname__}"
-            raise InputError(f"'{name}' is no {self.kind}: it must be a subclass of {wanted}")
+            raise InputError(f"'{name}' is no {self.kind}: it must be a subclass of {_path(self._base)}")
+        if self._type is not None and not isinstance(found, self._type):
+            raise InputError(f"'{name}' is no {self.kind}: it must be a {_path(self._type)}")
         return found
 
     def _load(self) -> None:
@@ -116,6 +118,10 @@ class Registry(Generic[T]):
             self._package = None
             for module in pkgutil.iter_modules(package.__path__):
                 importlib.import_module(f"{package.__name__}.{module.name}")
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 class NotFoundError(InputError):

@@ -17,6 +17,7 @@ import safetensors.torch
 ROUNDS = 12
 FLAGS = ["--rounds", ROUNDS, "--seed", 5, "--epochs", 1, "--clients", 8, "--per-round", 5, "--set", "topology.interval=3", "--quiet"]
 FLAGS += ["--set", "clients.dropout=0.2"]  # who holds which mask, and so the bytes, must survive too
+FLAGS += ["--set", "train.average=ema"]
 EVERY_ROUND = ["--set", "checkpoint.every=1"]
 
 
@@ -37,7 +38,7 @@ def results(folder: Path) -> dict[str, object]:
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     del summary["digests"]["history.jsonl"]  # whose lines say how long rounds took
     final = safetensors.torch.load_file(checkpoints(folder)[-1])
-    exact = ("model.safetensors", "masks.safetensors", "topology.jsonl", "clients.json", "fairness.json")
+    exact = ("model.safetensors", "masks.safetensors", "average.safetensors", "topology.jsonl", "clients.json", "fairness.json")
     return {
         **{name: (folder / name).read_bytes() for name in exact},
         **{f"checkpoint {name}": (str(tensor.dtype), tensor.numpy().tobytes()) for name, tensor in final.items()},
@@ -63,7 +64,13 @@ def reference(start, tmp_path_factory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("reference") / "run"
     assert start("run", *FLAGS, *EVERY_ROUND, "--out", folder).ended() == 0
     found = results(folder)
-    assert {"checkpoint values", "checkpoint mask", "checkpoint memory.alpha", "checkpoint memory.beta"} <= found.keys()
+    assert {
+        "checkpoint values",
+        "checkpoint mask",
+        "checkpoint memory.alpha",
+        "checkpoint memory.beta",
+        "checkpoint memory.average",
+    } <= found.keys()
     assert len(lines(folder / "topology.jsonl")) == 3  # rounds 0, 3 and 6; T_end is 7
     assert found["checkpoint round"] == ROUNDS
     return found

@@ -18,21 +18,10 @@ from fedrts.report.content import compose, headline
 from fedrts.report.format import cell
 from fedrts.report.format import text as written
 from fedrts.report.model import Heat, Lines, Mean, Point
-from fedrts.report.quantities import (
-    ACCURACY,
-    PERPLEXITY,
-    by_bytes,
-    by_flops,
-    curve,
-    last_ten,
-    mean,
-    metric_of,
-    spread,
-    thinned,
-    worst_decile,
-)
+from fedrts.report.quantities import by_bytes, by_flops, curve, last_ten, mean, metrics_of, spread, thinned, worst_decile
 from fedrts.report.read import Run, find
 from fedrts.report.settings import grouped
+from fedrts.tasks.metrics import ACCURACY, PERPLEXITY
 from handmade import fairness, line, write
 
 values = st.lists(st.floats(0, 1), min_size=1, max_size=40)
@@ -171,7 +160,8 @@ def test_sites_are_shown_by_what_they_said_of_the_final_model(tmp_path):
     row = rows(tables.fairness(problem_of(tmp_path), ACCURACY))["fedrts"]
     assert row["clients' mean"].value == pytest.approx(0.7)
     assert row["worst decile"].value == 0.5
-    figure = next(figure for figure in people.figures(problem_of(tmp_path), ACCURACY) if figure.title == "Accuracy by client")
+    (figure,) = people.by_client(problem_of(tmp_path), ACCURACY)
+    assert figure.title == "Accuracy by client"
     assert isinstance(figure, Lines)
     assert [point.y for point in figure.series[0].points] == [0.5, 0.9]
     assert "rows that each site holds out" in figure.caption
@@ -198,7 +188,7 @@ def test_language_is_judged_by_perplexity_and_low_is_good(tmp_path):
     }
     write(tmp_path / "a", [0.1] * 12, history=history, fairness=judged)
     problem = problem_of(tmp_path)
-    assert metric_of(problem) is PERPLEXITY
+    assert metrics_of(problem)[0] is PERPLEXITY
     assert rows(tables.fairness(problem, PERPLEXITY))["fedrts"]["worst decile"].value == 28.5
     assert rows(tables.results(problem, PERPLEXITY))["fedrts"]["perplexity"].value == pytest.approx(np.mean(range(89, 99)))
     ids = [figure.id for figure in compose(find([tmp_path])).figures]

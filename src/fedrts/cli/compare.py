@@ -33,7 +33,9 @@ def compare(
         typer.Option(metavar="N,N,…", help="Every cell is run with each; five or more make a test worth while. Default the run's."),
     ] = None,
     grid: Annotated[list[str] | None, typer.Option("--grid", metavar="TABLE.KEY=A,B", help="Any other key to vary; repeatable.")] = None,
-    metric: Annotated[str, typer.Option(help="What the table shows: a key of summary.json.")] = "accuracy_last10",
+    metric: Annotated[
+        str | None, typer.Option(help="What the table shows: a key of summary.json. Default accuracy_last10, or of what leads.")
+    ] = None,
     reference: Annotated[str | None, typer.Option(help="Test the other methods against this one, paired over seeds.")] = None,
     tune_lr: Annotated[
         str | None, typer.Option(metavar="X,Y,…", help="Choose each method's learning rate among these on the validation split.")

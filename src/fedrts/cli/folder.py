@@ -12,6 +12,8 @@ import typer
 from fedrts.cli.app import Allow, AsJson, DataDir, RunDir, app
 from fedrts.cli.tables import print_table
 
+Average = Annotated[bool, typer.Option("--average", help="The average of the run's late models (train.average), not the last one.")]
+
 
 @app.command()
 def inspect(run_dir: RunDir, as_json: AsJson = False) -> None:
@@ -32,6 +34,7 @@ def inspect(run_dir: RunDir, as_json: AsJson = False) -> None:
 def evaluate(
     run_dir: RunDir,
     data: Annotated[str | None, typer.Option(help="Test on another data set than the run's.")] = None,
+    average: Average = False,
     data_dir: DataDir = None,
     allow: Allow = None,
     as_json: AsJson = False,
@@ -40,7 +43,7 @@ def evaluate(
     from fedrts.export.inspection import evaluate_run
     from fedrts.runs.folder import finite
 
-    metrics = evaluate_run(run_dir, data, data_dir, allow or ())
+    metrics = evaluate_run(run_dir, data, data_dir, allow or (), average)
     print(json.dumps(finite(metrics)) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 
@@ -57,10 +60,11 @@ def export(
         ExportFormat, typer.Option(help="safetensors; dense: a PyTorch state dict (.pt); onnx: checked with onnxruntime.")
     ] = ExportFormat.safetensors,
     out: Annotated[Path | None, typer.Option(help="File to write; default export.safetensors, .pt or .onnx in the run folder.")] = None,
+    average: Average = False,
     data_dir: DataDir = None,
     allow: Allow = None,
 ) -> None:
     """Write the model of a run folder for use elsewhere. Tensors load with `load_state_dict(strict=True)`; ONNX needs no PyTorch."""
     from fedrts.export.inspection import export_run
 
-    print(export_run(run_dir, format.value, out, data_dir, allow or ()))
+    print(export_run(run_dir, format.value, out, data_dir, allow or (), average))

@@ -13,15 +13,17 @@ from fedrts.comparison import pool as pools
 from fedrts.comparison import record, tuning
 from fedrts.comparison.cluster import Cluster
 from fedrts.comparison.grid import TUNE_SEED, Cell, Grid, Tuning, check_method
+from fedrts.comparison.keys import summary_key
 from fedrts.comparison.notebook import NotebookWatcher
 from fedrts.comparison.play import CellTask, News
 from fedrts.comparison.pool import Pool
-from fedrts.comparison.results import DEFAULT_METRIC, Compared
-from fedrts.comparison.table import check_metric
+from fedrts.comparison.results import Compared
 from fedrts.engines.kinds import kind
 from fedrts.errors import InputError
 from fedrts.observe.notebook import in_notebook
 from fedrts.runs.folder import RunFolder
+from fedrts.tasks import metrics
+from fedrts.tasks.metrics import Metric, of_run
 
 
 class Watcher(Protocol):
@@ -106,18 +108,20 @@ class Comparison:
         """What there is now, of finished cells; `failed` says why others are not."""
         rows: list[dict[str, Any]] = []
         failures: dict[str, News] = {}
+        declared: dict[str, Metric] = {}
         for cell in self.cells:
             folder = RunFolder(self.out / "runs" / cell.name)
             summary = folder.summary()
             if summary is not None:
                 folder.verify()
-                summary = {key: value for key, value in summary.items() if key != "digests"}
+                declared = {metric.name: metric for metric in of_run(summary)} | declared
+                summary = {key: value for key, value in summary.items() if key not in ("digests", "metrics")}
                 rate = {} if self.grid.tuning is None else {"train.lr": self.chosen[cell.group].rate}
                 rows.append({"cell": cell.name, **cell.place, **rate, **summary})
             else:
                 unknown = News(cell.name, "failed", text="no learning rate among those tried could be trained with")
                 failures[cell.name] = failed.get(self.label + cell.name, unknown)
-        return Compared(self.out, self.grid, self.cells, rows, failures, list(self.chosen.values()))
+        return Compared(self.out, self.grid, self.cells, rows, failures, list(self.chosen.values()), list(declared.values()))
 
 
 def play_all(comparisons: Sequence[Comparison], pool: Pool, watcher: Watcher) -> dict[str, News]:
@@ -160,14 +164,14 @@ def run_grid(
     grid: Grid,
     out: Path,
     *,
-    metric: str = DEFAULT_METRIC,
+    metric: str | None = None,
     reference: str | None = None,
     jobs: int | None = None,
     data_dir: Path | None = None,
     watcher: Watcher | None = None,
 ) -> Compared:
     """Play a grid in its folder, as far as it is not finished, and write its results."""
-    check_metric(metric)
+    check_metric(metric, grid)
     if reference is not None:
         check_method(reference, grid.methods, "--reference")
     pool, threads = make_pool(grid.cells(), jobs)
@@ -178,6 +182,14 @@ def run_grid(
         compared = comparison.compared(failed)
         compared.write(metric, reference)
     return compared
+
+
+def check_metric(name: str | None, grid: Grid) -> None:
+    """Is it a number that these runs can have? The metrics of one's own task are known only when a run is over."""
+    experiments = [cell.experiment for cell in grid.cells()]
+    if name is None or any(config.foreign({"data": experiment.data}) for experiment in experiments):
+        return
+    summary_key(name, [metrics.get(metric) for experiment in experiments for metric in experiment.eval.metrics])
 
 
 def seeds_of(base: Mapping[str, Any]) -> tuple[int, ...]:
@@ -193,7 +205,7 @@ def compare(
     densities: Sequence[float] = (),
     seeds: Sequence[int] | None = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
-    metric: str = DEFAULT_METRIC,
+    metric: str | None = None,
     reference: str | None = None,
     tune_lr: Sequence[float] | None = None,
     tune_seed: int = TUNE_SEED,

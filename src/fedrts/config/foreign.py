@@ -13,9 +13,11 @@ def foreign(settings: Tree) -> list[str]:
 
     A text may look like an import path and be none: this is for telling the user, and for trusting one's own settings.
     """
-    texts = {key: value for key, value in flat(settings).items() if isinstance(value, str)}
+    entries = [(key, entry) for key, value in flat(settings).items() for entry in (value if isinstance(value, list) else [value])]
+    texts = [(key, entry) for key, entry in entries if isinstance(entry, str) and key != "tags"]
     schemes = tuple(name.removesuffix("PATH") for name in data.names() if name.endswith(":PATH"))
-    found = [value for key, value in texts.items() if IMPORT_PATH.fullmatch(value) and not (key == "data" and value.startswith(schemes))]
-    engine = texts.get("engine.name")
-    found += kind(engine).foreign(texts.get("engine.address", "")) if engine in KINDS else []
+    found = [value for key, value in texts if IMPORT_PATH.fullmatch(value) and not (key == "data" and value.startswith(schemes))]
+    named = dict(texts)
+    engine = named.get("engine.name")
+    found += kind(engine).foreign(named.get("engine.address", "")) if engine in KINDS else []
     return list(dict.fromkeys(found))

@@ -19,6 +19,7 @@ from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
 from fedrts.registry import only_allowing
 from fedrts.server import optimizer, reducers
+from fedrts.tasks import metrics
 
 CUSTOM = "custom"
 """The model or data set of a run whose objects were given in Python."""
@@ -73,6 +74,8 @@ def complete(experiment: Experiment) -> Experiment:
     usual_rate = optimizer.get(train.server_optimizer).default_rate
     reducers.get(experiment.guard.reducer)
     _check_training(train)
+    for name in experiment.eval.metrics:
+        metrics.get(name)
     return experiment.model_copy(
         update={
             "data": data.absolute(experiment.data),

@@ -13,10 +13,18 @@ from fedrts.client.privacy import Protection
 from fedrts.client.training import LocalTraining
 from fedrts.data.partition import SITES, Partition
 from fedrts.engines.settings import EngineSettings
+from fedrts.server.averaging import AverageName, LateAverage
 from fedrts.server.guard import QUORUM, Guard
 from fedrts.server.optimizer import ServerOptimizer, optimizers
 from fedrts.tables import Named, Number, Table
+from fedrts.tasks.metrics import addable
+from fedrts.tasks.metrics import metrics as all_metrics
 from fedrts.wire.value_types import ValueType
+
+
+def _words(given: object) -> object:
+    """A list of words, where they were given with commas between them."""
+    return [word.strip() for word in given.split(",") if word.strip()] if isinstance(given, str) else given
 
 
 class Clients(Table):
@@ -50,6 +58,11 @@ class Training(LocalTraining):
     server_momentum: Number = Field(ServerOptimizer.momentum, ge=0, lt=1, description="β of momentum, β_1 of adam")
     server_beta2: Number = Field(ServerOptimizer.beta2, ge=0, lt=1, description="β_2 of adam")
     server_tau: Number = Field(ServerOptimizer.tau, gt=0, description="τ of adam: how far its steps adapt")
+    average: AverageName = Field(
+        LateAverage.name, description="average of late models beside the last one: tail (mean of the last rounds) or ema (it fades)"
+    )
+    average_share: Number = Field(LateAverage.share, gt=0, le=1, description="of the rounds, the last ones: those of the tail")
+    average_decay: Number = Field(LateAverage.decay, ge=0, lt=1, description="of ema, a round")
 
 
 class Topology(Table):
@@ -84,6 +97,15 @@ class Eval(Table):
     every: int = Field(5, ge=1, description="rounds between two evaluations; the last ten rounds always are")
     batch_size: int = Field(512, ge=1, description="samples per forward pass; does not change results beyond rounding")
     fairness: bool = Field(True, description="at the end, judge the model by class and by client (fairness.json)")
+    metrics: list[Annotated[str, Named(all_metrics)]] = Field(
+        default_factory=list,
+        description=f"more metrics, a list or separated by commas: {', '.join(addable())}, or one's own by import path",
+    )
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _listed(cls, names: object) -> object:
+        return _words(names)
 
 
 class Wire(Table):
@@ -135,7 +157,7 @@ class Experiment(Table):
     @field_validator("tags", mode="before")
     @classmethod
     def _listed(cls, tags: object) -> object:
-        return [tag.strip() for tag in tags.split(",") if tag.strip()] if isinstance(tags, str) else tags
+        return _words(tags)
 
     @field_validator("device")
     @classmethod

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from fedrts.data.digests import digest_of, same_content
 from fedrts.errors import InputError
 from fedrts.sparse import random
-from fedrts.tasks import Classification, Metrics, Task
+from fedrts.tasks import Classification, Metrics, Task, declared, evaluated
+from fedrts.tasks.metrics import described, followed
 
 
 class View(Protocol):
@@ -109,18 +110,19 @@ class Data:
         return x.unflatten(0, rows.shape), y
 
     def evaluate(self, module: nn.Module, batch_size: int) -> Metrics:
-        """The task's metrics on the test set, none without one, and `valid_accuracy` where there is a validation set."""
+        """The task's metrics on the test set, none without one, and `valid_…` of the followed ones where there is a validation set."""
         if not len(self.test_y):
             return {}
         metrics = self.judge(module, self.test_x, self.test_y, batch_size)
         if self.valid_x is None or self.valid_y is None:
             return metrics
-        return {**metrics, "valid_accuracy": self.judge(module, self.valid_x, self.valid_y, batch_size)["accuracy"]}
+        valid = self.judge(module, self.valid_x, self.valid_y, batch_size)
+        return metrics | {f"valid_{metric.name}": valid[metric.name] for metric in followed(described(declared(self.task), metrics))}
 
     def judge(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
         """The task's metrics on rows and targets as they are stored, without augmentation."""
         reader = module if self.view is None else _Reader(module, self.view)
-        return self.task.evaluate(reader, x, self.targets(y), batch_size)
+        return evaluated(self.task, reader, x, self.targets(y), batch_size)
 
     def with_validation(self, share: float) -> Data:
         """With a random `share` of the training rows, the same for every seed, split off as validation set."""

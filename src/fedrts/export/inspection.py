@@ -14,9 +14,10 @@ from fedrts.errors import InputError
 from fedrts.export.onnx import onnx_bytes
 from fedrts.files import write_atomically
 from fedrts.runs import checkpoint
-from fedrts.runs.build import assemble
+from fedrts.runs.build import assemble, with_metrics
 from fedrts.runs.folder import RunFolder, Trust, check_saved, resume_command
 from fedrts.tasks import Metrics
+from fedrts.tasks.metrics import of_run
 
 _CHECKED = 16
 """Test samples on which an ONNX file must agree with the model."""
@@ -34,8 +35,10 @@ def inspect_run(path: Path) -> dict[str, Any]:
     unfinished = "running" if folder.is_running else f"unfinished; continue with: {resume_command(path, settings)}"
     content["state"] = "finished" if summary else unfinished
     content["rounds_played"] = sum(line["round"] >= 0 for line in history)
-    source = summary or next((line for line in reversed(history) if line["accuracy"] is not None), {})
-    for name in ("density", "accuracy", "accuracy_last10", "perplexity", "comm_ratio"):
+    metrics = of_run(summary, history)
+    source = summary or next((line for line in reversed(history) if line.get(metrics[0].name) is not None), {})
+    shown = [key for metric in metrics if metric.told or metric is metrics[0] for key in (metric.name, f"{metric.name}_last10")]
+    for name in ("density", *shown, "comm_ratio"):
         if source.get(name) is not None:
             content[name] = source[name]
     for way in ("upload_bytes", "download_bytes"):
@@ -54,12 +57,14 @@ def _layers(folder: RunFolder) -> list[tuple[str, int, int]]:
     return list(zip(saved.facts["identity"]["layers"], saved.state.mask.sizes, saved.state.mask.counts, strict=True))
 
 
-def evaluate_run(path: Path, data_name: str | None = None, data_dir: Path | None = None, trust: Trust = False) -> Metrics:
-    """Metrics of a run's model on the test set of its data, or of another data set with the same shapes."""
-    model = api.load(path, data_dir=data_dir, trust=trust)
+def evaluate_run(
+    path: Path, data_name: str | None = None, data_dir: Path | None = None, trust: Trust = False, average: bool = False
+) -> Metrics:
+    """Metrics of a run's model, or of the average of its late ones, on the test set of its data or of another data set of its shapes."""
+    model = api.load(path, data_dir=data_dir, average=average, trust=trust)
     with RunFolder(path).trusted(trust):
         experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
-        held = None if data_name else data.load(experiment.data, experiment.data_options, data_dir)
+        held = None if data_name else with_metrics(data.load(experiment.data, experiment.data_options, data_dir), experiment)
     if held is None:  # the user's own word
         held = data.load(str(data_name), {}, data_dir)
     if not len(held.test_y):
@@ -74,26 +79,30 @@ SUFFIXES = {"safetensors": "safetensors", "dense": "pt", "onnx": "onnx"}
 """Of exported files, by format."""
 
 
-def export_run(path: Path, format: str, out: Path | None, data_dir: Path | None = None, trust: Trust = False) -> Path:
-    """Write a run's model, exact zeros outside the mask: named tensors (safetensors, or a PyTorch state dict), or all of it as ONNX."""
+def export_run(
+    path: Path, format: str, out: Path | None, data_dir: Path | None = None, trust: Trust = False, average: bool = False
+) -> Path:
+    """Write a run's model, exact zeros outside the mask: named tensors (safetensors, or a PyTorch state dict), or all of it as ONNX.
+
+    `average`: the average of its late models instead.
+    """
     folder = RunFolder(path)
     folder.experiment_file()  # is it a run folder?
     target = out or path / f"export.{SUFFIXES[format]}"
     if not target.parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}")
     with folder.trusted(trust):
-        content = _onnx(path, data_dir, trust) if format == "onnx" else _tensors(path, format, data_dir)
+        content = _onnx(path, data_dir, trust, average) if format == "onnx" else _tensors(path, format, data_dir, average)
     write_atomically(target, content)
     return target
 
 
-def _tensors(path: Path, format: str, data_dir: Path | None) -> bytes:
+def _tensors(path: Path, format: str, data_dir: Path | None, average: bool) -> bytes:
     folder = RunFolder(path)
-    if (folder.path / "model.safetensors").exists():  # whose tensors need no model, and no code of whoever made it
-        tensors = folder.read_tensors("model.safetensors")
-    else:
+    tensors = folder.final_tensors(average)  # they need no model, and no code of whoever made it
+    if tensors is None:
         experiment = config.resolve(config.from_file(folder.experiment_file()), api.ANYWHERE)
-        tensors = api.state_dict(folder, assemble(experiment, data_dir).module)
+        tensors = api.state_dict(folder, assemble(experiment, data_dir).module, average=average)
     if format == "safetensors":
         return safetensors.torch.save(tensors)
     buffer = io.BytesIO()
@@ -101,9 +110,9 @@ def _tensors(path: Path, format: str, data_dir: Path | None) -> bytes:
     return buffer.getvalue()
 
 
-def _onnx(path: Path, data_dir: Path | None, trust: Trust) -> bytes:
+def _onnx(path: Path, data_dir: Path | None, trust: Trust, average: bool) -> bytes:
     """The model as ONNX, checked on the first test samples of the run's data."""
-    model = api.load(path, data_dir=data_dir, trust=trust)
+    model = api.load(path, data_dir=data_dir, average=average, trust=trust)
     experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
     if experiment.data == config.CUSTOM:
         raise InputError(f"the run in {path} was trained on data given in Python: there are no inputs to check an ONNX file with")

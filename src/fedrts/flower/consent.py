@@ -90,8 +90,10 @@ def described(site: Site, digest: str) -> str:
             spent += Account.of(run.bench.protection, values * len(rounds), indices * len(rounds))
     if site.held_out:
         judged = sum(map(run.plan.is_evaluated, range(run.plan.rounds)))
-        size = codec.most(assessment(run.plan.metrics).up, Frame(run.layout, mask))
-        lines.append(f"  evaluated ({judged}): {', '.join(run.plan.metrics)} on {site.held_out:,} rows that are held out; {size} bytes")
+        size = codec.most(assessment(run.plan.metric_names).up, Frame(run.layout, mask))
+        lines.append(
+            f"  evaluated ({judged}): {', '.join(run.plan.metric_names)} on {site.held_out:,} rows that are held out; {size} bytes"
+        )
         total += size * judged
     epsilon = spent.epsilon(host.delta)
     bounded = f"ε = {epsilon:.3g} at δ = {host.delta:g} after all rounds"

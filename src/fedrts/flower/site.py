@@ -164,7 +164,7 @@ class Site:
         if not -1 <= header.round < plan.rounds:
             raise WireError(f"round {header.round} is not one of this experiment")
         current = plan.round(header.round, mask, header.exchange)
-        exchanges = [*plan.exchanges(current), assessment(plan.metrics)]
+        exchanges = [*plan.exchanges(current), assessment(plan.metric_names)]
         if header.exchange >= len(exchanges):
             raise WireError(f"round {header.round} has no exchange {header.exchange}")
         exchange = exchanges[header.exchange]

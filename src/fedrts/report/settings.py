@@ -13,7 +13,7 @@ from fedrts.comparison.table import text_of
 from fedrts.config import CUSTOM
 from fedrts.report.read import Run
 
-_SAME_RESULT = {"seed", "out", "device", "checkpoint.every", "eval.fairness", "eval.batch_size"}
+_SAME_RESULT = {"seed", "out", "device", "checkpoint.every", "eval.fairness", "eval.batch_size", "eval.metrics"}
 """Keys that tell no setting from another; nor does who ran the clients (`engine.`), apart from the precision."""
 _OWN = "method_options."
 """Options of a method are compared among its own runs alone."""

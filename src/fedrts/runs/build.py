@@ -30,6 +30,7 @@ from fedrts.registry import import_path
 from fedrts.runs.initial_weights import load_weights
 from fedrts.runs.likeness import likeness
 from fedrts.server import optimizer
+from fedrts.server.averaging import LateAverage
 from fedrts.server.optimizer import ServerOptimizer
 from fedrts.server.rounds import Plan
 from fedrts.sparse import random
@@ -38,7 +39,7 @@ from fedrts.sparse.layout import Layout, Prunable
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.mode import training
 from fedrts.sparse.schedule import Schedule
-from fedrts.tasks import Classification, check, cross_entropy, metric_names, smoothed
+from fedrts.tasks import Classification, check, cross_entropy, declared, judged_by, smoothed
 
 _TRIED = 64
 """Test samples on which one's own count of right answers is tried."""
@@ -121,7 +122,7 @@ def put_together(
     device = torch.device(experiment.device)
     method = config.make_method(experiment)
     module = _started(experiment, method, module).to(device)
-    held = held.to(device)
+    held = with_metrics(held, experiment).to(device)
     if experiment.train.smoothing:
         held = replace(held, task=smoothed(held.task, experiment.train.smoothing))
     layout = layout_of(experiment, module, prunable)
@@ -169,9 +170,15 @@ def put_together(
         value_type=e.wire.value_type,
         dropout=e.clients.dropout,
         optimizer=_server_optimizer(e),
-        metrics=metric_names(held.task),
+        average=LateAverage(t.average, training.schedule_rounds or e.rounds, t.average_share, t.average_decay),
+        metrics=declared(held.task),
     )
     return Assembled(experiment, method, module, layout, setup, plan, held, rows, training, bench)
+
+
+def with_metrics(held: Data, experiment: Experiment) -> Data:
+    """Data whose task gives the experiment's further metrics too."""
+    return replace(held, task=judged_by(held.task, experiment.eval.metrics)) if experiment.eval.metrics else held
 
 
 def _server_optimizer(experiment: Experiment) -> ServerOptimizer:

@@ -18,7 +18,8 @@ from fedrts.data.contract import Data, has_classes
 from fedrts.engines.threads import threads_for
 from fedrts.runs.build import Assembled
 from fedrts.sparse.mode import training
-from fedrts.tasks import Classification, Metrics, labelled_rightly
+from fedrts.tasks import Classification, Metrics
+from fedrts.tasks.measures import labelled_rightly
 
 TellProgress = Callable[[int, int], None]
 
@@ -59,12 +60,12 @@ def judged(run: Assembled, tell: TellProgress = lambda done, total: None) -> dic
 
     with threads_for(run.bench.batch_macs):
         look = _Look(data, run.module, _at_once(run), step)
-        classes = None
+        classes: list[dict[str, Any]] | None = None
         if labels is not None:
             found = look.apart(data.test_x, data.test_y, labels.argsort(stable=True), of_class)
-            classes = [
-                {"class": label, "samples": of_class[label], "accuracy": metrics.get("accuracy")} for label, metrics in enumerate(found)
-            ]
+            right = [metrics.get("accuracy") for metrics in found]
+            if any(share is not None for share in right):
+                classes = [{"class": label, "samples": of_class[label], "accuracy": share} for label, share in enumerate(right)]
         served = look.apart(data.x, data.y, torch.cat([rows.cpu() for rows in seen]), list(map(len, seen)))
     clients: list[dict[str, Any]] = [
         {"client": client, "samples": len(rows), **metrics} for client, (rows, metrics) in enumerate(zip(held, served, strict=True))
@@ -93,7 +94,7 @@ class _Look:
     def apart(self, x: Tensor, y: Tensor, rows: Tensor, sizes: Sequence[int]) -> list[Metrics]:
         """Metrics of each of the groups that `rows` consist of, one after the other; of an empty group none."""
         rows = rows.to(x.device)
-        if isinstance(self.data.task, Classification):
+        if type(self.data.task) is Classification:  # a further metric need not add up
             return self._streamed(self.data.task, x, y, rows, sizes)
         found = []
         for group in rows.split(list(sizes)):
@@ -133,5 +134,6 @@ def spread_out(rows: Tensor, share: float) -> Tensor:
 
 def expected(labels: Sequence[int], classes: Sequence[dict[str, Any]]) -> float | None:
     """Σ_c share of label c · test accuracy of class c, over the classes that the test set has."""
-    pairs = [(count, entry["accuracy"]) for count, entry in zip(labels, classes, strict=True) if count and entry["accuracy"] is not None]
-    return sum(count * accuracy for count, accuracy in pairs) / sum(count for count, _ in pairs) if pairs else None
+    pairs = zip(labels, (entry["accuracy"] for entry in classes), strict=True)
+    there = [(count, share) for count, share in pairs if count and share is not None]
+    return sum(count * share for count, share in there) / sum(count for count, _ in there) if there else None

@@ -27,6 +27,7 @@ from fedrts.registry import only_allowing
 from fedrts.runs import checkpoint, file_schema
 from fedrts.runs.checkpoint import Saved
 from fedrts.runs.likeness import alike
+from fedrts.server.averaging import average_of
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import Guard
 
@@ -51,13 +52,13 @@ _IDENTITY = {
 """What a checkpoint belongs to; earlier versions did not note all of it."""
 
 
-_RESULTS = ("summary.json", "model.safetensors", "masks.safetensors", "fairness.json", "privacy.json")
+_RESULTS = ("summary.json", "model.safetensors", "masks.safetensors", "average.safetensors", "fairness.json", "privacy.json")
 
 
 _LOGS = ("history.jsonl", "topology.jsonl")
 
 
-_MODEL = ("model.safetensors", "masks.safetensors")
+_MODEL = ("model.safetensors", "masks.safetensors", "average.safetensors")
 
 
 _BACKUP = "restore it from a backup"
@@ -257,7 +258,7 @@ class RunFolder:
             if saved.facts["identity"].get(what, identity[what]) != identity[what]:
                 return f"the {name} is not that of the checkpoint in {self.path}: give the same, or start a new run"
         if not alike(*(known.get("task", "") for known in (saved.facts["identity"], identity))):
-            return f"the loss, `correct` or task is not that of the checkpoint in {self.path}: give the same, or start a new run"
+            return f"the loss, `correct`, metrics or task is not that of the checkpoint in {self.path}: give the same, or start a new run"
         return None
 
     # -- results --------------------------------------------------------------------------------------------------
@@ -265,12 +266,26 @@ class RunFolder:
     def write_json(self, name: str, content: object) -> None:
         write_atomically(self.path / name, json.dumps(finite(content), indent=2, allow_nan=False).encode() + b"\n")
 
-    def write_model(self, model: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[str, str]:
-        """The tensors of a finished run; the digests of these and of the logs, for its summary."""
-        data = {name: safetensors.torch.save(dict(tensors)) for name, tensors in zip(_MODEL, (model, masks), strict=True)}
+    def write_model(
+        self, model: Mapping[str, Tensor], masks: Mapping[str, Tensor], average: Mapping[str, Tensor] | None = None
+    ) -> dict[str, str]:
+        """The tensors of a finished run, with the average of late models where there is one.
+
+        Returns the digests of these files and of the logs, for the summary.
+        """
+        made = {name: tensors for name, tensors in zip(_MODEL, (model, masks, average), strict=True) if tensors is not None}
+        data = {name: safetensors.torch.save(dict(tensors)) for name, tensors in made.items()}
         for name, content in data.items():
             write_atomically(self.path / name, content)
         return {name: sha256(content) for name, content in data.items()} | {name: self._digest(name) for name in self._logs}
+
+    def final_tensors(self, average: bool = False) -> dict[str, Tensor] | None:
+        """The named tensors of a finished run's model, or of the average of its late ones; None while it is unfinished."""
+        if not (self.path / "model.safetensors").exists():
+            return None
+        if average and not (self.path / "average.safetensors").exists():
+            raise InputError(f"{self.path} has no average of models: take its model, or set train.average in a new run")
+        return self.read_tensors("average.safetensors" if average else "model.safetensors")
 
     def read_tensors(self, name: str) -> dict[str, Tensor]:
         try:
@@ -318,6 +333,7 @@ class RunFolder:
             return None
         summary: dict[str, Any] = _parsed(file, self._bytes(file.name))
         file_schema.check(file_schema.Summary, summary, str(file))
+        file_schema.check_metrics(summary.get("metrics", {}), [summary], str(file))
         return summary
 
     def _read_log(self, name: str, line: type[file_schema.Part]) -> list[dict[str, Any]]:
@@ -359,6 +375,9 @@ def _check_alike(state: State, begun: State) -> None:
             raise InputError(f"it lacks '{name}'")
         if (found[name].dtype, found[name].shape) != (tensor.dtype, tensor.shape):
             raise InputError(f"its '{name}' is {found[name].dtype} {list(found[name].shape)}, not {tensor.dtype} {list(tensor.shape)}")
+    average = average_of(state)
+    if average is not None and (average.values.dtype, average.values.shape) != (state.values.dtype, state.values.shape):
+        raise InputError(f"its average of models has {list(average.values.shape)} values, and the model {list(state.values.shape)}")
 
 
 def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:

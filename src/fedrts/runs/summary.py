@@ -21,6 +21,7 @@ from fedrts.server.client_records import ClientRecords
 from fedrts.server.collect import EXCUSED
 from fedrts.sparse.cost import Book
 from fedrts.tasks import Classification
+from fedrts.tasks.metrics import Metric, described, followed, told_of
 
 LISTED = 10_000
 """Clients at most that clients.json describes: it is for people and plots."""
@@ -64,9 +65,8 @@ def summarise(run: Assembled, state: State, ledger: ClientRecords, history: Sequ
     experiment, layout = run.experiment, run.layout
     federated = history[-1].get("federated") if history else None
     metrics = {**(federated or {}).get("mean", {}), **run.plan.engine.evaluate(state)}
-    judge = "accuracy" if run.data.valid_x is None else "valid_accuracy"
-    evaluated = [line for line in history if line.get(judge) is not None]
-    last = [line["accuracy"] for line in history[-10:] if line["accuracy"] is not None]
+    declared = described(run.plan.metrics, metrics)
+    known = {**dict.fromkeys(METRIC_KEYS), **_judged(declared, metrics, history, run.data.valid_x is not None)}
     upload, download = (sum(line[f"{way}_bytes"] for line in history) for way in ("upload", "download"))
     dense = state.values.element_size() * layout.length * ledger.messages
     seconds = sum(line["seconds"] for line in history)
@@ -79,12 +79,7 @@ def summarise(run: Assembled, state: State, ledger: ClientRecords, history: Sequ
         "rounds": experiment.rounds,
         "density_target": experiment.density,
         "density": rounds.density(layout, state.mask),
-        "accuracy": metrics.get("accuracy"),
-        "accuracy_last10": sum(last) / len(last) if last else None,
-        "best_accuracy": max(evaluated, key=lambda line: line[judge])["accuracy"] if evaluated else None,
-        "loss": metrics.get("loss"),
-        "perplexity": metrics.get("perplexity"),
-        "perplexity_corpus": metrics.get("perplexity_corpus"),
+        **{key: known.pop(key) for key in METRIC_KEYS},
         "upload_bytes": upload,
         "download_bytes": download,
         "comm_ratio": (upload + download) / dense,
@@ -94,9 +89,41 @@ def summarise(run: Assembled, state: State, ledger: ClientRecords, history: Sequ
         "samples_per_second": samples / seconds,
         "rejected_replies": sum(entry["reason"] not in EXCUSED for line in history for entry in line["rejected"]),
         "version": fedrts.__version__,
+        **known,
+        **{key: value for key, value in (history[-1] if history else {}).items() if key.startswith("average_")},
+        **({"metrics": told} if (told := told_of(declared)) else {}),
         **({"federated": federated} if federated else {}),
         **({"given": describe_given(run)} if experiment.data == CUSTOM else {}),
     }
+
+
+METRIC_KEYS = ("accuracy", "accuracy_last10", "best_accuracy", "loss", "perplexity", "perplexity_corpus")
+"""Keys that every summary has; null where the task has no such metric."""
+
+
+def _judged(
+    declared: Sequence[Metric], final: Mapping[str, float], history: Sequence[Mapping[str, Any]], validated: bool
+) -> dict[str, float | None]:
+    """Keys of a summary: every metric of the final model; of those that are followed the mean over the evaluations of the last ten rounds
+    and the value in the best round, chosen on the validation split where there is one."""
+    found: dict[str, float | None] = {}
+    kept = followed(declared)
+    for metric in declared:
+        name = metric.name
+        found[name] = final.get(name)
+        if metric not in kept:
+            continue
+        last = [line[name] for line in history[-10:] if _is_number(line.get(name))]
+        found[f"{name}_last10"] = sum(last) / len(last) if last else None
+        by = f"valid_{name}" if validated else name
+        evaluated = [line for line in history if _is_number(line.get(by))]
+        best = min if metric.lower_is_better else max
+        found[f"best_{name}"] = best(evaluated, key=lambda line: line[by]).get(name) if evaluated else None
+    return found
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def describe_given(run: Assembled) -> dict[str, str]:

@@ -16,6 +16,7 @@ from fedrts.methods.contract import Exchange, Judge, State
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import faults, judge
 from fedrts.server.mask_memory import addressed
+from fedrts.tasks.metrics import Metric
 from fedrts.wire.fields import Values, carried
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ def assess(plan: Plan, state: State, index: int, ledger: ClientRecords) -> dict[
     A client whose answer is late or cannot be is left out and named; nothing else becomes of it.
     """
     number = len(plan.exchanges(plan.round(index, state.mask)))
-    order = Order.of(assessment(plan.metrics), plan.round(index, state.mask, number), plan.layout, state, plan.key(index, "assessment"))
+    order = Order.of(
+        assessment(plan.metric_names), plan.round(index, state.mask, number), plan.layout, state, plan.key(index, "assessment")
+    )
     absent = ledger.strikes.quarantined | ledger.lateness.resting(index) | ledger.departed.keys()
     clients = sorted(plan.held_out.keys() - absent)
     order, size = addressed(order, clients, ledger.traffic)
@@ -48,8 +51,8 @@ def assess(plan: Plan, state: State, index: int, ledger: ClientRecords) -> dict[
             missing.append({"client": reply.client, "reason": rejection.reason})
             continue
         assert isinstance(reply, Reply)  # a failure never counts
-        metrics = dict(zip(plan.metrics, carried(reply.message["metrics"], Tensor).tolist(), strict=True))
-        if (reason := impossible(metrics)) is not None:
+        metrics = dict(zip(plan.metric_names, carried(reply.message["metrics"], Tensor).tolist(), strict=True))
+        if (reason := impossible(plan.metrics, metrics)) is not None:
             missing.append({"client": reply.client, "reason": reason})
             continue
         told[reply.client] = metrics
@@ -65,10 +68,9 @@ def assess(plan: Plan, state: State, index: int, ledger: ClientRecords) -> dict[
     }
 
 
-def impossible(metrics: Mapping[str, float]) -> str | None:
+def impossible(declared: Sequence[Metric], told: Mapping[str, float]) -> str | None:
     """Why nobody can have measured these metrics; None if somebody can."""
-    wrong = "accuracy" in metrics and not 0 <= metrics["accuracy"] <= 1
-    return f"an accuracy of {metrics['accuracy']:.3g}" if wrong else None
+    return next((reason for metric in declared if (reason := metric.impossible(told[metric.name])) is not None), None)
 
 
 def _mean(told: Mapping[int, Mapping[str, float]], weights: Mapping[int, int]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor
 
 from fedrts.client.order import Order, called
-from fedrts.errors import InputError
+from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Exchange, Round, State
 from fedrts.server.aggregate import Sums
 from fedrts.server.assessment import assess
+from fedrts.server.averaging import LateAverage, average_of
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.collect import DROPPED, EXCUSED, LATE, LATE_AGAIN, Question, add_up
 from fedrts.server.engine import Adding, Engine, Remote
@@ -27,6 +29,8 @@ from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
+from fedrts.tasks import Metrics
+from fedrts.tasks.metrics import Metric, described, followed
 from fedrts.wire.value_types import ValueType
 
 ALWAYS_EVALUATED = 10
@@ -51,10 +55,15 @@ class Plan:
     value_type: ValueType = "float32"
     dropout: float = 0.0
     optimizer: ServerOptimizer = field(default_factory=Averaging)
-    metrics: tuple[str, ...] = ()
-    """What clients tell of a model that they judge."""
+    average: LateAverage = field(default_factory=LateAverage)
+    metrics: tuple[Metric, ...] = ()
+    """What evaluations give, and clients tell of a model that they judge."""
     held_out: Mapping[int, int] = field(default_factory=dict)
     """Samples by client on which the clients that hold some out judge the global model."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return tuple(metric.name for metric in self.metrics)
 
     def sample(self, index: int, attempt: int = 0, quarantined: Collection[int] = ()) -> list[int]:
         """The clients asked in a round: a function of (seed, round, attempt) and of who is not asked.
@@ -115,9 +124,48 @@ class Record:
     """A key of its line only where there is a validation set."""
     federated: dict[str, Any] | None = None
     """What clients say of the model on data that they hold out; a key of its line only where they do."""
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    """Further metrics by name, and `valid_…` of them: keys of its line."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value is not None or key not in ("valid_accuracy", "federated")}
+        line = {key: value for key, value in asdict(self).items() if value is not None or key not in ("valid_accuracy", "federated")}
+        further: dict[str, float | None] = line.pop("metrics")
+        return line | further
+
+    @property
+    def metric_keys(self) -> tuple[str, ...]:
+        """The keys of its line that say how good the model is."""
+        return (*_METRIC_FIELDS, *self.metrics)
+
+    def value(self, metric: Metric) -> float | None:
+        """A metric on the test set; None where it was not evaluated."""
+        found: float | None = self.metrics.get(metric.name) if metric.name in self.metrics else getattr(self, metric.name, None)
+        return found
+
+    def evaluated(self, declared: Sequence[Metric], found: Metrics) -> None:
+        """Take in what an evaluation gave: the metrics that lines have ever had, and all that are followed."""
+        own = [name for name in found if name in _METRIC_FIELDS]
+        for name in own:
+            setattr(self, name, found[name])
+        for metric in followed(described(declared, found)):
+            for name in (metric.name, f"valid_{metric.name}"):
+                if name in found and name not in own:
+                    self.metrics[name] = _finite(name, found[name])
+
+
+_METRIC_FIELDS = ("loss", "accuracy", "perplexity", "valid_accuracy")
+
+
+def _unevaluated(declared: Sequence[Metric]) -> dict[str, float | None]:
+    """Of a line's further metrics, none."""
+    return {metric.name: None for metric in followed(declared) if metric.name not in _METRIC_FIELDS}
+
+
+def _finite(name: str, value: float) -> float | None:
+    if math.isfinite(value):
+        return value
+    note(f"the metric '{name}' is {value} on these data, which no file can say: it is recorded as null")
+    return None
 
 
 @dataclass(frozen=True)
@@ -154,7 +202,7 @@ def play_round(plan: Plan, before: State, index: int, ledger: ClientRecords | No
     """One round, attempted until enough replies are usable; `before` is left as it is."""
     started = time.perf_counter()
     ledger = ledger or ClientRecords.of(plan.guard)
-    record = Record(index, plan.schedule.is_outer(index), [])
+    record = Record(index, plan.schedule.is_outer(index), [], metrics=_unevaluated(plan.metrics))
     for attempt in range(plan.guard.attempts):
         state = _attempt(plan, before, index, attempt, ledger, record)
         if state is not None:
@@ -174,8 +222,9 @@ def play_round(plan: Plan, before: State, index: int, ledger: ClientRecords | No
             if plan.held_out:
                 record.federated = assess(plan, state, index, ledger)
                 metrics = {**record.federated["mean"], **metrics}  # the coordinator's own test set, where it has one
-        record.loss, record.accuracy, record.perplexity = (metrics.get(name) for name in ("loss", "accuracy", "perplexity"))
-        record.valid_accuracy = metrics.get("valid_accuracy")
+            if index == plan.rounds - 1 and (late := average_of(state)) is not None:
+                record.metrics |= {f"average_{name}": _finite(name, value) for name, value in plan.engine.evaluate(late).items()}
+        record.evaluated(plan.metrics, metrics)
     record.seconds = time.perf_counter() - started
     return Played(state, record, describe(plan, before, state, index) if record.outer else None)
 
@@ -203,7 +252,9 @@ def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: Client
         clients = list(record.clients)
         with phase("update"):
             state = updated(plan, state, order, sums)
-    return plan.optimizer.step(before, state, plan.layout.parameters) if index >= 0 else state
+    if index < 0:
+        return state
+    return plan.average.enter(before, plan.optimizer.step(before, state, plan.layout.parameters), index)
 
 
 def _not_asked(plan: Plan, index: int, ledger: ClientRecords, record: Record) -> set[int]:

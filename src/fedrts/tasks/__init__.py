@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from numbers import Real
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedrts.errors import InputError, reason
+from fedrts.errors import InputError, note, reason
 from fedrts.sparse.mode import training
 from fedrts.tasks.crossentropy import linear_cross_entropy, rows_at_once
+from fedrts.tasks.measures import Meter, RightAnswers, labelled_rightly
+from fedrts.tasks.metrics import ACCURACY, LOSS, Metric, declaration, described
+from fedrts.tasks.metrics import names as metric_names
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+CountRight = Callable[[Tensor, Tensor], Tensor]
 
 
 Metrics = dict[str, float]
 
 
 class Task(Protocol):
-    """A loss for training and metrics for evaluation."""
+    """A loss for training and metrics for evaluation.
+
+    One that gives other metrics than `loss` and `accuracy` says which in its attribute `metrics`, names or `Metric`s. The first of them
+    that is not the loss is what it is judged by.
+    """
 
     def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
         """Mean loss of a batch of inputs `x` with targets `y`, the outputs divided by `temperature`.
@@ -31,13 +43,30 @@ class Task(Protocol):
         ...
 
     def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
-        """Metrics over all samples: `loss`, `accuracy` and, for language, `perplexity` and `perplexity_corpus`."""
+        """Metrics over all samples, by name: `loss`, and what `metrics` says."""
         ...
 
 
-def metric_names(task: Task) -> tuple[str, ...]:
+def declared(task: Task) -> tuple[Metric, ...]:
     """What a task's evaluation gives, in the order in which clients tell it."""
-    return getattr(task, "metrics", ("loss", "accuracy"))
+    given = getattr(task, "metrics", (ACCURACY,))
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InputError(f"the task's metrics are {given!r}: give a list of names, or of fedrts.tasks.metrics.Metric")
+    found = {metric.name: metric for metric in map(declaration, given)}
+    return tuple(found.values()) if LOSS.name in found else (LOSS, *found.values())
+
+
+def _beside_loss(task: Task) -> list[Metric]:
+    return [metric for metric in declared(task) if metric.name != LOSS.name]
+
+
+def evaluated(task: Task, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
+    """The metrics that a task gives; an `InputError` where one is no number."""
+    found = task.evaluate(module, x, y, batch_size)
+    for name, value in found.items():
+        if not isinstance(value, Real) or isinstance(value, bool):
+            raise InputError(f"the task's evaluate gives {value!r} for '{name}': give a number, such as float(…)")
+    return found
 
 
 def cross_entropy(output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -59,17 +88,15 @@ class Classification:
     """One label per sample, or any target that one's own `criterion` and `correct` understand."""
 
     criterion: Loss = cross_entropy
-    correct: Callable[[Tensor, Tensor], Tensor] | None = None
+    correct: CountRight | None = None
     """(output, target) → number (or share, summed) of correct answers in the batch; default: arg-max equals label."""
+    smoothing: ClassVar[float] = 0.0
+    """Label smoothing of the training loss, see `smoothed`; evaluation has none."""
 
     def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
         output = module(x)
-        return self.criterion(output if temperature == 1 else output / temperature, y)
-
-    def smoothed(self, share: float) -> Task:
-        if self.criterion is not cross_entropy:
-            raise InputError("train.smoothing smooths the labels of cross-entropy, and this loss is your own: set it to 0")
-        return SmoothedClassification(self.criterion, self.correct, share)
+        criterion = partial(cross_entropy, smoothing=self.smoothing) if self.smoothing else self.criterion
+        return criterion(output if temperature == 1 else output / temperature, y)
 
     def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
         loss = correct = 0.0
@@ -97,35 +124,76 @@ class Classification:
 
 
 @dataclass(frozen=True)
-class SmoothedClassification(Classification):
-    """Trained on smoothed labels, judged on plain ones."""
+class Prediction(Classification):
+    """Any targets, judged by metrics of all outputs and targets beside the loss.
 
-    smoothing: float = 0.0
+    `Prediction(F.mse_loss, metrics=("mae", "r2"))`; right answers count where `metrics` has "accuracy", by `correct` if that is given.
+    """
 
-    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
-        return cross_entropy(module(x) / temperature, y, self.smoothing)
+    metrics: tuple[str | Metric, ...] = ()
+
+    def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
+        loss = 0.0
+        meters = {metric.name: self._meter(metric) for metric in _beside_loss(self)}
+        for inputs, targets in _batches(module, x, y, batch_size):
+            output = module(inputs)
+            loss += float(self.criterion(output, targets)) * len(inputs)
+            for name, meter in meters.items():
+                with _measuring(name, output, targets):
+                    meter.update(output, targets)
+        found = {LOSS.name: loss / len(x)}
+        for name, meter in meters.items():
+            with _measuring(name):
+                found[name] = float(meter.compute())
+        return found
+
+    def _meter(self, metric: Metric) -> Meter:
+        return RightAnswers(self.correct) if metric.name == ACCURACY.name and self.correct is not None else metric()
+
+    def check_count(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
+        if ACCURACY.name in {metric.name for metric in declared(self)}:
+            super().check_count(module, x, y)
 
 
-def labelled_rightly(output: Tensor, target: Tensor) -> Tensor:
-    """How many of the outputs `[m, classes]` are largest at the label `[m]`."""
-    if output.dim() != 2 or target.dim() != 1 or target.is_floating_point():
-        forms = f"outputs {list(output.shape)} and {str(target.dtype).removeprefix('torch.')} targets {list(target.shape)}"
-        raise InputError(f"what is a right answer among {forms}? give `correct(output, target)`, the number of them in a batch")
-    return (output.argmax(-1) == target).sum()
+@contextmanager
+def _measuring(metric: str, *seen: Tensor) -> Iterator[None]:
+    """An error inside is one line that says which metric could not be measured."""
+    try:
+        yield
+    except Exception as error:  # whatever a user's own metric raises
+        forms = " of outputs {} and targets {}".format(*(list(part.shape) for part in seen)) if seen else ""
+        raise InputError(f"the metric '{metric}'{forms} cannot be measured: {reason(error)}") from error
+
+
+def predicting(criterion: Loss | None, correct: CountRight | None, metrics: Sequence[str | Metric], labels: bool) -> Task:
+    """The task of a loss and metrics: right answers count where somebody says what they are, or targets are `labels`."""
+    kind = Classification if correct is not None or labels else Prediction
+    return judged_by(kind(criterion or cross_entropy, correct), metrics)
+
+
+def judged_by(task: Task, more: Sequence[str | Metric]) -> Task:
+    """A task that gives `more` metrics; accuracy leads them where it has one, unless they name it in another place."""
+    wanted = tuple(map(declaration, more))
+    if not wanted:
+        return task
+    if not isinstance(task, Classification):
+        raise InputError(
+            f"the task {type(task).__name__} brings its own metrics: let its evaluate give {', '.join(m.name for m in wanted)}"
+        )
+    for metric in wanted:
+        metric()  # an error where it cannot be measured
+    named = {metric.name for metric in wanted}
+    own = tuple(metric for metric in _beside_loss(task) if metric.name not in named)
+    return Prediction(task.criterion, task.correct, (*own, *wanted))
 
 
 def smoothed(task: Task, share: float) -> Task:
     """A task whose training loss spreads this `share` of every label evenly over all classes."""
-    if not isinstance(task, Smoothing):
-        raise InputError("train.smoothing needs a task that knows labels (a method `smoothed(share)`): set it to 0")
-    return task.smoothed(share)
-
-
-@runtime_checkable
-class Smoothing(Protocol):
-    """A task that can smooth its labels."""
-
-    def smoothed(self, share: float) -> Task: ...
+    if getattr(task, "criterion", cross_entropy) is not cross_entropy or not hasattr(task, "smoothing"):
+        raise InputError("train.smoothing smooths the labels of cross-entropy, and this loss is your own: set it to 0")
+    smooth = copy.copy(task)
+    object.__setattr__(smooth, "smoothing", share)  # no field: run folders know a task by its fields, and the experiment says this
+    return smooth
 
 
 def check(task: Task, module: nn.Module, x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> None:
@@ -135,13 +203,23 @@ def check(task: Task, module: nn.Module, x: Tensor, y: Tensor, test_x: Tensor, t
             loss = task.loss(module, x, y)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise InputError(f"the loss must be a tensor with one number, the mean over a batch; it gave {loss!r}")
-        metrics = task.evaluate(module, test_x, test_y, len(test_x))
+        found = evaluated(task, module, test_x, test_y, len(test_x))
     except InputError:
         raise
     except Exception as error:  # whatever a user's own code raises
         raise InputError(f"the model, its loss and these targets do not go together: {reason(error)}") from error
-    if missing := {"loss", "accuracy"} - metrics.keys():
-        raise InputError(f"the task's evaluate gives no {' and no '.join(sorted(missing))}: both are needed")
+    if missing := [metric.name for metric in declared(task) if metric.name not in found]:
+        raise InputError(
+            f"the task's evaluate gives no {' and no '.join(missing)}: it needs a loss, and the metrics that the task's `metrics` names "
+            '(without such an attribute "accuracy")'
+        )
+    own = {metric.name for metric in declared(task)}
+    for metric in described(declared(task), found):
+        if metric.name not in {*own, *metric_names()}:
+            note(
+                f"the task's evaluate gives '{metric.name}', which nothing declares: it is taken for a plain number of which more is "
+                "better; the task's `metrics` may have a fedrts.tasks.metrics.Metric for it"
+            )
 
 
 @runtime_checkable
@@ -166,16 +244,16 @@ class Language:
     """
 
     padding: int = -100
+    smoothing: ClassVar[float] = 0.0
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "perplexity", "perplexity_corpus")
 
     def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
         target = y.long().flatten()
-        if isinstance(module, Projecting) and not twice and y.numel() * len(module.output_matrix) >= FUSED_FROM:
+        plain = not twice and not self.smoothing
+        if isinstance(module, Projecting) and plain and y.numel() * len(module.output_matrix) >= FUSED_FROM:
             return linear_cross_entropy(module.hidden(x).flatten(0, 1) / temperature, module.output_matrix, target, self.padding)
-        return F.cross_entropy(module(x).flatten(0, 1) / temperature, target, ignore_index=self.padding)
-
-    def smoothed(self, share: float) -> Task:
-        return SmoothedLanguage(self.padding, share)
+        logits = module(x).flatten(0, 1) / temperature
+        return F.cross_entropy(logits, target, ignore_index=self.padding, label_smoothing=self.smoothing)
 
     def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
         """`perplexity`: mean over stories of exp(mean token NLL); `perplexity_corpus`: exp of the mean over all tokens."""
@@ -206,17 +284,6 @@ class Language:
             losses.append(F.cross_entropy(logits, target, ignore_index=self.padding, reduction="none"))
             hits.append(logits.argmax(-1) == target)
         return torch.cat(losses).view_as(y), torch.cat(hits).view_as(y)
-
-
-@dataclass(frozen=True)
-class SmoothedLanguage(Language):
-    """Trained on smoothed targets, judged on plain ones; all logits of a training batch exist together."""
-
-    smoothing: float = 0.0
-
-    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
-        logits = module(x).flatten(0, 1) / temperature
-        return F.cross_entropy(logits, y.long().flatten(), ignore_index=self.padding, label_smoothing=self.smoothing)
 
 
 def _in_parts(module: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
