@@ -135,7 +135,7 @@ def test_the_average_is_compared_and_reported(tmp_path: Path, monkeypatch: pytes
     settings = ["--set", "train.average=tail", "--metric", "average_accuracy"]
     code, said = command("compare", "--methods", "random,fedavg", "--seeds", "0,1", "--jobs", "1", "--out", "both", *TINY, *settings)
     assert code == 0, said
-    assert "test accuracy of the average of late models" in (tmp_path / "both/results.md").read_text("utf-8")
+    assert "est accuracy of the average of late models" in (tmp_path / "both/results.md").read_text("utf-8")
     assert command("report", "both", "--no-png")[0] == 0
     tables = [file.read_text("utf-8").splitlines() for file in (tmp_path / "both").rglob("*results*.csv")]
     heads = [table[0] for table in tables if "average" in table[0]]
