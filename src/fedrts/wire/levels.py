@@ -229,7 +229,7 @@ class _Code:
             words[begin + 1 : begin + 1 + len(sums)] |= (sums >> 32).astype(np.uint32)
             ends.append(stops[SEGMENT // 2 - 1 :: SEGMENT // 2])
             done = int(stops[-1])
-        if len(symbols) % SEGMENT:
+        if len(pairs) % (SEGMENT // 2):
             ends.append(np.array([done]))
         return np.concatenate(ends), words.tobytes()[: bytes_of(bits)]
 

@@ -16,8 +16,8 @@ LEVELS = 127
 """Positive levels of an 8-bit value; the sign is the eighth bit."""
 
 BLOCK = 256
-"""Values that share one scale, however few their levels. Smaller blocks have less variance and more bytes: per byte there is little
-between 64 and 512, and at a given variance the larger ones are shorter (`python benchmarks/blocks.py`)."""
+"""Values that share one scale, whatever the type. Smaller blocks have less variance and more bytes; 256 is where neither another bit
+nor another client is the better buy (benchmarks/results/blocks.md)."""
 
 
 Norm = Literal["linf", "l2"]

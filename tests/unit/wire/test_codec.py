@@ -7,7 +7,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ MASK = slice(14, 22)
 """Where a header has the fingerprint of the mask."""
 DENSITIES = (0.0, 0.01, 0.1, 0.2, 0.5, 0.9, 1.0)
 SHAPES = ((), (0,), (1,), (7,), (8,), (9,), (3, 5), (4, 2, 3, 3), (0, 4), (300,))
-TYPES: tuple[ValueType, ...] = ("float32", "float16", "int8")
+TYPES: tuple[ValueType, ...] = get_args(ValueType)
 
 
 def layout_of(*shapes: tuple[int, ...], dense: int = 3, buffers: int = 4) -> Layout:
