@@ -3,8 +3,9 @@
     python benchmarks/blocks.py
 
 Values from a Gaussian and a Laplacian distribution. `error` is the mean squared error of rounding over the mean square of the values,
-`bits` are those of a value with its share of a scale. `error · bits` says what a byte buys where many clients are averaged, `error · 4^bits`
-what it buys at a given error; both are over those of 256. Prints a table; benchmarks/results/blocks.md is one such run.
+`bits` are those of a value with its share of a scale. `error · bits` says what a byte buys where many clients are averaged,
+`error · 4^bits` what it buys where the error of one must be small; both are over those of 256.
+Prints a table; benchmarks/results/blocks.md is one such run.
 """
 
 from __future__ import annotations

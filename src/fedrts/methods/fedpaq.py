@@ -1,6 +1,6 @@
 """FedPAQ (Reisizadeh et al., 2020): federated averaging with messages of few bits that are right on average.
 
-A client uploads Q(W^n − W_t); the server keeps full precision, W ← W + Σ p_k Q(W^n − W_t). Q rounds s·|x_i|/scale (s = 127 in 8 bits) to one of
+A client uploads Q(W^n − W_t); the server keeps full precision, W ← W + Σ p_k Q(W^n − W_t). Q rounds s·|x_i|/scale (int8: s = 127) to one of
 its two neighbours at random, so that E[Q(x)] = x and |Q(x) − x| ≤ scale/s. The broadcast model is quantised too (`downlink`);
 BatchNorm statistics travel whole.
 

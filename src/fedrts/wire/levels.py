@@ -69,15 +69,12 @@ class Alphabet:
     @cached_property
     def group(self) -> int:
         """Levels of one symbol."""
-        group = 1
-        while self.base ** (group + 1) <= _NOTHING:
-            group += 1
-        return group
+        return next(group for group in range(8, 0, -1) if self.base**group <= _NOTHING)
 
     @property
     def symbols(self) -> int:
         """How many symbols there are."""
-        return self.base**self.group
+        return int(self.base**self.group)
 
     def number(self, count: int) -> int:
         """Symbols that hold `count` levels."""
@@ -91,7 +88,7 @@ class Alphabet:
             symbols = symbols * self.base + digits[:, place]
         return symbols
 
-    def split(self, symbols: Symbols) -> Levels:
+    def split(self, symbols: Integers) -> Levels:
         """The levels `[group · number]`: inverse of `join`."""
         digits = np.indices((self.base,) * self.group).reshape(self.group, -1).T - self.top
         return np.take(np.ascontiguousarray(digits, np.int8), symbols, axis=0).reshape(-1)
@@ -187,11 +184,14 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Code:
-    """A prefix code: of each of the symbols `[n]` its `lengths` in bits and its `codes`, the first bit lowest; `used` are the symbols that have one."""
+    """A prefix code for the symbols `[n]`."""
 
     lengths: Counts
+    """Bits of each symbol's code."""
     codes: Counts
+    """The codes, first bit lowest."""
     used: Integers
+    """The symbols that have a code, in its canonical order."""
 
     @staticmethod
     def of(alphabet: Alphabet, shares: Counts) -> _Code:
@@ -281,7 +281,7 @@ def _code_lengths(weights: Counts) -> Counts:
     lengths = np.zeros(len(weights), np.int64)
     taken = max(2 * len(leaves) - 2, 0)
     for leaf in reversed(merged):
-        chosen = np.count_nonzero(leaf[:taken])
+        chosen = int(np.count_nonzero(leaf[:taken]))
         lengths[order[:chosen]] += 1
         taken = 2 * (taken - chosen)
     return lengths

@@ -20,12 +20,12 @@ from fedrts.client.order import Order, Reply
 from fedrts.methods.contract import Exchange, Round
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire import codec
+from fedrts.wire import codec, levels
 from fedrts.wire.codec import Header, Kind, MaskForm
 from fedrts.wire.errors import WireError
 from fedrts.wire.fields import Field, Frame, Indices, Message, Values, positions_size, read_positions
 from fedrts.wire.packing import Reader, varint
-from fedrts.wire.value_types import ValueType
+from fedrts.wire.value_types import FORMATS, ValueType
 
 HEADER = 35
 MASK = slice(14, 22)
@@ -33,6 +33,7 @@ MASK = slice(14, 22)
 DENSITIES = (0.0, 0.01, 0.1, 0.2, 0.5, 0.9, 1.0)
 SHAPES = ((), (0,), (1,), (7,), (8,), (9,), (3, 5), (4, 2, 3, 3), (0, 4), (300,))
 TYPES: tuple[ValueType, ...] = get_args(ValueType)
+CODED = [type for type, format in FORMATS.items() if not format.regular]
 
 
 def layout_of(*shapes: tuple[int, ...], dense: int = 3, buffers: int = 4) -> Layout:
@@ -491,6 +492,21 @@ def test_no_damage_is_anything_but_an_error() -> None:
     for reason in (*shallow, *deep, "cannot be decoded from coding", "active links instead", "gaps", "k ="):
         assert any(reason in found for found in outcomes), f"nothing reached '{reason}'"
     assert sum("checksum" in found for found in outcomes) < 0.2 * CASES, "most of the damage is behind the checksum"
+
+
+def test_no_damage_to_coded_values_is_anything_but_an_error() -> None:
+    layout, rng = layout_of((60, 50)), np.random.default_rng(8)
+    frame = Frame(layout, random_mask(layout, 0.7, rng))
+    tensors = {"weights": torch.from_numpy(rng.laplace(size=layout.length) ** 3).float()}
+    every = [upload(frame, {"weights": Values(type=type)}, tensors) for type in CODED]
+    assert all(target.data[HEADER] == levels.Form.CODED for target in every)
+    outcomes = []
+    for case in range(3000):
+        target = every[case % len(every)]
+        data = mutated(target.data, every[rng.integers(len(every))].data, rng)
+        outcomes.append(outcome(target, signed(data) if len(data) > 4 else data))
+    for reason in ("accepted", "missing", "too many", "do not end", "shorter form", "form 7 of levels"):
+        assert any(reason in found for found in outcomes), f"nothing reached '{reason}'"
 
 
 def test_no_damage_to_a_mask_that_the_header_confirms_is_anything_but_an_error() -> None:

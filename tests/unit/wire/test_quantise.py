@@ -85,9 +85,7 @@ def test_the_error_is_bounded(count: int, magnitude: float) -> None:
         assert_within_bound(magnitude * randn(count, seed), key=seed, top=top)
 
 
-@given(
-    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=300), st.integers(0, 2**64 - 1), st.sampled_from(TOPS)
-)
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=300), st.integers(0, 2**64 - 1), st.sampled_from(TOPS))
 def test_any_finite_values_stay_within_the_bound(values: list[float], key: int, top: int) -> None:
     assert_within_bound(torch.tensor(values, dtype=torch.float32), key, top)
 
