@@ -33,6 +33,7 @@ bench: $(READY)          ## measurements, printed as tables; benchmarks/results 
 	$(BIN)/python benchmarks/codec.py
 	$(BIN)/python benchmarks/traffic.py
 	$(BIN)/python benchmarks/positions.py
+	$(BIN)/python benchmarks/blocks.py
 	$(BIN)/python benchmarks/digits.py dropout
 	$(BIN)/python benchmarks/digits.py values
 	$(BIN)/python benchmarks/choosing.py

@@ -111,7 +111,9 @@ class Eval(Table):
 class Wire(Table):
     """How values travel."""
 
-    value_type: ValueType = Field("float32", description="float32 (lossless), float16 or int8 (unbiased rounding), both ways")
+    value_type: ValueType = Field(
+        "float32", description="float32 (lossless), float16, or int8, int6, int4, int2 (unbiased rounding), both ways"
+    )
 
 
 class Checkpoint(Table):

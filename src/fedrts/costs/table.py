@@ -11,7 +11,8 @@ ACCOUNTINGS = {
     "three copies of the model; a batch's forward pass counts batch² · MAC",
     "rules": "the paper's text: each layer dense, bitmap, coordinates or CSR by its own density; memory is three such copies; a batch's "
     "forward pass counts batch · MAC",
-    "measured": "what this package does: lengths of encoded messages, MACs at the layers' densities over the samples seen, tensors that a "
+    "measured": "what this package does: lengths of encoded messages (where they depend on the values, those of a first step, which is an "
+    "estimate), MACs at the layers' densities over the samples seen, tensors that a "
     "client holds with the activations of one batch",
 }
 """The accountings, and what each counts."""
