@@ -33,11 +33,12 @@ def resolve(*layers: Tree) -> Experiment:
     settings = merged(recipe.settings, given)
     _fit_per_round(settings, given)
     experiment = validated(Experiment, settings)
-    if method_class(experiment.method).dense and given.get("density", 1.0) != 1.0:
-        note(f"{experiment.method} is a dense method: density {given['density']} is ignored")
     if experiment.model == "auto":
         experiment = experiment.model_copy(update={"model": recipe.model})
-    return complete(experiment)
+    experiment = complete(experiment)
+    if method_class(experiment.method).dense and given.get("density", 1.0) != 1.0:
+        note(f"{experiment.method} is a dense method: density {given['density']} is ignored")
+    return experiment
 
 
 def combined(*layers: Tree) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class Estimate:
             epochs=training.epochs,
             batch_size=training.batch_size,
             rows=tuple(rows),
+            density_start=run.experiment.topology.density_start,
         )
 
     # -- on paper ---------------------------------------------------------------------------------------------------------
