@@ -144,7 +144,10 @@ def test_a_mask_that_never_changes_has_one_density(toy, method):
         ({"topology": {**TOPOLOGY, "interval": 8}}, "two outer rounds before topology.end = 8 to fall between, and there is one"),
         ({"topology": {**TOPOLOGY, "interval": 8, "outer_at_end": True}}, "and there is one: lower topology.interval = 8"),
         ({"topology": {**TOPOLOGY, "interval": 8, "first_outer": 8}}, "and there is none: lower topology.interval = 8"),
-        ({"topology": {**TOPOLOGY, "density_schedule": "quick"}}, "topology.density_schedule must be 'cosine', 'cubic', 'linear' or an import"),
+        (
+            {"topology": {**TOPOLOGY, "density_schedule": "quick"}},
+            "topology.density_schedule must be 'cosine', 'cubic', 'linear' or an import",
+        ),
         ({"method": "prunefl", "method_options": {"adaptive": True}}, "not for prunefl: with adaptive = true it chooses its size itself"),
     ],
 )
@@ -272,7 +275,7 @@ def test_the_guard_wants_masks_of_the_target(toy, method):
 def test_clients_that_lose_links_on_the_way_count_the_work_that_is_left(toy):
     """FedDST trains half of its epochs before links go, and half after."""
     run = falling(toy, "feddst", clients={"total": 1, "per_round": 1}, train={"epochs": 2, "batch_size": 60})
-    state, current = thinned(run)
+    state, _ = thinned(run)
     record = rounds.play_round(run.plan, state, 2).record
     macs, sizes = run.bench.macs, state.mask.sizes
     before, after = macs.at(state.mask.counts, sizes), macs.at(erk(run.layout, densities("cubic")[2]), sizes)
@@ -351,9 +354,7 @@ def test_costs_are_those_of_the_first_rounds(toy):
     for name, record in zip(("outer", "inner"), records, strict=True):
         assert cost.row("measured", name).upload_bytes == record.upload_bytes
         assert cost.row("measured", name).flops == pytest.approx(record.flops)
-    at_start, at_end = (
-        fedrts.cost(**{**settings, "density": density, "topology": {"interval": 2, "end": 8}}) for density in (START, END)
-    )
+    at_start, at_end = (fedrts.cost(**{**settings, "density": density, "topology": {"interval": 2, "end": 8}}) for density in (START, END))
     for accounting in ("paper", "rules"):
         assert cost.row(accounting, "inner").upload_bytes == at_start.row(accounting, "inner").upload_bytes
         assert cost.row(accounting, "inner").upload_bytes > at_end.row(accounting, "inner").upload_bytes

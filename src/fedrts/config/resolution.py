@@ -108,7 +108,9 @@ def _check_falling(experiment: Experiment, method: Method) -> None:
     if topology.density_start is None:
         return
     if (why := method.steady()) is not None:
-        raise InputError(f"topology.density_start is not for {experiment.method}: {why}; leave it out, or choose a method that re-draws masks")
+        raise InputError(
+            f"topology.density_start is not for {experiment.method}: {why}; leave it out, or choose a method that re-draws masks"
+        )
     outers = experiment.schedule.outers_before(experiment.end)
     if outers < 2:
         there = "there is one" if outers else "there is none"

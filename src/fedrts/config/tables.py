@@ -65,7 +65,7 @@ class Topology(Table):
     budget: Literal["all", "prunable"] = Field("all", description="does the density count over all parameters or the prunable ones?")
     layer_density: Literal["erk", "er", "uniform"] = Field("erk", description="how the density is spread over layers")
     density_start: Number | None = Field(
-        None, gt=0, le=1, description="of the first mask: from here the density falls to `density`, in outer rounds; default: it stays"
+        None, gt=0, le=1, description="density of the first mask, which falls to `density` in outer rounds; default: it stays the same"
     )
     density_schedule: Annotated[str, Named(curves)] = Field(
         "cubic", description="how it falls from the first outer round to the last before T_end: cubic (fast at first), cosine or linear"

@@ -195,7 +195,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Rewire:
-    """A new mask of the client's own, with the round's targets per layer: `choose(tensors, mask)` → (kept, new); weights off `kept` become 0.
+    """A new mask of the client's own, with the round's targets: `choose(tensors, mask)` → (kept, new); weights off `kept` become 0.
 
     `tensors` are the client's own by name, with the weights as it got them under `received`.
     """

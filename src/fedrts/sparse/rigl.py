@@ -10,9 +10,7 @@ from fedrts.sparse.mask import Mask
 from fedrts.sparse.topk import top, top_indices
 
 
-def step(
-    strength: Tensor, promise: Tensor, mask: Mask, quota: Sequence[int], outgoing: Sequence[int] | None = None
-) -> tuple[Mask, Mask]:
+def step(strength: Tensor, promise: Tensor, mask: Mask, quota: Sequence[int], outgoing: Sequence[int] | None = None) -> tuple[Mask, Mask]:
     """(kept, new): drop the `outgoing[l]` active links of least `strength [P]` in each layer, then grow `quota[l]`; by default as many.
 
     Grown are those of most `promise [P]` among all links inactive after the drop, the just dropped ones included. Weights

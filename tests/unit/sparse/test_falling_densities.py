@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -32,7 +32,15 @@ def layout(shapes, dense=0):
 def first_counts(fall):
     """K^l of the first mask."""
     setup = Setup(
-        fall.layout, None, (), lambda purpose: 0, nn.Module(), 0, fall.budget, fall.layer_density, density_start=fall.start
+        fall.layout,
+        torch.zeros(fall.layout.length),
+        (),
+        lambda purpose: 0,
+        nn.Module(),
+        0,
+        fall.budget,
+        fall.layer_density,
+        density_start=fall.start,
     )
     return setup.counts(fall.end)
 
@@ -41,6 +49,11 @@ def first_counts(fall):
 def test_curves_by_hand(curve):
     assert [falling.left(curve, progress) for progress in (0.0, 0.25, 0.5, 0.75, 1.0)] == pytest.approx(BY_HAND[curve], abs=1e-12)
     assert falling.left(curve, 1.0) == 0.0
+
+
+def test_a_curve_of_ones_own_that_stops_short_ends_at_the_target_all_the_same(monkeypatch):
+    monkeypatch.setitem(falling.curves._known, "short", lambda progress: 1 - progress / 2)
+    assert [Fall(0.8, 0.4, "short", layout([(9,)])).density(progress) for progress in (0.0, 0.5, 1.0)] == pytest.approx([0.8, 0.7, 0.4])
 
 
 @given(st.integers(1, 12), st.integers(2, 60), st.booleans(), st.booleans())
@@ -62,6 +75,8 @@ def test_progress_goes_from_the_first_outer_round_to_the_last_before_the_end(int
     st.sampled_from(sorted(budget.BUDGETS)),
     st.sampled_from(falling.names()),
 )
+@example([(2,), (5,), (5,)], 8.1 / 12, 9.1 / 12, 2, "er", "linear")  # rounded: [1, 4, 4] of nine links, [2, 3, 3] of eight
+@example([(2,), (5,), (5,)], 8.1 / 12, 10.1 / 12, 3, "er", "linear")
 def test_layers_fall_from_the_first_counts_to_those_of_the_target(shapes, one, other, outers, kind, curve):
     model = layout(shapes)
     low, high = sorted((one, other))
@@ -130,7 +145,7 @@ def test_what_is_exchanged_fits_into_the_next_mask(t, adjust, start, sizes):
 def test_a_curve_of_ones_own_that_gives_no_share_is_one_line(monkeypatch):
     monkeypatch.setitem(falling.curves._known, "wild", lambda progress: 1 + progress)
     monkeypatch.setitem(falling.curves._known, "mute", lambda progress: None)
-    with pytest.raises(InputError, match="topology.density_schedule = 'wild' gives 1.5 for 0.5: what is left of the way is 0 to 1"):
+    with pytest.raises(InputError, match=r"topology\.density_schedule = 'wild' gives 1\.5 for 0\.5: what is left of the way is 0 to 1"):
         falling.left("wild", 0.5)
-    with pytest.raises(InputError, match="topology.density_schedule = 'mute' gives no number for 0"):
+    with pytest.raises(InputError, match=r"topology\.density_schedule = 'mute' gives no number for 0"):
         falling.left("mute", 0.0)
