@@ -356,7 +356,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
     if folder is not None:
         folder.write_json("clients.json", describe_clients(run.data, run.rows, experiment.clients.partition != SITES))
     chosen = first >= 0 or not plan.method.exchanges(plan.round(first, state.mask))  # a set-up chooses the mask
-    density = loop.density(run.layout, state.mask) if chosen else experiment.density
+    density = loop.density(run.layout, state.mask) if chosen else experiment.first_density
     facts = {
         "parameters": run.layout.parameters,
         "active": round(density * run.layout.parameters),

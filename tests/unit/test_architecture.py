@@ -18,6 +18,7 @@ from fedrts.client import optimizers, schedules
 from fedrts.engines.kinds import KINDS, EngineKind, kind
 from fedrts.engines.settings import EngineName
 from fedrts.server import optimizer, reducers
+from fedrts.sparse import falling
 from fedrts.tasks import metrics
 from fedrts.wire.value_types import FORMATS, ValueType
 
@@ -154,6 +155,7 @@ LISTS = {
     ),
     "schedule": Listed(set(schedules.names()), {"client/schedules.py"}, r"\bschedule\b", frozenset({"step", "constant"})),
     "metric": Listed(set(metrics.names()), {"tasks/__init__.py", "tasks/metrics.py"}, "metric", frozenset({"loss"})),
+    "density schedule": Listed(set(falling.names()), {"sparse/falling.py"}, "density_schedule", frozenset({"cosine"})),
     "value type": Listed(set(get_args(ValueType)), {"wire/value_types.py"}, r"\btype\b|value_type", frozenset({"float32"})),
 }
 
@@ -192,6 +194,8 @@ def test_no_entry_of_a_list_is_told_by_its_name_outside_its_file(name):
         ("metric", "line['accuracy'] is None", True),
         ("metric", "summary.get('accuracy')", False),
         ("metric", "if name == 'loss': pass", False),
+        ("density schedule", "if topology.density_schedule == 'cosine': pass", True),
+        ("density schedule", "if train.schedule == 'cosine': pass", False),
         ("value type", "if entry.type == 'float32': pass", True),
         ("value type", "if asked.precision == 'float32': pass", False),
     ],

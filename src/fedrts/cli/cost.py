@@ -64,8 +64,10 @@ def _print_cost(found: Cost) -> None:
     from fedrts.costs.table import ACCOUNTINGS
 
     console = Console(highlight=False)
+    falling = "" if found.density_start is None else f" in the end, {found.density_start:g} in these first rounds"
     console.print(
-        f"{found.method} · {found.model} with {found.parameters:,} parameters, {found.links:,} prunable · density {found.density:g} · "
+        f"{found.method} · {found.model} with {found.parameters:,} parameters, {found.links:,} prunable · "
+        f"density {found.density:g}{falling} · "
         f"{found.macs:,.0f} MAC a sample of shape {list(found.input_shape)} · {found.samples:,} samples, {found.epochs} epochs, "
         f"batches of {found.batch_size}",
         markup=False,

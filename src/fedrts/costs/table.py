@@ -63,6 +63,8 @@ class Cost:
     epochs: int
     batch_size: int
     rows: tuple[Row, ...] = field(default=())
+    density_start: float | None = None
+    """Of the first rounds, which the rows are of, where the density falls."""
 
     def row(self, accounting: str, round: str, case: str | None = None) -> Row:
         """The row of an accounting and a round; the first where no case is named."""

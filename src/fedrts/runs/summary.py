@@ -139,5 +139,5 @@ def paper_megabytes(run: Assembled, state: State) -> float:
     """MaskMemory of one client in an outer round at t = 0, both ways, in the paper's accounting (uniform density, bitmaps)."""
     schedule = run.plan.schedule
     exchanges = run.method.exchanges(run.plan.round(schedule.first_outer, state.mask))
-    book = Book.paper(run.layout, run.experiment.density, schedule.adjust)
+    book = Book.paper(run.layout, run.experiment.first_density, schedule.adjust)
     return sum(sum(run.method.published(exchange).charged(book)) for exchange in exchanges) / 1e6
