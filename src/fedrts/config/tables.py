@@ -167,4 +167,9 @@ class Experiment(Table):
     @property
     def end(self) -> int:
         """T_end."""
-        return self.topology.end if self.topology.end is not None else max(1, math.floor(0.6 * self.rounds))
+        return self.topology.end if self.topology.end is not None else usual_end(self.rounds)
+
+
+def usual_end(rounds: int) -> int:
+    """T_end of a run of so many rounds where none is asked for."""
+    return max(1, math.floor(0.6 * rounds))

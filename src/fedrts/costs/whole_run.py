@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from fedrts.client.masks import REMEMBERED
 from fedrts.config import Experiment
@@ -101,10 +101,10 @@ class RunCost:
             moved = self.moves and schedule.is_outer(t)
             changed.append(changed[-1] + schedule.fraction(t) * moved)
             changes.append(changes[-1] + moved)
-        told = 0.0
+        priced, told = cache(self._difference), 0.0
         for t in range(turn, rounds):
             missed = changes[t] - changes[t - turn]
-            told += self._difference(changed[t] - changed[t - turn]) if missed <= REMEMBERED else whole
+            told += priced(round(changed[t] - changed[t - turn], 6)) if missed <= REMEMBERED else whole
         return first * whole + self._asked * told
 
     @cached_property

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from fedrts.config import nested
-from fedrts.report import differences, people, progress, tables, topology
+from fedrts.report import differences, frontier, people, progress, tables, topology
 from fedrts.report.format import cell, text
 from fedrts.report.model import Chapter, Figure, Report, ReportTable, Section
 from fedrts.report.quantities import Metric, metric_of, over
@@ -97,6 +97,7 @@ def _sections(problem: Problem, metric: Metric) -> list[Section]:
             [
                 tables.results(problem, metric) if problem.finished else None,
                 *differences.tables(problem, metric),
+                *frontier.figures(problem, metric),
                 *progress.figures(problem, metric),
             ],
         ),
