@@ -75,7 +75,7 @@ class Result:
 def run(
     experiment: str | Path | None = None,
     *,
-    budget: str | None = None,
+    budget: str | float | None = None,
     data_dir: str | Path | None = None,
     observer: Observer | None = None,
     **keywords: Any,

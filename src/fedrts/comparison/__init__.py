@@ -196,7 +196,7 @@ def compare(
     grid: Mapping[str, Sequence[Any]] | None = None,
     metric: str = DEFAULT_METRIC,
     reference: str | None = None,
-    budget: str | None = None,
+    budget: str | float | None = None,
     tune_lr: Sequence[float] | None = None,
     tune_seed: int = TUNE_SEED,
     tune_rounds: int | None = None,

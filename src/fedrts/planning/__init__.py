@@ -62,8 +62,9 @@ class BudgetPlan:
     def command(self, file: Path | None = None, said: Mapping[str, Any] | None = None) -> str:
         """The command that runs what is recommended; `said` are flat keys beside those of the experiment `file`."""
         wanted = dict(self.said if said is None else said) | self.settings
-        if file is None and "data" not in wanted:
-            wanted = {"data": self.experiment.data if self.experiment.data != config.CUSTOM else "NAME"} | wanted
+        if file is None:
+            wanted = {"data": self.experiment.data} | wanted
+        wanted = {key: "NAME" if value == config.CUSTOM else value for key, value in wanted.items()}  # what has none of its own
         words = ["fedrts", "run", *([str(file)] if file else [])]
         for key, value in wanted.items():
             words += [_FLAGS[key], _text(value)] if key in _FLAGS else ["--set", f"{key}={_text(value)}"]
@@ -88,14 +89,14 @@ _FLAGS |= {"wire.value_type": "--value-type"}
 
 
 def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def plan(
     experiment: str | Path | None = None,
     *,
-    budget: str | None = None,
-    per_round: str | None = None,
+    budget: str | float | None = None,
+    per_round: str | float | None = None,
     link: str | None = None,
     deadline: str | None = None,
     model: str | nn.Module | None = None,
@@ -167,7 +168,7 @@ def _anywhere(given: config.Tree) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key not in ("engine", "device", "out")}
 
 
-def within(layers: Sequence[config.Tree], budget: str, data_dir: str | Path | None = None) -> list[config.Tree]:
+def within(layers: Sequence[config.Tree], budget: str | float, data_dir: str | Path | None = None) -> list[config.Tree]:
     """The layers of a run that keeps to a budget in all: what they leave open is planned, and told in a note."""
     found = of_settings(layers, Allowance.of(budget), data_dir=data_dir)
     one = found.chosen

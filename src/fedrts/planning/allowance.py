@@ -26,7 +26,9 @@ class Allowance:
     """Bytes a second between a client and the server, where that is known."""
 
     @staticmethod
-    def of(budget: str | None = None, per_round: str | None = None, link: str | None = None, deadline: str | None = None) -> Allowance:
+    def of(
+        budget: str | float | None = None, per_round: str | float | None = None, link: str | None = None, deadline: str | None = None
+    ) -> Allowance:
         """A budget of `200MB`, or `2MB` a client and round, or what a `5Mbit/s` link carries in `60s`."""
         given = {"--budget": budget, "--per-round": per_round, "--deadline": deadline}
         named = [flag for flag, value in given.items() if value is not None]
@@ -39,12 +41,13 @@ class Allowance:
             raise InputError(f"give a budget: --budget 200MB, --per-round 2MB, or --link 5Mbit/s --deadline 60s{also}")
         rate = None if link is None else units.speed(link)
         if budget is not None:
-            return Allowance(f"{budget.strip()} in all", total=units.size(budget), link=rate)
+            total = units.size(budget)
+            return Allowance(f"{units.shown_size(total)} in all", total=total, link=rate)
         if per_round is not None:
-            return Allowance(f"{per_round.strip()} a client and round", per_round=units.size(per_round, "--per-round"), link=rate)
-        carried = (rate or 0.0) * units.duration(str(deadline))
-        words = f"{units.shown_size(carried)} a client and round ({str(link).strip()} for {str(deadline).strip()})"
-        return Allowance(words, per_round=carried, link=rate)
+            carried, why = units.size(per_round, "--per-round"), ""
+        else:
+            carried, why = (rate or 0.0) * units.duration(str(deadline)), f" ({link} for {deadline})"
+        return Allowance(f"{units.shown_size(carried)} a client and round{why}", per_round=carried, link=rate)
 
     def rounds(self, cost: RunCost, most: int) -> int:
         """How many rounds of a run fit, up to `most`; 0 if none does."""

@@ -19,9 +19,9 @@ DURATIONS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z/]*)")
 
 
-def size(text: str, flag: str = "--budget") -> float:
-    """Bytes of `200MB`, `1.5 GB` or `2MiB`."""
-    return _parsed(text, SIZES, flag, "a size such as 200MB, 1.5GB or 2MiB")
+def size(given: str | float, flag: str = "--budget") -> float:
+    """Bytes of `200MB`, `1.5 GB` or `2MiB`; in Python a number is bytes."""
+    return _parsed(given if isinstance(given, str) else f"{given:f}B", SIZES, flag, "a size such as 200MB, 1.5GB or 2MiB")
 
 
 def speed(text: str, flag: str = "--link") -> float:
