@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fedrts import config
+from fedrts import config, planning
 from fedrts.client import schedules
 from fedrts.client.privacy import Repeatable
 from fedrts.config import Experiment
@@ -81,15 +81,22 @@ class Result:
 
 
 def run(
-    experiment: str | Path | None = None, *, data_dir: str | Path | None = None, observer: Observer | None = None, **keywords: Any
+    experiment: str | Path | None = None,
+    *,
+    budget: str | float | None = None,
+    data_dir: str | Path | None = None,
+    observer: Observer | None = None,
+    **keywords: Any,
 ) -> Result:
     """Run an experiment: a TOML file, keywords, or both (keywords win). See the reference for every key.
 
     `fedrts.run(data="digits", method="fedrts", density=0.1, rounds=50, lr=0.2, topology={"interval": 5}, out="runs/a")`
+    With a `budget` such as "200MB" the run sends at most so much: density, value type and rounds that are not given are planned.
     `data_dir` is the folder of data sets (default: `FEDRTS_DATA`, or ~/.cache/fedrts); it is no part of the experiment.
     """
     layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
-    return start(config.resolve(*layers), observer or default_observer(), data_dir)
+    resolved = config.resolve(*(layers if budget is None else planning.within(layers, budget, data_dir)))
+    return start(resolved, observer or default_observer(), data_dir)
 
 
 def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None = None, door: Door | None = None) -> Result:

@@ -27,7 +27,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = ["errors", "files", "registry", "tables"]
 LAYERS += ["sparse", "bandit", "wire", "methods", "tasks", "data", "models", "client", "server", "engines", "config", "runs", "costs"]
-LAYERS += ["observe", "flower", "api", "export", "comparison", "reproduction", "report", "cli", "__main__", "testing"]
+LAYERS += ["planning", "observe", "flower", "api", "export", "comparison", "reproduction", "report", "cli", "__main__", "testing"]
 """From the ground up: a module may import its own package and those before it."""
 
 

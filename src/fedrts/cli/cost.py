@@ -35,7 +35,7 @@ def cost(
         raise InputError("--json and --csv exclude each other: choose one")
     if input_shape is not None and "data" in given.flags:
         raise InputError("--data and --input-shape exclude each other: both say what the model reads")
-    shape = None if input_shape is None else _whole_numbers("--input-shape", input_shape)
+    shape = None if input_shape is None else whole_numbers("--input-shape", input_shape)
     from fedrts import costs
 
     found = costs.of_settings(given.layers(experiment), None, shape, classes, samples, exact, data_dir)
@@ -47,7 +47,7 @@ def cost(
         _print_cost(found)
 
 
-def _whole_numbers(flag: str, text: str) -> tuple[int, ...]:
+def whole_numbers(flag: str, text: str) -> tuple[int, ...]:
     """`3,32,32` as numbers."""
     try:
         return tuple(int(part) for part in text.split(","))

@@ -21,6 +21,7 @@ from fedrts.comparison.results import Compared
 from fedrts.engines.kinds import kind
 from fedrts.errors import InputError
 from fedrts.observe.notebook import in_notebook
+from fedrts.planning import units
 from fedrts.runs.folder import RunFolder
 from fedrts.tasks import metrics
 from fedrts.tasks.metrics import Metric, of_run
@@ -207,6 +208,7 @@ def compare(
     grid: Mapping[str, Sequence[Any]] | None = None,
     metric: str | None = None,
     reference: str | None = None,
+    budget: str | float | None = None,
     tune_lr: Sequence[float] | None = None,
     tune_seed: int = TUNE_SEED,
     tune_rounds: int | None = None,
@@ -218,7 +220,8 @@ def compare(
     """Compare methods × densities × seeds × `grid`, resuming what `out` holds of it; other keywords are those of `run`.
 
     `fedrts.compare(methods=["fedrts", "random"], densities=[0.1, 0.2], seeds=range(5), reference="random", data="digits", out="compared")`
-    `grid={"topology.interval": [5, 10]}` varies any other key. A cell that fails is in `failures`, the others are in `rows`. With
+    `grid={"topology.interval": [5, 10]}` varies any other key. `budget="200MB"` gives every run the same bytes: as many rounds as they
+    pay for, at most `rounds`. A cell that fails is in `failures`, the others are in `rows`. With
     `jobs` above 1 cells run in processes of their own: the calling script then needs `if __name__ == "__main__":`.
     """
     if isinstance(methods, str) or not all(isinstance(name, str) for name in methods):
@@ -229,6 +232,7 @@ def compare(
     layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
     base = config.combined(*layers)
     tuned = None if tune_lr is None else Tuning(tuple(tune_lr), tune_seed, tune_rounds)
+    folder = Path(data_dir) if data_dir is not None else None
     made = Grid(
         base,
         tuple(methods),
@@ -236,6 +240,7 @@ def compare(
         seeds_of(base) if seeds is None else tuple(seeds),
         {key: tuple(v) for key, v in (grid or {}).items()},
         tuned,
+        budget=None if budget is None else units.size(budget),
+        data_dir=folder,
     )
-    folder = Path(data_dir) if data_dir is not None else None
     return run_grid(made, Path(out), metric=metric, reference=reference, jobs=jobs, data_dir=folder, watcher=watcher)

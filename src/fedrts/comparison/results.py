@@ -16,6 +16,7 @@ from fedrts.comparison.table import Results, markdown
 from fedrts.comparison.tuning import Chosen
 from fedrts.errors import InputError, optional
 from fedrts.files import csv_text, explained, write_atomically
+from fedrts.planning.units import shown_size
 from fedrts.tasks.metrics import Metric
 
 DEFAULT_METRIC = "accuracy_last10"
@@ -91,6 +92,8 @@ class Compared:
         seeds = self.grid.seeds
         words = [setting_of(self.cells), f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"]
         marks = "Mean ± standard error over seeds." if len(seeds) > 1 else "One seed: no standard error."
+        if self.grid.budget is not None:
+            words.append(f"at most {shown_size(self.grid.budget)} sent by each run")
         rates = " Learning rates were chosen on the validation split, see below." if self.chosen else ""
         return f"{' · '.join(words)}. {marks} **Best** and *second best* of each column.{rates}"
 

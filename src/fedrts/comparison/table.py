@@ -190,7 +190,8 @@ def words_on_test(results: Results, reference: str) -> str:
 
 
 def costs_table(rows: Sequence[RunRow], axes: Sequence[str]) -> str:
-    """What runs sent and computed, mean over seeds."""
+    """What runs sent and computed, mean over seeds; and their rounds, where these differ."""
+    timed = "rounds" not in axes and len({row.get("rounds") for row in rows}) > 1
     groups: dict[tuple[str, ColumnKey], list[RunRow]] = {}
     for row in rows:
         groups.setdefault((row["method"], column_of(row, axes)), []).append(row)
@@ -204,9 +205,10 @@ def costs_table(rows: Sequence[RunRow], axes: Sequence[str]) -> str:
                 [run["flops"] for run in runs],
             )
         )
-        body.append([method, *(text_of(value) for value in column), f"{sent / 1e6:,.2f}", f"{ratio:.3f}", f"{flops:.3g}"])
+        rounds = [f"{mean_of([run['rounds'] for run in runs]).value:g}"] if timed else []
+        body.append([method, *(text_of(value) for value in column), *rounds, f"{sent / 1e6:,.2f}", f"{ratio:.3f}", f"{flops:.3g}"])
     names = [key.rpartition(".")[2] for key in axes]
-    return markdown(["method", *names, "density", "MB sent", "relative to dense", "FLOPs"], body)
+    return markdown(["method", *names, "density", *["rounds"] * timed, "MB sent", "relative to dense", "FLOPs"], body)
 
 
 def _body(results: Results, cell: Callable[[str, ColumnKey], str]) -> list[list[str]]:

@@ -206,7 +206,7 @@ class Experiment(Table):
     @property
     def end(self) -> int:
         """T_end."""
-        return self.topology.end if self.topology.end is not None else max(1, math.floor(0.6 * self.rounds))
+        return self.topology.end if self.topology.end is not None else usual_end(self.rounds)
 
     @property
     def first_density(self) -> float:
@@ -218,3 +218,8 @@ class Experiment(Table):
         """When the topology may change; how its density falls depends on the model too."""
         t = self.topology
         return Schedule(t.interval, self.end, t.adjust, t.first_outer, t.outer_at_end)
+
+
+def usual_end(rounds: int) -> int:
+    """T_end of a run of so many rounds where none is asked for."""
+    return max(1, math.floor(0.6 * rounds))

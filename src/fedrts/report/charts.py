@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedrts.report import people, progress, topology
+from fedrts.report import frontier, people, progress, topology
 from fedrts.report.model import Figure
 from fedrts.report.settings import Problem
 from fedrts.tasks.metrics import Metric
@@ -21,6 +21,7 @@ class Chart:
 
 
 CHARTS = (
+    Chart("results", frontier.figures),
     Chart("results", progress.against_rounds),
     Chart("results", progress.against_bytes),
     Chart("results", progress.against_flops),
