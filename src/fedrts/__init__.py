@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from fedrts.api import train as train
     from fedrts.comparison import compare as compare
     from fedrts.costs import cost as cost
+    from fedrts.planning import plan as plan
 
 __version__ = "0.1.0"
 
-__all__ = ["InputError", "Result", "compare", "cost", "data", "load", "methods", "models", "report", "resume", "run", "train"]
+__all__ = ["InputError", "Result", "compare", "cost", "data", "load", "methods", "models", "plan", "report", "resume", "run", "train"]
 
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # by default threads spin at barriers for milliseconds: on a busy machine a core lost
 
 _HOMES = dict.fromkeys(("Result", "load", "resume", "run", "train"), "fedrts.api")
-_HOMES |= {"compare": "fedrts.comparison", "cost": "fedrts.costs", "InputError": "fedrts.errors"}
+_HOMES |= {"compare": "fedrts.comparison", "cost": "fedrts.costs", "plan": "fedrts.planning", "InputError": "fedrts.errors"}
 
 
 def __getattr__(name: str) -> Any:

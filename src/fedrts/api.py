@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fedrts import config
+from fedrts import config, planning
 from fedrts.client import schedules
 from fedrts.client.privacy import Repeatable
 from fedrts.config import Experiment
@@ -42,7 +42,7 @@ from fedrts.server.reducers import check_reducer
 from fedrts.server.rounds import Played
 from fedrts.sparse.layout import Prunable
 from fedrts.tasks import Classification, CountRight, Loss, Task, predicting
-from fedrts.tasks.metrics import Metric, leading, of_run
+from fedrts.tasks.metrics import LOSS, Metric, leading, of_run
 from fedrts.wire.fields import Frame
 
 if TYPE_CHECKING:
@@ -81,15 +81,22 @@ class Result:
 
 
 def run(
-    experiment: str | Path | None = None, *, data_dir: str | Path | None = None, observer: Observer | None = None, **keywords: Any
+    experiment: str | Path | None = None,
+    *,
+    budget: str | float | None = None,
+    data_dir: str | Path | None = None,
+    observer: Observer | None = None,
+    **keywords: Any,
 ) -> Result:
     """Run an experiment: a TOML file, keywords, or both (keywords win). See the reference for every key.
 
     `fedrts.run(data="digits", method="fedrts", density=0.1, rounds=50, lr=0.2, topology={"interval": 5}, out="runs/a")`
+    With a `budget` such as "200MB" the run sends at most so much: density, value type and rounds that are not given are planned.
     `data_dir` is the folder of data sets (default: `FEDRTS_DATA`, or ~/.cache/fedrts); it is no part of the experiment.
     """
     layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
-    return start(config.resolve(*layers), observer or default_observer(), data_dir)
+    resolved = config.resolve(*(layers if budget is None else planning.within(layers, budget, data_dir)))
+    return start(resolved, observer or default_observer(), data_dir)
 
 
 def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None = None, door: Door | None = None) -> Result:
@@ -222,11 +229,12 @@ def train(
     resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
     held, rows = federate(clients, test, task or Classification())
     if task is None:
-        further = metrics or resolved.eval.metrics
-        held = replace(held, task=predicting(loss, correct, further, is_label(held.y)))
+        held = replace(held, task=predicting(loss, correct, metrics, is_label(held.y)))
     assembled = put_together(resolved, model, held, rows, prunable, try_task=True, noise=Repeatable)
     check_uploads(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
     kind(assembled.experiment.engine.name).require()
+    if task is None and leading(assembled.plan.metrics) is LOSS:
+        note("targets are no labels, and neither `correct` nor `metrics` says how to judge the model: it is judged by its loss")
     if folder is not None and not begun:
         folder.create(assembled.experiment)
     return _play(assembled, folder, observer or default_observer(), prolonged=bool(more))
@@ -355,7 +363,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
     if folder is not None:
         folder.write_json("clients.json", describe_clients(run.data, run.rows, experiment.clients.partition != SITES))
     chosen = first >= 0 or not plan.method.exchanges(plan.round(first, state.mask))  # a set-up chooses the mask
-    density = loop.density(run.layout, state.mask) if chosen else experiment.density
+    density = loop.density(run.layout, state.mask) if chosen else experiment.first_density
     facts = {
         "parameters": run.layout.parameters,
         "active": round(density * run.layout.parameters),

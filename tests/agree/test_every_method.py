@@ -19,11 +19,13 @@ from fedrts.sparse.mask import Mask
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
 from fedrts.wire.fields import OnOwnMask, Values
+from fedrts.wire.value_types import FORMATS
 from helping import ask, order_of
 
 MODELS = ("mlp", "cnn", "tiny_gpt")
 SAME_AS_DENSE: dict[str, dict[str, Any]] = {"fedtiny": {"abns": False}}
 """Options under which a method equals dense averaging at density 1, where its defaults do not."""
+SHORT = [type for type, format in FORMATS.items() if not format.lossless]
 ROUNDED = {"fedpaq": 0.02}
 """Methods whose messages are rounded, and how far that takes the weights of a short run."""
 
@@ -156,14 +158,14 @@ def same(a, b):
     return a == b
 
 
-@pytest.mark.parametrize("index", [-1, 1, 3])
-def test_messages_survive_the_wire_and_the_guard(toy, method, index):
-    run = toy(method, "cnn")
+@pytest.mark.parametrize(("index", "type"), [(-1, "float32"), (1, "float32"), (3, "float32"), *((3, type) for type in SHORT)])
+def test_messages_survive_the_wire_and_the_guard(toy, method, index, type):
+    run = toy(method, "cnn", wire={"value_type": type})
     before = run.method.begin(run.setup)
     for step in rounds.play(replace(run.plan, rounds=index), before, -1):
         before = step.state
     samples = dict(enumerate(run.plan.samples))
-    for number, exchange in enumerate(run.method.exchanges(run.plan.round(index, before.mask))):
+    for number, exchange in enumerate(run.plan.exchanges(run.plan.round(index, before.mask))):
         order, sums = order_of(run, exchange, before, index, number), Sums()
         for reply in run.plan.engine.run(order, [0, 3]):
             again = decode_reply(encode_reply(reply, order), order)

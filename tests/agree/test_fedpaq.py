@@ -349,6 +349,19 @@ def test_what_would_really_travel_is_all_but_the_same():
         assert entry.size(None, Frame(layout, mask)) == 11_181_642 + 4 * 9_600 + 4 * (4_810 + 41)
 
 
+@pytest.mark.parametrize(("uplink", "downlink", "most"), [("int6", "int8", 0.8), ("int4", "int4", 0.55), ("int2", "float32", 0.3)])
+def test_fewer_bits_by_its_own_options(toy, uplink, downlink, most):
+    """Uploads shrink by the bits at least, the server keeps its precision and the broadcast has a type of its own."""
+    run, usual = toy("fedpaq", "cnn", method_options={"uplink": uplink, "downlink": downlink}), toy("fedpaq", "cnn")
+    state = run.method.begin(run.setup)
+    (exchange,) = run.plan.exchanges(run.plan.round(0, state.mask))
+    assert (exchange.down["weights"].type, exchange.up["weights"].type) == (downlink, uplink)
+    records = [rounds.play_round(which.plan, which.method.begin(which.setup), 0).record for which in (run, usual)]
+    scales = 4 * len(list(channels(run.layout, "channel"))) + 4 * (run.layout.length - run.layout.parameters) + 39
+    sent, whole = ((record.upload_bytes - 3 * scales) for record in records)
+    assert 0 < sent <= most * whole
+
+
 def test_a_whole_downlink_stays_whole_whatever_values_travel_as(toy):
     run = toy("fedpaq", "mlp", method_options={"downlink": "float32"}, wire={"value_type": "int8"})
     state = run.method.begin(run.setup)

@@ -24,7 +24,7 @@ from fedrts.errors import InputError
 from fedrts.observe import Silent
 from fedrts.server import rounds
 from fedrts.tasks import Classification
-from fedrts.testing.agreement import agree, in_double, unequal
+from fedrts.testing.agreement import OFTEN, agree, in_double, unequal
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported, as `connected` has it
 ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'fedrts[ray]'")
@@ -45,14 +45,15 @@ def played(engine, run, setup):
     return list(rounds.play(replace(run.plan, engine=engine), run.method.begin(setup), -1))
 
 
+FALLING = {"topology": {**OFTEN, "density_start": 0.9}}
 PAIRS = [("fedrts", "cnn"), ("feddst", "mlp"), ("fedavg", "tiny_gpt"), ("fedtiny", "cnn")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "model"), PAIRS)
-def test_two_actors_agree_with_one_client_after_the_other(method, model):
+@pytest.mark.parametrize(("method", "model", "keywords"), [*((*pair, {}) for pair in PAIRS), ("feddst", "mlp", FALLING)])
+def test_two_actors_agree_with_one_client_after_the_other(method, model, keywords):
     """Outer rounds included; and an actor that was killed between two rounds changes no bit."""
-    run = unequal(method, model)
+    run = unequal(method, model, **keywords)
     bench, setup = in_double(run)
     with spread(TWO, bench, run.rows, 64) as engine:
         found = played(engine, run, setup)

@@ -305,7 +305,7 @@ def test_fedcucb(toy):
         state = after
 
 
-@pytest.mark.parametrize(("type", "share"), [("float16", 0.62), ("int8", 0.5)])
+@pytest.mark.parametrize(("type", "share"), [("float16", 0.62), ("int8", 0.5), ("int6", 0.48), ("int4", 0.44), ("int2", 0.4)])
 def test_values_on_ones_own_mask_travel_in_fewer_bits_and_the_server_keeps_its_precision(toy, type, share):
     """Clients that learn nothing: however the weights are rounded on the way, the server's stay as they were."""
     whole, short = (

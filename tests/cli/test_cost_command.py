@@ -74,7 +74,7 @@ def test_a_dense_method_says_that_it_ignores_the_density(fedrts):
         (("--density", "0.0001"), ("infeasible", "smallest feasible density")),
         (("--samples", "0"), ("samples",)),
         (("--set", "train.nothing=1"), ("train.nothing",)),
-        (("--value-type", "int4"), ("value_type",)),
+        (("--value-type", "int5"), ("value_type",)),
     ],
 )
 def test_mistakes_are_one_line(fedrts, arguments, words):

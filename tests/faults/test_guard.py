@@ -471,7 +471,7 @@ def test_dense_averaging_sends_what_dense_averaging_sends(settings, tmp_path):
     assert result.summary["comm_ratio"] == pytest.approx(1.0, abs=0.002)
 
 
-@pytest.mark.parametrize("kind", ["float16", "int8"])
+@pytest.mark.parametrize("kind", ["float16", "int8", "int6"])
 def test_the_server_keeps_its_precision(toy, kind):
     """Many updates far below the resolution of what travels still add up."""
     run = toy("fedavg", "mlp", value_type=kind, train={"lr": 1e-5, "epochs": 1}, rounds=40, clients={"total": 5, "per_round": 5})

@@ -51,11 +51,16 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ("fedrts", {}),
         ("fedrts", {"wire": {"value_type": "int8"}, "clients": {"dropout": 0.3}}),
         ("feddst", {"wire": {"value_type": "float16"}}),
+        ("feddst", {"wire": {"value_type": "int4"}}),
+        ("fedrts", {"wire": {"value_type": "int2"}}),
         ("fedtiny", {}),
         ("grasp", {}),
         ("prunefl", {"train": {"optimizer": "adam", "server_optimizer": "adam"}}),
         ("fedsgc", {}),
         ("fedpaq", {}),
+        ("fedpaq", {"method_options": {"uplink": "int4", "downlink": "int6"}}),
+        ("fedrts", {"topology": {"density_start": 0.9}}),
+        ("fedsgc", {"topology": {"density_start": 0.9}, "wire": {"value_type": "float16"}}),
     ],
 )
 def test_every_kind_of_exchange_gives_the_bits_and_bytes_of_the_serial_engine(method: str, keywords: dict[str, Any]):

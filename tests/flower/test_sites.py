@@ -145,6 +145,26 @@ def test_what_sites_say_is_what_the_model_is(tmp_path: Path):
         assert entry["accuracy"] == pytest.approx(data.evaluate(run.module, 64)["accuracy"])
 
 
+def test_sites_tell_further_metrics_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What the experiment adds every site measures, and a share above 1 nobody believes."""
+    link = LinkHere()
+    hosts = [site_with(arrays(tmp_path, "a", 100, 0), {"test": 0.2}), site_with(arrays(tmp_path, "b", 60, 1), {"test": 0.5})]
+    run = federated(study(rounds=1, eval={"metrics": ["f1"]}), link, hosts)
+    ledger = ClientRecords.of(run.plan.guard)
+    (played,) = play(run.plan, run.method.begin(run.setup), -1, ledger)
+    line = played.record.as_dict()
+    run.layout.bind(run.module, played.state.weights.clone())
+    told = {entry["client"]: entry["f1"] for entry in line["federated"]["clients"]}
+    assert told == pytest.approx({client: data.evaluate(run.module, 64)["f1"] for client, data in enumerate(data_of(link))})
+    assert line["f1"] == pytest.approx((20 * told[0] + 30 * told[1]) / 50)
+    assert summarise(run, played.state, ledger, [line])["f1_last10"] == line["f1"]
+    honest = Data.judge
+    monkeypatch.setattr(Data, "judge", lambda self, *rest: {**honest(self, *rest), "f1": 2.0})
+    (line,) = lines_of(run)
+    assert line["f1"] is None
+    assert [entry["reason"] for entry in line["federated"]["missing"]] == ["an F1 of 2", "an F1 of 2"]
+
+
 def test_training_and_its_bytes_are_the_same_with_judges_and_without(tmp_path: Path):
     """The rows that are held out are others' (a test set of its own), so that the same rows train in both."""
     given = np.load(arrays(tmp_path, "given", 30, 5).removeprefix("npz:"))

@@ -17,22 +17,12 @@ from fedrts.report import differences, people, tables, text
 from fedrts.report.content import compose, headline
 from fedrts.report.format import cell
 from fedrts.report.format import text as written
+from fedrts.report.frontier import undominated
 from fedrts.report.model import Heat, Lines, Mean, Point
-from fedrts.report.quantities import (
-    ACCURACY,
-    PERPLEXITY,
-    by_bytes,
-    by_flops,
-    curve,
-    last_ten,
-    mean,
-    metric_of,
-    spread,
-    thinned,
-    worst_decile,
-)
+from fedrts.report.quantities import by_bytes, by_flops, curve, last_ten, mean, metrics_of, spread, thinned, worst_decile
 from fedrts.report.read import Run, find
 from fedrts.report.settings import grouped
+from fedrts.tasks.metrics import ACCURACY, PERPLEXITY
 from handmade import fairness, line, write
 
 values = st.lists(st.floats(0, 1), min_size=1, max_size=40)
@@ -171,7 +161,8 @@ def test_sites_are_shown_by_what_they_said_of_the_final_model(tmp_path):
     row = rows(tables.fairness(problem_of(tmp_path), ACCURACY))["fedrts"]
     assert row["clients' mean"].value == pytest.approx(0.7)
     assert row["worst decile"].value == 0.5
-    figure = next(figure for figure in people.figures(problem_of(tmp_path), ACCURACY) if figure.title == "Accuracy by client")
+    (figure,) = people.by_client(problem_of(tmp_path), ACCURACY)
+    assert figure.title == "Accuracy by client"
     assert isinstance(figure, Lines)
     assert [point.y for point in figure.series[0].points] == [0.5, 0.9]
     assert "rows that each site holds out" in figure.caption
@@ -198,12 +189,41 @@ def test_language_is_judged_by_perplexity_and_low_is_good(tmp_path):
     }
     write(tmp_path / "a", [0.1] * 12, history=history, fairness=judged)
     problem = problem_of(tmp_path)
-    assert metric_of(problem) is PERPLEXITY
+    assert metrics_of(problem)[0] is PERPLEXITY
     assert rows(tables.fairness(problem, PERPLEXITY))["fedrts"]["worst decile"].value == 28.5
     assert rows(tables.results(problem, PERPLEXITY))["fedrts"]["perplexity"].value == pytest.approx(np.mean(range(89, 99)))
     ids = [figure.id for figure in compose(find([tmp_path])).figures]
     assert "digits-mlp-perplexity-rounds" in ids
     assert not any("accuracy" in name for name in ids)
+
+
+def test_the_first_figure_is_what_one_gets_for_the_bytes(tmp_path):
+    sizes = {"a": (0.1, 100, [0.5] * 12), "b": (0.2, 300, [0.25] * 12), "c": (0.3, 800, [0.75] * 12)}
+    for name, (density, size, accuracies) in sizes.items():
+        write(tmp_path / name, accuracies, density=density, summary={"upload_bytes": size, "download_bytes": 50, "density": density})
+    first = compose(find([tmp_path])).figures[0]
+    assert isinstance(first, Lines)
+    assert (first.id, first.x.scale) == ("digits-mlp-accuracy-frontier", "log")
+    series = {entry.name: [(point.x, point.y) for point in entry.points] for entry in first.series}
+    assert series.pop("frontier") == [(150.0, 0.5), (850.0, 0.75)], "b sends more than a and is worse"
+    assert {points[0] for points in series.values()} == {(150.0, 0.5), (350.0, 0.25), (850.0, 0.75)}
+
+
+def test_one_setting_has_no_frontier(tmp_path):
+    write(tmp_path / "a", [0.5] * 12)
+    assert not any(figure.id.endswith("frontier") for figure in compose(find([tmp_path])).figures)
+
+
+@given(st.lists(st.tuples(st.floats(1, 9), st.floats(0, 1)), min_size=1, max_size=12), st.booleans())
+def test_no_point_beats_the_frontier(pairs, lower):
+    points = [Point(x, y) for x, y in pairs]
+    kept = undominated(points, lower)
+    assert kept == sorted(kept, key=lambda point: point.x)
+    for point in points:
+        rivals = [other for other in kept if other.x <= point.x]
+        assert any(other.y <= point.y if lower else other.y >= point.y for other in rivals)
+        beaten = any(o.x <= point.x and (o.y < point.y if lower else o.y > point.y) for o in points)
+        assert not (beaten and (point.x, point.y) in {(k.x, k.y) for k in kept})
 
 
 def test_every_figure_of_the_issue_is_there(tmp_path):

@@ -10,6 +10,7 @@ import safetensors.numpy
 from fedrts.report import tables
 from fedrts.report.read import find
 from fedrts.report.settings import common, differing, grouped, short, unlikeness
+from fedrts.tasks.metrics import ACCURACY
 from handmade import write
 
 
@@ -167,6 +168,6 @@ def test_tags_tell_settings_apart(tmp_path):
     (problem,), repeats = problems(tmp_path, *runs)
     assert [setting.label for setting in problem.settings] == ["#after #fix", "fedrts"]
     assert len(repeats) == 1, "an older run without the key has no tags"
-    table = tables.runs(problem)
+    table = tables.runs(problem, ACCURACY)
     place = [column.title for column in table.columns].index("tags")
     assert [row[place] for row in table.rows] == ["after, fix", "–"]

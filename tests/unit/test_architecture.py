@@ -18,6 +18,8 @@ from fedrts.client import optimizers, schedules
 from fedrts.engines.kinds import KINDS, EngineKind, kind
 from fedrts.engines.settings import EngineName
 from fedrts.server import optimizer, reducers
+from fedrts.sparse import falling
+from fedrts.tasks import metrics
 from fedrts.wire.value_types import FORMATS, ValueType
 
 SOURCE = Path(fedrts.__file__).parent
@@ -25,7 +27,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = ["errors", "files", "registry", "tables"]
 LAYERS += ["sparse", "bandit", "wire", "methods", "tasks", "data", "models", "client", "server", "engines", "config", "runs", "costs"]
-LAYERS += ["observe", "flower", "api", "export", "comparison", "reproduction", "report", "cli", "__main__", "testing"]
+LAYERS += ["planning", "observe", "flower", "api", "export", "comparison", "reproduction", "report", "cli", "__main__", "testing"]
 """From the ground up: a module may import its own package and those before it."""
 
 
@@ -152,6 +154,8 @@ LISTS = {
         set(optimizers.names()), {"client/optimizers.py"}, r"(train|training|settings)\.optimizer", frozenset(optimizers.names())
     ),
     "schedule": Listed(set(schedules.names()), {"client/schedules.py"}, r"\bschedule\b", frozenset({"step", "constant"})),
+    "metric": Listed(set(metrics.names()), {"tasks/__init__.py", "tasks/metrics.py"}, "metric", frozenset({"loss"})),
+    "density schedule": Listed(set(falling.names()), {"sparse/falling.py"}, "density_schedule", frozenset({"cosine"})),
     "value type": Listed(set(get_args(ValueType)), {"wire/value_types.py"}, r"\btype\b|value_type", frozenset({"float32"})),
 }
 
@@ -184,6 +188,14 @@ def test_no_entry_of_a_list_is_told_by_its_name_outside_its_file(name):
         ("schedule", "if train.schedule == 'constant': pass", True),
         ("schedule", "{'cosine': 1, 'exponential': 2}[name]", True),
         ("schedule", "if kind == 'step': pass", False),
+        ("metric", "if metric.name == 'loss': pass", True),
+        ("metric", "if 'accuracy' in found: pass", True),
+        ("metric", "digits = {'accuracy': 4, 'perplexity': 2}[key]", True),
+        ("metric", "line['accuracy'] is None", True),
+        ("metric", "summary.get('accuracy')", False),
+        ("metric", "if name == 'loss': pass", False),
+        ("density schedule", "if topology.density_schedule == 'cosine': pass", True),
+        ("density schedule", "if train.schedule == 'cosine': pass", False),
         ("value type", "if entry.type == 'float32': pass", True),
         ("value type", "if asked.precision == 'float32': pass", False),
     ],

@@ -18,7 +18,7 @@ from fedrts.methods.contract import State
 from fedrts.runs import checkpoint
 from fedrts.server import rounds
 from fedrts.server.averaging import LateAverage, average_of
-from outside import command
+from outside import TINY, command
 
 OFTEN = {"interval": 2, "end": 6}
 
@@ -128,3 +128,15 @@ def test_an_average_of_another_size_is_damage(toy, tmp_path: Path):
     checkpoint.save(folder / "checkpoint", saved)
     with pytest.warns(Note, match="its average of models has"), pytest.raises(InputError, match="are damaged"):
         fedrts.resume(folder)
+
+
+def test_the_average_is_compared_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    settings = ["--set", "train.average=tail", "--metric", "average_accuracy"]
+    code, said = command("compare", "--methods", "random,fedavg", "--seeds", "0,1", "--jobs", "1", "--out", "both", *TINY, *settings)
+    assert code == 0, said
+    assert "est accuracy of the average of late models" in (tmp_path / "both/results.md").read_text("utf-8")
+    assert command("report", "both", "--no-png")[0] == 0
+    tables = [file.read_text("utf-8").splitlines() for file in (tmp_path / "both").rglob("*results*.csv")]
+    heads = [table[0] for table in tables if "average" in table[0]]
+    assert heads, "a column of the average"

@@ -18,6 +18,7 @@ from fedrts.sparse import budget
 from fedrts.sparse.cost import Book, Macs, as_published, bitmap, by_density
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.wire.fields import Indices, Masks, Signs, Values
+from fedrts.wire.value_types import ValueType
 
 AT_START = 0.4
 """ζ_0 = α_adj."""
@@ -210,6 +211,9 @@ def test_every_field_is_charged_by_the_book():
     assert Values(on="scalars", copies=3).charged(book) == 12
     assert Values(type="float16").charged(book) == (20 * (7 + 16) + 10 * 16) / 8 + 4 * 5
     assert Values(type="int8").charged(book) == (20 * (7 + 8) + 10 * 8) / 8 + 4 * 5 + 4 * 1, "one block of 256 values"
+    fewer: dict[ValueType, int] = {"int6": 6, "int4": 4, "int2": 2}
+    for type, bits in fewer.items():
+        assert Values(type=type).charged(book) == (20 * (7 + bits) + 10 * bits) / 8 + 4 * 5 + 4 * 1, "packed, which is the most"
     assert Values(type="int8", scales="tensor").charged(book) == (20 * (7 + 8) + 10 * 8) / 8 + 4 * 5 + 4 * 1
     assert Indices("gradient", (4,)).charged(book) == pytest.approx(0.5 * 0.4 * sparse)
     assert Indices("gradient", (4,), values=True).charged(book) == pytest.approx(0.4 * sparse)

@@ -45,13 +45,15 @@ NEEDED = {
     "run": [],
     "compare": ["--methods", "random", "--out", "compared", "--quiet"],
     "cost": [],
+    "plan": ["--budget", "20MB"],
     "data show": ["digits"],
     "server": ["experiment.toml", "--insecure"],
 }
 """What else the commands that take keys must be told."""
 
 NO_KEYS = {("compare", "out"), ("data show", "out"), ("server", "out"), ("server", "address")}
-"""Options with the name of a key that mean something else: a comparison's folder, a picture, and the folder and door of a server."""
+NO_KEYS |= {("plan", "budget"), ("run", "budget"), ("compare", "budget"), ("plan", "per_round"), ("plan", "deadline")}
+"""Options with the name of a key that mean something else: a comparison's folder, a picture, the folder and door of a server, budgets."""
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

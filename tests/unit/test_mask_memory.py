@@ -25,7 +25,7 @@ from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
 from fedrts.wire.errors import MaskMissingError
 from fedrts.wire.fields import Frame, Message, Values
-from fedrts.wire.value_types import ValueType
+from fedrts.wire.value_types import FORMATS, ValueType
 
 LAYOUT = Layout((Entry(("a",), (40, 30)), Entry(("b",), (600,))), (Entry(("bias",), (3,)),), (Entry(("mean",), (2,)),))
 
@@ -116,7 +116,7 @@ def test_the_book_survives_a_checkpoint(sizes: tuple[int, ...]) -> None:
     assert [restored.held_by(client) for client in range(13)] == [ledger.traffic.held_by(client) for client in range(13)]
 
 
-@pytest.mark.parametrize("type", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("type", FORMATS)
 def test_lengths_are_those_of_the_codec(type: ValueType, monkeypatch: pytest.MonkeyPatch) -> None:
     mask = mask_of(0)
     frame, fields = Frame(LAYOUT, mask), {"weights": Values(type=type)}
@@ -188,6 +188,9 @@ class Wire:
         ("fedrts", "cnn", "float32", 8, {0, 1, 2}),
         ("fedrts", "cnn", "int8", 2, {0, 1, 2}),
         ("feddst", "cnn", "int8", 8, {0, 1, 2}),
+        ("feddst", "cnn", "int4", 8, {0, 1, 2}),
+        ("fedrts", "mlp", "int2", 8, {0, 1, 2}),
+        ("fedavg", "mlp", "int6", 8, {0, 1}),
         ("fedsgc", "mlp", "float16", 8, {0, 1, 2}),
         ("random", "tiny_gpt", "float16", 8, {0, 1}),
         ("fedavg", "mlp", "float32", 8, {0, 1}),

@@ -265,7 +265,6 @@ def ones(*shape):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"loss": nn.functional.mse_loss, **regression(y=lambda y: y.float()[:, None].expand(-1, 2))}, r"what is a right answer among"),
         (regression(y=lambda y: y - 1), r"out of bounds|labels must be 0 to 1"),
         (regression(y=lambda y: y + 7 * (torch.arange(len(y)) == 15)), r"labels must be 0 to 1, .* these are 0 to 8"),
         (regression(y=lambda y: y[:, None]), r"do not go together"),

@@ -33,8 +33,16 @@ def compare(
         typer.Option(metavar="N,N,…", help="Every cell is run with each; five or more make a test worth while. Default the run's."),
     ] = None,
     grid: Annotated[list[str] | None, typer.Option("--grid", metavar="TABLE.KEY=A,B", help="Any other key to vary; repeatable.")] = None,
-    metric: Annotated[str, typer.Option(help="What the table shows: a key of summary.json.")] = "accuracy_last10",
+    metric: Annotated[
+        str | None, typer.Option(help="What the table shows: a key of summary.json. Default accuracy_last10, or of what leads.")
+    ] = None,
     reference: Annotated[str | None, typer.Option(help="Test the other methods against this one, paired over seeds.")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Give every run the same bytes in all, such as 200MB: as many rounds as they pay for, at most --rounds."
+        ),
+    ] = None,
     tune_lr: Annotated[
         str | None, typer.Option(metavar="X,Y,…", help="Choose each method's learning rate among these on the validation split.")
     ] = None,
@@ -57,6 +65,7 @@ def compare(
         raise InputError("name a folder for the comparison: --out DIR")
     from fedrts import comparison, config
     from fedrts.comparison.grid import Grid, Tuning, parsed_axis
+    from fedrts.planning import units
 
     base = config.combined(*given.layers(experiment))
     axes = [parsed_axis(text) for text in grid or []]
@@ -69,6 +78,8 @@ def compare(
         comparison.seeds_of(base) if seeds is None else numbers("--seeds", seeds, int),
         dict(axes),
         None if tune_lr is None else Tuning(tuple(numbers("--tune-lr", tune_lr, float)), tune_seed, tune_rounds),
+        budget=None if budget is None else units.size(budget),
+        data_dir=data_dir,
     )
     options = {"metric": metric, "reference": reference, "jobs": jobs, "data_dir": data_dir}
     with as_interruption(f"interrupted; the same command goes on in {out}"):

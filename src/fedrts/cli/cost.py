@@ -35,7 +35,7 @@ def cost(
         raise InputError("--json and --csv exclude each other: choose one")
     if input_shape is not None and "data" in given.flags:
         raise InputError("--data and --input-shape exclude each other: both say what the model reads")
-    shape = None if input_shape is None else _whole_numbers("--input-shape", input_shape)
+    shape = None if input_shape is None else whole_numbers("--input-shape", input_shape)
     from fedrts import costs
 
     found = costs.of_settings(given.layers(experiment), None, shape, classes, samples, exact, data_dir)
@@ -47,7 +47,7 @@ def cost(
         _print_cost(found)
 
 
-def _whole_numbers(flag: str, text: str) -> tuple[int, ...]:
+def whole_numbers(flag: str, text: str) -> tuple[int, ...]:
     """`3,32,32` as numbers."""
     try:
         return tuple(int(part) for part in text.split(","))
@@ -64,8 +64,10 @@ def _print_cost(found: Cost) -> None:
     from fedrts.costs.table import ACCOUNTINGS
 
     console = Console(highlight=False)
+    falling = "" if found.density_start is None else f" in the end, {found.density_start:g} in these first rounds"
     console.print(
-        f"{found.method} · {found.model} with {found.parameters:,} parameters, {found.links:,} prunable · density {found.density:g} · "
+        f"{found.method} · {found.model} with {found.parameters:,} parameters, {found.links:,} prunable · "
+        f"density {found.density:g}{falling} · "
         f"{found.macs:,.0f} MAC a sample of shape {list(found.input_shape)} · {found.samples:,} samples, {found.epochs} epochs, "
         f"batches of {found.batch_size}",
         markup=False,

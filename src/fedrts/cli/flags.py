@@ -56,7 +56,9 @@ FLAGS = {
     ),
     "device": Flag("device", str, "auto, cpu, cuda or cuda:N."),
     "precision": Flag("engine.precision", str, "Of training: float32, tf32 or bf16 (both on GPUs; weights stay float32)."),
-    "value_type": Flag("wire.value_type", str, "How values travel: float32 (lossless), float16 or int8 (unbiased rounding), both ways."),
+    "value_type": Flag(
+        "wire.value_type", str, "How values travel: float32 (lossless), float16, or int8, int6, int4, int2 (unbiased rounding), both ways."
+    ),
     "init": Flag("init", Path, "Safetensors file of weights to start from; default: random ones.", "FILE"),
     "out": Flag("out", Path, "Run folder; default runs/<time>-<data>-<method>-<seed>."),
 }

@@ -12,7 +12,6 @@ import typer
 from fedrts.cli.app import Allow, AsJson, DataDir, RunDir, app
 from fedrts.cli.tables import print_table
 
-
 Average = Annotated[bool, typer.Option("--average", help="The average of the run's late models (train.average), not the last one.")]
 
 

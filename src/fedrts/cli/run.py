@@ -27,6 +27,10 @@ def run(
     experiment: ExperimentFile = None,
     *,
     given: Given,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Send at most so much in all, such as 200MB: plans density, value type and rounds left open."),
+    ] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Measure which engine and how many slots are fastest here; remembered.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Write a trace of some rounds, and tables, to RUN_DIR/profile.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder too.")] = False,
@@ -34,10 +38,11 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment. Without arguments: FedRTS at density 0.2 on handwritten digits, offline, in under a minute."""
-    from fedrts import api, config
+    from fedrts import api, config, planning
     from fedrts.runs.folder import resume_command
 
-    resolved = config.resolve(*given.layers(experiment))
+    layers = given.layers(experiment)
+    resolved = config.resolve(*(layers if budget is None else planning.within(layers, budget, data_dir)))
     resolved = api.with_folder(measured(resolved, data_dir, quiet) if tune else resolved)
     folder = Path(str(resolved.out))
 

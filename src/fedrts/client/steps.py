@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import singledispatch
 
 import torch
@@ -128,26 +129,26 @@ def _rewire(step: Rewire, job: Job) -> None:
 
 
 @singledispatch
-def flops(step: object, job: Job) -> float:
-    """What a step costs a client (see `sparse.cost` for what counts), known before it is carried out."""
+def flops(step: object, job: Job, counts: Sequence[int]) -> float:
+    """What a step costs a client whose layers have `counts` active links (see `sparse.cost`), known before it is carried out."""
     raise TypeError(f"no client knows the step {step!r}")
 
 
 @flops.register
-def _of_training(step: Train, job: Job) -> float:
-    return len(job.bench.training.epochs_of(step)) * job.samples * step.flops(*_forward(job))
+def _of_training(step: Train, job: Job, counts: Sequence[int]) -> float:
+    return len(job.bench.training.epochs_of(step)) * job.samples * step.flops(*_forward(job, counts))
 
 
 @flops.register(ProbeGradient)
 @flops.register(ProbeCurvature)
-def _of_probing(step: ProbeGradient | ProbeCurvature, job: Job) -> float:
+def _of_probing(step: ProbeGradient | ProbeCurvature, job: Job, counts: Sequence[int]) -> float:
     one = isinstance(step, ProbeGradient) and step.batches == "one"
-    return (min(job.samples, job.bench.training.batch_size) if one else job.samples) * step.flops(*_forward(job))
+    return (min(job.samples, job.bench.training.batch_size) if one else job.samples) * step.flops(*_forward(job, counts))
 
 
 @flops.register(Calibrate)
 @flops.register(Evaluate)
-def _of_candidates(step: Calibrate | Evaluate, job: Job) -> float:
+def _of_candidates(step: Calibrate | Evaluate, job: Job, counts: Sequence[int]) -> float:
     samples = step.passes * job.samples if isinstance(step, Calibrate) else len(job.rows)
     macs = job.bench.macs
     masks = (Mask(bits, job.mask.sizes) for bits in job.tensors[step.masks])
@@ -156,10 +157,10 @@ def _of_candidates(step: Calibrate | Evaluate, job: Job) -> float:
 
 @flops.register(Judge)
 @flops.register(Rewire)
-def _of_nothing(step: Judge | Rewire, job: Job) -> float:
+def _of_nothing(step: Judge | Rewire, job: Job, counts: Sequence[int]) -> float:
     return 0.0
 
 
-def _forward(job: Job) -> tuple[float, float]:
+def _forward(job: Job, counts: Sequence[int]) -> tuple[float, float]:
     """MACs of a sample's forward pass: on the client's mask, and dense."""
-    return job.bench.macs.forward(job.mask), job.bench.macs.dense
+    return job.bench.macs.at(counts, job.mask.sizes), job.bench.macs.dense

@@ -19,6 +19,7 @@ from fedrts.client.privacy import Noise, Protection
 from fedrts.client.steps import flops, perform
 from fedrts.client.training import LocalTraining
 from fedrts.data.contract import Data
+from fedrts.methods.contract import Rewire
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
@@ -116,7 +117,11 @@ class Workbench:
 
     def flops(self, order: Order, job: Job) -> float:
         """What an order costs the client; nothing of it need be carried out."""
-        return sum(flops(step, job) for step in order.exchange.steps)
+        total, counts = 0.0, job.mask.counts
+        for step in order.exchange.steps:
+            counts = order.round.targets if isinstance(step, Rewire) else counts
+            total += flops(step, job, counts)
+        return total
 
     def carry_out(self, order: Order, client: int, job: Job) -> Reply:
         """The steps of an order one after the other, and the client's answer."""

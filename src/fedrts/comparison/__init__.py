@@ -13,15 +13,18 @@ from fedrts.comparison import pool as pools
 from fedrts.comparison import record, tuning
 from fedrts.comparison.cluster import Cluster
 from fedrts.comparison.grid import TUNE_SEED, Cell, Grid, Tuning, check_method
+from fedrts.comparison.keys import summary_key
 from fedrts.comparison.notebook import NotebookWatcher
 from fedrts.comparison.play import CellTask, News
 from fedrts.comparison.pool import Pool
-from fedrts.comparison.results import DEFAULT_METRIC, Compared
-from fedrts.comparison.table import check_metric
+from fedrts.comparison.results import Compared
 from fedrts.engines.kinds import kind
 from fedrts.errors import InputError
 from fedrts.observe.notebook import in_notebook
+from fedrts.planning import units
 from fedrts.runs.folder import RunFolder
+from fedrts.tasks import metrics
+from fedrts.tasks.metrics import Metric, of_run
 
 
 class Watcher(Protocol):
@@ -106,18 +109,20 @@ class Comparison:
         """What there is now, of finished cells; `failed` says why others are not."""
         rows: list[dict[str, Any]] = []
         failures: dict[str, News] = {}
+        declared: dict[str, Metric] = {}
         for cell in self.cells:
             folder = RunFolder(self.out / "runs" / cell.name)
             summary = folder.summary()
             if summary is not None:
                 folder.verify()
-                summary = {key: value for key, value in summary.items() if key != "digests"}
+                declared = {metric.name: metric for metric in of_run(summary)} | declared
+                summary = {key: value for key, value in summary.items() if key not in ("digests", "metrics")}
                 rate = {} if self.grid.tuning is None else {"train.lr": self.chosen[cell.group].rate}
                 rows.append({"cell": cell.name, **cell.place, **rate, **summary})
             else:
                 unknown = News(cell.name, "failed", text="no learning rate among those tried could be trained with")
                 failures[cell.name] = failed.get(self.label + cell.name, unknown)
-        return Compared(self.out, self.grid, self.cells, rows, failures, list(self.chosen.values()))
+        return Compared(self.out, self.grid, self.cells, rows, failures, list(self.chosen.values()), list(declared.values()))
 
 
 def play_all(comparisons: Sequence[Comparison], pool: Pool, watcher: Watcher) -> dict[str, News]:
@@ -160,14 +165,14 @@ def run_grid(
     grid: Grid,
     out: Path,
     *,
-    metric: str = DEFAULT_METRIC,
+    metric: str | None = None,
     reference: str | None = None,
     jobs: int | None = None,
     data_dir: Path | None = None,
     watcher: Watcher | None = None,
 ) -> Compared:
     """Play a grid in its folder, as far as it is not finished, and write its results."""
-    check_metric(metric)
+    check_metric(metric, grid)
     if reference is not None:
         check_method(reference, grid.methods, "--reference")
     pool, threads = make_pool(grid.cells(), jobs)
@@ -178,6 +183,14 @@ def run_grid(
         compared = comparison.compared(failed)
         compared.write(metric, reference)
     return compared
+
+
+def check_metric(name: str | None, grid: Grid) -> None:
+    """Is it a number that these runs can have? The metrics of one's own task are known only when a run is over."""
+    experiments = [cell.experiment for cell in grid.cells()]
+    if name is None or any(config.foreign({"data": experiment.data}) for experiment in experiments):
+        return
+    summary_key(name, [metrics.get(metric) for experiment in experiments for metric in experiment.eval.metrics])
 
 
 def seeds_of(base: Mapping[str, Any]) -> tuple[int, ...]:
@@ -193,8 +206,9 @@ def compare(
     densities: Sequence[float] = (),
     seeds: Sequence[int] | None = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
-    metric: str = DEFAULT_METRIC,
+    metric: str | None = None,
     reference: str | None = None,
+    budget: str | float | None = None,
     tune_lr: Sequence[float] | None = None,
     tune_seed: int = TUNE_SEED,
     tune_rounds: int | None = None,
@@ -206,7 +220,8 @@ def compare(
     """Compare methods × densities × seeds × `grid`, resuming what `out` holds of it; other keywords are those of `run`.
 
     `fedrts.compare(methods=["fedrts", "random"], densities=[0.1, 0.2], seeds=range(5), reference="random", data="digits", out="compared")`
-    `grid={"topology.interval": [5, 10]}` varies any other key. A cell that fails is in `failures`, the others are in `rows`. With
+    `grid={"topology.interval": [5, 10]}` varies any other key. `budget="200MB"` gives every run the same bytes: as many rounds as they
+    pay for, at most `rounds`. A cell that fails is in `failures`, the others are in `rows`. With
     `jobs` above 1 cells run in processes of their own: the calling script then needs `if __name__ == "__main__":`.
     """
     if isinstance(methods, str) or not all(isinstance(name, str) for name in methods):
@@ -217,6 +232,7 @@ def compare(
     layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
     base = config.combined(*layers)
     tuned = None if tune_lr is None else Tuning(tuple(tune_lr), tune_seed, tune_rounds)
+    folder = Path(data_dir) if data_dir is not None else None
     made = Grid(
         base,
         tuple(methods),
@@ -224,6 +240,7 @@ def compare(
         seeds_of(base) if seeds is None else tuple(seeds),
         {key: tuple(v) for key, v in (grid or {}).items()},
         tuned,
+        budget=None if budget is None else units.size(budget),
+        data_dir=folder,
     )
-    folder = Path(data_dir) if data_dir is not None else None
     return run_grid(made, Path(out), metric=metric, reference=reference, jobs=jobs, data_dir=folder, watcher=watcher)

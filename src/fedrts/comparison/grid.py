@@ -8,9 +8,10 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from fedrts import config, data
+from fedrts import config, data, planning
 from fedrts.config import Experiment
 from fedrts.errors import InputError, nearest
 
@@ -64,6 +65,11 @@ class Grid:
     tuning: Tuning | None = None
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """`method_options` of single methods, by name."""
+    budget: float | None = None
+    """Bytes in all that every cell may send; each has as many rounds as they pay for, at most those of `base` where it names some."""
+    data_dir: Path | None = None
+    """The folder of data sets, by whose shapes a budget is planned."""
+    _paid: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, values in (("--methods", self.methods), ("--seeds", self.seeds), *((f"--grid {k}", v) for k, v in self.axes.items())):
@@ -74,6 +80,8 @@ class Grid:
                 raise InputError(f"{name} lists {twice} twice: once is enough")
         for key in self.axes.keys() & OWN_KEYS.keys():
             raise InputError(f"--grid {key} is not possible: use {OWN_KEYS[key]}")
+        if self.budget is not None and "rounds" in self.axes:
+            raise InputError("--budget decides the rounds that --grid rounds varies: give one of the two (--rounds is the most of them)")
         if self.tuning is not None:
             self._check_tuning(self.tuning)
 
@@ -118,14 +126,24 @@ class Grid:
         own = {"method": method, "seed": seed} | ({} if density is None else {"density": density})
         names = [f"{_short(key, self.axes)}{shown(value)}" for key, value in place.items()]
         name = "-".join([shown(method), *([] if density is None else [f"d{density:g}"]), *names, last])
-        layers = [base, {"method_options": self.options.get(method, {})}, *(_nested(key, value) for key, value in place.items()), more, own]
+        shared = [base, {"method_options": self.options.get(method, {})}, *(_nested(key, value) for key, value in place.items())]
         try:
+            layers = [*shared, self._affordable([*shared, own]), more, own]
             experiment = config.resolve(*layers)
             if self.tuning is not None:
                 experiment = config.resolve(*layers, _validation(experiment))
         except InputError as error:
             raise InputError(f"cell {name}: {error}") from error
         return Cell(name, place, experiment.model_copy(update={"out": None}))
+
+    def _affordable(self, layers: Sequence[config.Tree]) -> dict[str, int]:
+        """The rounds of a cell within the budget, the same for every seed: runs of several seeds must be runs of one setting."""
+        if self.budget is None:
+            return {}
+        settings = config.combined(*layers, {"seed": 0})
+        if (key := repr(settings)) not in self._paid:
+            self._paid[key] = planning.rounds_within(settings, self.budget, self.base.get("rounds"), self.data_dir)
+        return {"rounds": self._paid[key]}
 
 
 def parsed_values(text: str) -> list[Any]:

@@ -17,6 +17,7 @@ from fedrts.config import Experiment
 from fedrts.errors import InputError, Note, reason
 from fedrts.runs.folder import RunFolder
 from fedrts.server.rounds import Record
+from fedrts.tasks.metrics import ACCURACY
 
 _MAY_DIFFER = ("out", "recipe", "engine.", "device")
 """Beginnings of keys of a run that were decided, or chosen elsewhere, when it began."""
@@ -47,7 +48,8 @@ class News:
     done: int = 0
     """Rounds played."""
     rounds: int = 0
-    accuracy: float | None = None
+    score: str = ""
+    """What the run is judged by and how good it is, as `accuracy 0.934`."""
     text: str = ""
     """Why it failed, or what is noted, in one line."""
     traceback: str = ""
@@ -63,20 +65,25 @@ class Reporter:
     def __init__(self, cell: str, tell: Tell) -> None:
         self.cell, self.tell = cell, tell
         self.rounds = 0
-        self.accuracy: float | None = None
+        self.metric = ACCURACY
+        self.value: float | None = None
 
     def started(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None:
-        self.rounds = experiment.rounds
+        self.rounds, self.metric = experiment.rounds, facts["metric"]
         self.tell(News(self.cell, "started", first_round, self.rounds))
 
     def played(self, record: Record) -> None:
-        self.accuracy = self.accuracy if record.accuracy is None else record.accuracy
-        self.tell(News(self.cell, "played", record.round + 1, self.rounds, self.accuracy))
+        value = record.value(self.metric)
+        self.value = self.value if value is None else value
+        self.tell(News(self.cell, "played", record.round + 1, self.rounds, self.score(3)))
 
     def finished(self, summary: dict[str, Any]) -> None:
-        self.accuracy = summary["accuracy"]
+        self.value = summary[self.metric.name]
 
     def stopped(self) -> None: ...
+
+    def score(self, decimals: int | None = None) -> str:
+        return "" if self.value is None else f"{self.metric.name} {self.metric.text(self.value, decimals=decimals)}"
 
 
 def play(task: CellTask, tell: Tell) -> bool:
@@ -91,7 +98,7 @@ def play(task: CellTask, tell: Tell) -> bool:
     except Exception as error:
         tell(News(task.name, "failed", text=f"{type(error).__name__}: {reason(error)}", traceback=traceback.format_exc()))
         return False
-    tell(News(task.name, "finished", task.experiment.rounds, task.experiment.rounds, reporter.accuracy))
+    tell(News(task.name, "finished", task.experiment.rounds, task.experiment.rounds, reporter.score()))
     return True
 
 

@@ -89,6 +89,7 @@ def described(grid: Grid, cells: Sequence[Cell], threads: int) -> dict[str, Any]
         "densities": list(grid.densities),
         "seeds": list(grid.seeds),
         "threads": threads,
+        **({} if grid.budget is None else {"budget": grid.budget}),
         "grid": {key: list(values) for key, values in grid.axes.items()},
         **({} if tuning is None else {"tuning": tuning | {"rates": list(tuning["rates"])}}),
         "shared": config.nested(shared),

@@ -10,11 +10,14 @@ from typing import Any
 
 from fedrts.comparison import table
 from fedrts.comparison.grid import Cell, Grid
+from fedrts.comparison.keys import summary_key
 from fedrts.comparison.play import News
-from fedrts.comparison.table import METRICS, Results, markdown
+from fedrts.comparison.table import Results, markdown
 from fedrts.comparison.tuning import Chosen
 from fedrts.errors import InputError, optional
 from fedrts.files import csv_text, explained, write_atomically
+from fedrts.planning.units import shown_size
+from fedrts.tasks.metrics import Metric
 
 DEFAULT_METRIC = "accuracy_last10"
 
@@ -32,6 +35,8 @@ class Compared:
     """Cells that did not finish."""
     chosen: Sequence[Chosen] = ()
     """Learning rates, where they were tuned."""
+    metrics: Sequence[Metric] = ()
+    """Of the finished cells, the one that leads first."""
 
     def __repr__(self) -> str:
         """A line for a notebook; `markdown()` is the table."""
@@ -47,21 +52,30 @@ class Compared:
         """Is there a run with a value of it?"""
         return any(row.get(metric) is not None for row in self.rows)
 
-    def results(self, metric: str = DEFAULT_METRIC) -> Results:
-        found = Results.of(self.rows, list(self.grid.axes), metric)
+    @property
+    def default_metric(self) -> str:
+        """The mean of the last ten rounds: of accuracy, or of what leads where the runs have none."""
+        if not self.metrics or self.has(DEFAULT_METRIC):
+            return DEFAULT_METRIC
+        return f"{self.metrics[0].name}_last10"
+
+    def results(self, metric: str | None = None) -> Results:
+        metric = metric or self.default_metric
+        found = Results.of(self.rows, list(self.grid.axes), metric, self.metrics)
         if self.rows and not found.values:
             raise InputError(f"the metric '{metric}' has no value in these runs: choose another --metric")
         return found
 
-    def markdown(self, metric: str = DEFAULT_METRIC, reference: str | None = None) -> str:
+    def markdown(self, metric: str | None = None, reference: str | None = None) -> str:
         """results.md."""
-        parts = [f"# {METRICS[metric].capitalize()}", self._caption(), *self.tables(metric, reference)]
+        words = summary_key(metric or self.default_metric, self.metrics).words
+        parts = [f"# {words[:1].upper()}{words[1:]}", self._caption(), *self.tables(metric, reference)]
         if self.failures:
             lines = [f"- {name}: {news.text}" for name, news in self.failures.items()]
             parts += ["## Not finished", "\n".join(lines)]
         return "\n\n".join(parts) + "\n"
 
-    def tables(self, metric: str, reference: str | None) -> list[str]:
+    def tables(self, metric: str | None, reference: str | None) -> list[str]:
         """The tables of results.md with their headings."""
         if not self.rows:
             return ["No cell is finished."]
@@ -78,25 +92,32 @@ class Compared:
         seeds = self.grid.seeds
         words = [setting_of(self.cells), f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"]
         marks = "Mean ± standard error over seeds." if len(seeds) > 1 else "One seed: no standard error."
+        if self.grid.budget is not None:
+            words.append(f"at most {shown_size(self.grid.budget)} sent by each run")
         rates = " Learning rates were chosen on the validation split, see below." if self.chosen else ""
         return f"{' · '.join(words)}. {marks} **Best** and *second best* of each column.{rates}"
+
+    @property
+    def _tuned_by(self) -> Metric:
+        return self.chosen[0].metric
 
     def _tuning_words(self) -> str:
         tuning = self.grid.tuning
         assert tuning is not None
         rounds = "" if tuning.rounds is None else f" of {tuning.rounds} rounds"
+        label = self._tuned_by.label
         return (
-            f"Every method had the same rates to choose from, one run{rounds} each with seed {tuning.seed}, judged by the mean accuracy of "
+            f"Every method had the same rates to choose from, one run{rounds} each with seed {tuning.seed}, judged by the mean {label} of "
             "the last ten rounds on the validation split. The runs above leave that split out of their training data too."
         )
 
     def _rates(self) -> str:
         assert self.grid.tuning is not None
         rates = self.grid.tuning.rates
-        body = [[entry.name, _rate(entry), *(_score(entry.scores[rate]) for rate in rates)] for entry in self.chosen]
-        return markdown(["cell", "chosen", *(f"valid. accuracy at {rate:g}" for rate in rates)], body)
+        body = [[entry.name, _rate(entry), *(_score(entry.scores[rate], entry.metric) for rate in rates)] for entry in self.chosen]
+        return markdown(["cell", "chosen", *(f"valid. {self._tuned_by.label} at {rate:g}" for rate in rates)], body)
 
-    def write(self, metric: str = DEFAULT_METRIC, reference: str | None = None) -> None:
+    def write(self, metric: str | None = None, reference: str | None = None) -> None:
         """All files, each whole or not at all."""
         write_atomically(self.out / "results.csv", csv_of(self.rows).encode())
         write_atomically(self.out / "results.md", self.markdown(metric, reference).encode())
@@ -137,5 +158,5 @@ def _rate(entry: Chosen) -> str:
     return f"{entry.rate:g}" if entry.is_best else f"{entry.rate:g} (runs began with it)"
 
 
-def _score(value: float | None) -> str:
-    return "failed" if value is None else f"{value:.4f}"
+def _score(value: float | None, metric: Metric) -> str:
+    return "failed" if value is None else metric.text(value)

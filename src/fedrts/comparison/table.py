@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from fedrts.comparison.keys import SummaryKey, summary_key
 from fedrts.comparison.statistics import FEW_PAIRS, Difference, SampleMean, holm, mean_of, paired
-from fedrts.errors import InputError, nearest
+from fedrts.tasks.metrics import Metric
 
-METRICS = {
-    "accuracy_last10": "test accuracy, mean of the last ten rounds",
-    "accuracy": "test accuracy after the last round",
-    "best_accuracy": "test accuracy of the best round (chosen on the validation split where there is one, else on test data)",
-    "perplexity": "perplexity, mean over stories",
-    "perplexity_corpus": "perplexity over all tokens",
-    "loss": "test loss",
-    "comm_ratio": "bytes sent, relative to dense averaging",
-    "paper_comm_mb": "MB of one client in an outer round, in the paper's accounting",
-    "upload_bytes": "bytes sent to the server",
-    "download_bytes": "bytes sent by the server",
-    "flops": "FLOPs of all clients",
-    "seconds": "seconds",
-    "samples_per_second": "training samples a second",
-}
-"""Keys of a summary that can be compared, and what they are."""
-HIGHER_IS_BETTER = ("accuracy_last10", "accuracy", "best_accuracy", "samples_per_second")
 ABSENT = "–"
 SURE = 0.05
 """p-values below this are marked."""
@@ -36,12 +21,6 @@ ColumnKey = tuple[Any, ...]
 """The values of the grid's other keys (lists as text), and last the density."""
 
 
-def check_metric(name: str) -> None:
-    """Is it something that can be compared?"""
-    if name not in METRICS:
-        raise InputError(f"there is no metric '{name}'{nearest(name, METRICS)}")
-
-
 @dataclass(frozen=True)
 class Results:
     """One metric of finished cells by method, column and seed."""
@@ -49,15 +28,22 @@ class Results:
     metric: str
     axes: tuple[str, ...]
     values: Mapping[tuple[str, ColumnKey], Mapping[int, float]]
+    declared: Sequence[Metric] = ()
+    """Metrics of the runs that may have no name here."""
 
     @classmethod
-    def of(cls, rows: Sequence[RunRow], axes: Sequence[str], metric: str) -> Results:
-        check_metric(metric)
+    def of(cls, rows: Sequence[RunRow], axes: Sequence[str], metric: str, declared: Sequence[Metric] = ()) -> Results:
+        summary_key(metric, declared)
         values: dict[tuple[str, ColumnKey], dict[int, float]] = {}
         for row in rows:
-            if row[metric] is not None:
+            if row.get(metric) is not None:
                 values.setdefault((row["method"], column_of(row, axes)), {})[row["seed"]] = row[metric]
-        return cls(metric, tuple(axes), values)
+        return cls(metric, tuple(axes), values, declared)
+
+    @cached_property
+    def key(self) -> SummaryKey:
+        """What the metric is, and which way is better."""
+        return summary_key(self.metric, self.declared)
 
     @property
     def methods(self) -> list[str]:
@@ -77,7 +63,7 @@ class Results:
     def best(self, column: ColumnKey) -> list[float]:
         """The best and the second best mean of a column; of several methods only."""
         means = [mean.value for method in self.methods if (mean := self.mean(method, column)) is not None]
-        return sorted(set(means), reverse=self.metric in HIGHER_IS_BETTER)[:2] if len(means) > 1 else []
+        return sorted(set(means), reverse=not self.key.lower_is_better)[:2] if len(means) > 1 else []
 
     def against(self, method: str, reference: str, column: ColumnKey) -> Difference | None:
         """How `method` differs from `reference` in a column; one that has no density stands beside every density."""
@@ -105,10 +91,7 @@ class Results:
 
     def text(self, value: float, signed: bool = False) -> str:
         """A value with digits that suit the metric."""
-        sign = "+" if signed else ""
-        if "accuracy" in self.metric or self.metric in ("comm_ratio", "loss"):
-            return f"{value:{sign}.4f}"
-        return f"{value:{sign}.2f}" if abs(value) < 1e5 else f"{value:{sign}.4g}"
+        return self.key.text(value, signed)
 
 
 def text_of(value: Any) -> str:
@@ -207,7 +190,8 @@ def words_on_test(results: Results, reference: str) -> str:
 
 
 def costs_table(rows: Sequence[RunRow], axes: Sequence[str]) -> str:
-    """What runs sent and computed, mean over seeds."""
+    """What runs sent and computed, mean over seeds; and their rounds, where these differ."""
+    timed = "rounds" not in axes and len({row.get("rounds") for row in rows}) > 1
     groups: dict[tuple[str, ColumnKey], list[RunRow]] = {}
     for row in rows:
         groups.setdefault((row["method"], column_of(row, axes)), []).append(row)
@@ -221,9 +205,10 @@ def costs_table(rows: Sequence[RunRow], axes: Sequence[str]) -> str:
                 [run["flops"] for run in runs],
             )
         )
-        body.append([method, *(text_of(value) for value in column), f"{sent / 1e6:,.2f}", f"{ratio:.3f}", f"{flops:.3g}"])
+        rounds = [f"{mean_of([run['rounds'] for run in runs]).value:g}"] if timed else []
+        body.append([method, *(text_of(value) for value in column), *rounds, f"{sent / 1e6:,.2f}", f"{ratio:.3f}", f"{flops:.3g}"])
     names = [key.rpartition(".")[2] for key in axes]
-    return markdown(["method", *names, "density", "MB sent", "relative to dense", "FLOPs"], body)
+    return markdown(["method", *names, "density", *["rounds"] * timed, "MB sent", "relative to dense", "FLOPs"], body)
 
 
 def _body(results: Results, cell: Callable[[str, ColumnKey], str]) -> list[list[str]]:

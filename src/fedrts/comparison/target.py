@@ -19,6 +19,7 @@ class Milestone:
 
     round: int
     accuracy: float
+    """Or another metric, where that was asked for."""
     bytes: int
     flops: float
 
@@ -33,10 +34,10 @@ def smoothed(history: History, window: int = WINDOW, key: str = "accuracy") -> l
     for number, line in enumerate(history):
         sent += line["upload_bytes"] + line["download_bytes"]
         flops += line["flops"]
-        if line[key] is None or line["round"] + 1 < window:
+        if line.get(key) is None or line["round"] + 1 < window:
             continue
         recent = (earlier for earlier in history[max(0, number - window + 1) : number + 1] if earlier["round"] > line["round"] - window)
-        values = [earlier[key] for earlier in recent if earlier[key] is not None]
+        values = [earlier[key] for earlier in recent if earlier.get(key) is not None]
         points.append(Milestone(line["round"], average(values), sent, flops))
     return points
 

@@ -12,6 +12,7 @@ from fedrts.comparison.grid import Cell
 from fedrts.errors import InputError
 from fedrts.runs.folder import RunFolder
 from fedrts.server.rounds import ALWAYS_EVALUATED
+from fedrts.tasks.metrics import ACCURACY, Metric, of_run
 
 Group = tuple[Any, ...]
 
@@ -24,19 +25,24 @@ class Chosen:
     scores: Mapping[float, float | None]
     rate: float | None
     """The best, or one that was so when its first cell began; None: every trial failed."""
+    metric: Metric = ACCURACY
+    """What they were judged by."""
 
     @property
     def is_best(self) -> bool:
-        return self.rate == _best(self.scores)
+        return self.rate == _best(self.scores, self.metric)
 
 
-def score(folder: Path) -> float | None:
-    """Mean accuracy on the validation split over the last ten rounds of a finished run."""
+def score(folder: Path) -> tuple[float | None, Metric | None]:
+    """Of a finished run the mean over its last ten rounds of the metric that leads, on the validation split, and which that is."""
     run = RunFolder(folder)
-    if run.summary() is None:
-        return None
-    values = [line["valid_accuracy"] for line in run.history()[-ALWAYS_EVALUATED:] if line.get("valid_accuracy") is not None]
-    return sum(values) / len(values) if values else None
+    summary = run.summary()
+    if summary is None:
+        return None, None
+    metric = of_run(summary)[0]
+    key = f"valid_{metric.name}"
+    values = [line[key] for line in run.history()[-ALWAYS_EVALUATED:] if line.get(key) is not None]
+    return sum(values) / len(values) if values else None, metric
 
 
 def used(cells: Sequence[Cell], folder: Path) -> dict[Group, float]:
@@ -59,12 +65,16 @@ def choose(trials: Sequence[tuple[Cell, float]], folder: Path, used: Mapping[Gro
     """For every group the rate that it used before, or that with the best score; of equal ones the first."""
     scores: dict[Group, dict[float, float | None]] = {}
     names: dict[Group, str] = {}
+    metric = ACCURACY
     for cell, rate in trials:
-        scores.setdefault(cell.group, {})[rate] = score(folder / cell.name)
+        found, by = score(folder / cell.name)
+        scores.setdefault(cell.group, {})[rate] = found
+        metric = by or metric
         names.setdefault(cell.group, cell.name.rpartition("-")[0])
-    return {group: Chosen(names[group], tried, used.get(group, _best(tried))) for group, tried in scores.items()}
+    return {group: Chosen(names[group], tried, used.get(group, _best(tried, metric)), metric) for group, tried in scores.items()}
 
 
-def _best(tried: Mapping[float, float | None]) -> float | None:
+def _best(tried: Mapping[float, float | None], metric: Metric) -> float | None:
     known = {rate: value for rate, value in tried.items() if value is not None}
-    return max(known, key=lambda rate: known[rate]) if known else None
+    best = min if metric.lower_is_better else max
+    return best(known, key=lambda rate: known[rate]) if known else None

@@ -15,6 +15,7 @@ from fedrts.comparison.play import CellTask, News
 from fedrts.comparison.statistics import mean_of
 from fedrts.observe.console import Outlasting
 from fedrts.runs.folder import RunFolder
+from fedrts.tasks.metrics import ACCURACY, of_run
 
 _MOST_LINES = 30
 """Of a live table; a longer one does not fit a screen."""
@@ -30,7 +31,9 @@ class LiveWatcher:
         self.all: TaskID | None = None
         self.running: dict[str, TaskID] = {}
         self.tasks: dict[str, CellTask] = {}
-        self.accuracies: dict[tuple[str, str], list[float]] = {}
+        self.metric = ACCURACY
+        """What the cells are judged by."""
+        self.means: dict[tuple[str, str], list[float]] = {}
         self.done = self.failed = 0
         self.noted: set[str] = set()
         self.live = Live(console=self.console, refresh_per_second=4, get_renderable=self._picture)
@@ -45,7 +48,7 @@ class LiveWatcher:
 
     def expect(self, tasks: Sequence[CellTask], what: str) -> None:
         self.tasks = {task.name: task for task in tasks}
-        self.accuracies.clear()
+        self.means.clear()
         finished = [task for task in tasks if task.is_finished]
         self.done, self.failed = len(finished), 0
         for task in finished:
@@ -62,10 +65,11 @@ class LiveWatcher:
                 self.noted.add(news.text)
                 self.console.print(f"note: {news.text} ({news.cell})", highlight=False, soft_wrap=True, markup=False)
         elif news.kind in ("started", "played"):
-            status = "" if news.accuracy is None else f"accuracy {news.accuracy:.3f}"
             if news.cell not in self.running:
-                self.running[news.cell] = self.progress.add_task(escape(news.cell), total=news.rounds, completed=news.done, status=status)
-            self.progress.update(self.running[news.cell], completed=news.done, status=status)
+                self.running[news.cell] = self.progress.add_task(
+                    escape(news.cell), total=news.rounds, completed=news.done, status=news.score
+                )
+            self.progress.update(self.running[news.cell], completed=news.done, status=news.score)
         else:
             self._ended(news)
 
@@ -78,7 +82,7 @@ class LiveWatcher:
         else:
             self.done += 1
             self._count(self.tasks[news.cell])
-            words = f"accuracy {news.accuracy:.4f}" if news.accuracy is not None else "finished"
+            words = news.score or "finished"
         number = f"{self.done + self.failed} of {len(self.tasks)}"
         self.console.print(f"{number} · {news.cell} · {words}", highlight=False, soft_wrap=True, markup=False)
         if self.all is not None:
@@ -89,16 +93,18 @@ class LiveWatcher:
         summary = RunFolder(task.folder).summary() or {}
         method = task.experiment.method
         rest = task.name.replace(f"{method}-", "", 1).rpartition("-")[0] or "-"
-        if summary.get("accuracy_last10") is not None:
-            self.accuracies.setdefault((method, rest), []).append(summary["accuracy_last10"])
+        metric = of_run(summary)[0]
+        if (mean := summary.get(f"{metric.name}_last10")) is not None:
+            self.metric = metric
+            self.means.setdefault((method, rest), []).append(mean)
 
     def _picture(self) -> Group:
-        methods = list(dict.fromkeys(method for method, _ in self.accuracies))
-        columns = list(dict.fromkeys(rest for _, rest in self.accuracies))
+        methods = list(dict.fromkeys(method for method, _ in self.means))
+        columns = list(dict.fromkeys(rest for _, rest in self.means))
         if not columns or len(columns) > 8 or len(methods) > _MOST_LINES:
             return Group(self.progress)
-        table = Table("accuracy so far", *columns)
+        table = Table(f"{self.metric.name} so far", *columns)
         for method in methods:
-            found = [self.accuracies.get((method, column)) for column in columns]
-            table.add_row(method, *(f"{mean_of(values).value:.4f} ({len(values)})" if values else "" for values in found))
+            found = [self.means.get((method, column)) for column in columns]
+            table.add_row(method, *(f"{self.metric.text(mean_of(values).value)} ({len(values)})" if values else "" for values in found))
         return Group(table, self.progress)

@@ -20,6 +20,7 @@ from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
 from fedrts.registry import only_allowing
 from fedrts.server import optimizer, reducers
+from fedrts.sparse import falling
 from fedrts.tasks import metrics
 
 CUSTOM = "custom"
@@ -34,11 +35,12 @@ def resolve(*layers: Tree) -> Experiment:
     settings = merged(_recipe(recipe, given), given)
     _fit_per_round(settings, given)
     experiment = validated(Experiment, settings)
-    if method_class(experiment.method).dense and given.get("density", 1.0) != 1.0:
-        note(f"{experiment.method} is a dense method: density {given['density']} is ignored")
     if experiment.model == "auto":
         experiment = experiment.model_copy(update={"model": recipe.model})
-    return complete(experiment)
+    experiment = complete(experiment)
+    if method_class(experiment.method).dense and given.get("density", 1.0) != 1.0:
+        note(f"{experiment.method} is a dense method: density {given['density']} is ignored")
+    return experiment
 
 
 def _recipe(recipe: Recipe, given: Tree) -> Tree:
@@ -94,6 +96,7 @@ def complete(experiment: Experiment) -> Experiment:
     _check_training(train)
     for name in experiment.eval.metrics:
         metrics.get(name)
+    _check_falling(experiment, method)
     return experiment.model_copy(
         update={
             "data": data.absolute(experiment.data),
@@ -118,6 +121,26 @@ def _check_training(train: LocalTraining) -> None:
         if getattr(train, option) and option not in takes:
             fitting = " or ".join(repr(name) for name in optimizers.names() if option in optimizers.get(name).takes)
             raise InputError(f"train.{option} belongs to train.optimizer = {fitting} (got '{train.optimizer}')")
+
+
+def _check_falling(experiment: Experiment, method: Method) -> None:
+    """Can the density fall: does the method draw new masks, are there outer rounds to do so, and does the curve lead there?"""
+    topology = experiment.topology
+    if topology.density_start is None:
+        return
+    if (why := method.steady()) is not None:
+        raise InputError(
+            f"topology.density_start is not for {experiment.method}: {why}; leave it out, or choose a method that re-draws masks"
+        )
+    outers = experiment.schedule.outers_before(experiment.end)
+    if outers < 2:
+        there = "there is one" if outers else "there is none"
+        raise InputError(
+            f"topology.density_start needs two outer rounds before topology.end = {experiment.end} to fall between, and {there}: "
+            f"lower topology.interval = {topology.interval}, or raise topology.end or rounds"
+        )
+    for progress in (0.0, 0.5, 1.0):
+        falling.left(topology.density_schedule, progress)
 
 
 def _given_in_python() -> None:

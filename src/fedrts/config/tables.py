@@ -16,7 +16,10 @@ from fedrts.engines.settings import EngineSettings
 from fedrts.server.averaging import AverageName, LateAverage
 from fedrts.server.guard import QUORUM, Guard
 from fedrts.server.optimizer import ServerOptimizer, optimizers
+from fedrts.sparse.falling import curves
+from fedrts.sparse.schedule import Schedule
 from fedrts.tables import Named, Number, Table
+from fedrts.tasks.metrics import addable
 from fedrts.tasks.metrics import metrics as all_metrics
 from fedrts.wire.value_types import ValueType
 
@@ -74,6 +77,12 @@ class Topology(Table):
     outer_at_end: bool = Field(False, description="is T_end itself an outer round, where it is a multiple of the interval?")
     budget: Literal["all", "prunable"] = Field("all", description="does the density count over all parameters or the prunable ones?")
     layer_density: Literal["erk", "er", "uniform"] = Field("erk", description="how the density is spread over layers")
+    density_start: Number | None = Field(
+        None, gt=0, le=1, description="density of the first mask, which falls to `density` in outer rounds; default: it stays the same"
+    )
+    density_schedule: Annotated[str, Named(curves)] = Field(
+        "cubic", description="how it falls from the first outer round to the last before T_end: cubic (fast at first), cosine or linear"
+    )
     init_mask: Literal["random", "magnitude", "given"] = Field(
         "random", description="the first topology; given: that of the weights to start from, and the default where their zeros show one"
     )
@@ -97,7 +106,8 @@ class Eval(Table):
     batch_size: int = Field(512, ge=1, description="samples per forward pass; does not change results beyond rounding")
     fairness: bool = Field(True, description="at the end, judge the model by class and by client (fairness.json)")
     metrics: list[Annotated[str, Named(all_metrics)]] = Field(
-        default_factory=list, description="more metrics, a list or separated by commas: names, or import paths of one's own"
+        default_factory=list,
+        description=f"more metrics, a list or separated by commas: {', '.join(addable())}, or one's own by import path",
     )
 
     @field_validator("metrics", mode="before")
@@ -109,7 +119,9 @@ class Eval(Table):
 class Wire(Table):
     """How values travel."""
 
-    value_type: ValueType = Field("float32", description="float32 (lossless), float16 or int8 (unbiased rounding), both ways")
+    value_type: ValueType = Field(
+        "float32", description="float32 (lossless), float16, or int8, int6, int4, int2 (unbiased rounding), both ways"
+    )
 
 
 class Checkpoint(Table):
@@ -173,6 +185,13 @@ class Experiment(Table):
             raise ValueError(f"topology.end = {self.topology.end} must not exceed rounds = {self.rounds}")
         return self
 
+    @model_validator(mode="after")
+    def _falls(self) -> Experiment:
+        start = self.topology.density_start
+        if start is not None and start < self.density:
+            raise ValueError(f"topology.density_start = {start:g} must not be below density = {self.density:g}: densities only fall")
+        return self
+
     @property
     def min_size(self) -> int:
         """Samples that every client has at least."""
@@ -190,4 +209,20 @@ class Experiment(Table):
     @property
     def end(self) -> int:
         """T_end."""
-        return self.topology.end if self.topology.end is not None else max(1, math.floor(0.6 * self.rounds))
+        return self.topology.end if self.topology.end is not None else usual_end(self.rounds)
+
+    @property
+    def first_density(self) -> float:
+        """Density of the first mask."""
+        return self.density if self.topology.density_start is None else self.topology.density_start
+
+    @property
+    def schedule(self) -> Schedule:
+        """When the topology may change; how its density falls depends on the model too."""
+        t = self.topology
+        return Schedule(t.interval, self.end, t.adjust, t.first_outer, t.outer_at_end)
+
+
+def usual_end(rounds: int) -> int:
+    """T_end of a run of so many rounds where none is asked for."""
+    return max(1, math.floor(0.6 * rounds))

@@ -19,6 +19,7 @@ from fedrts.client.privacy import Repeatable
 from fedrts.costs.estimate import Estimate
 from fedrts.costs.inputs import HERE, MORE, SAMPLES, without_data
 from fedrts.costs.table import Cost
+from fedrts.data.contract import Data
 from fedrts.errors import InputError
 from fedrts.methods.base import Method
 from fedrts.runs.build import build_model, put_together
@@ -59,7 +60,21 @@ def of_settings(
     data_dir: str | Path | None = None,
 ) -> Cost:
     """`cost` of settings, of which later ones override earlier ones."""
-    given = config.combined(*layers)
+    experiment, module, held, wanted = posed(config.combined(*layers), module, input_shape, classes, samples, exact, data_dir)
+    run = put_together(experiment, module, held, [torch.arange(wanted)], noise=Repeatable)
+    return Estimate(run, wanted, exact).cost()
+
+
+def posed(
+    given: config.Tree,
+    module: nn.Module | None = None,
+    input_shape: Sequence[int] | None = None,
+    classes: int | None = None,
+    samples: int | None = None,
+    exact: bool = False,
+    data_dir: str | Path | None = None,
+) -> tuple[config.Experiment, nn.Module, Data, int]:
+    """The problem that settings pose: experiment, model, data (or random inputs), and the samples of one client."""
     if samples is not None and samples < 1:
         raise InputError(f"samples must be at least 1 (got {samples})")
     wanted = samples or SAMPLES
@@ -74,5 +89,4 @@ def of_settings(
         module = copy.deepcopy(module) if module is not None else build_model(experiment, held.input_shape, held.classes)
     else:
         experiment, module, held = without_data(given, module, input_shape, classes, wanted if exact else MORE)
-    run = put_together(experiment, module, held, [torch.arange(wanted)], noise=Repeatable)
-    return Estimate(run, wanted, exact).cost()
+    return experiment, module, held, wanted

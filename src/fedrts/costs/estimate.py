@@ -61,6 +61,7 @@ class Estimate:
             epochs=training.epochs,
             batch_size=training.batch_size,
             rows=tuple(rows),
+            density_start=run.experiment.topology.density_start,
         )
 
     # -- on paper ---------------------------------------------------------------------------------------------------------
@@ -69,8 +70,8 @@ class Estimate:
         """The rows of `paper` and `rules`; a round whose mask is full (the set-up, dense methods) is charged as dense."""
         run, macs, batch = self.run, self.run.bench.macs, self.run.training.batch_size
         layout, current = run.layout, run.plan.round(index, state.mask)
-        target, full = run.experiment.density, state.mask.is_full
-        budget = layout.sizes if run.method.dense else tuple(run.setup.counts(target))
+        target, full = run.experiment.first_density, state.mask.is_full
+        budget = layout.sizes if run.method.dense else tuple(run.setup.counts(run.experiment.density))
         density, counts = (1.0, layout.sizes) if full else (target, budget)
         fraction = run.plan.schedule.adjust  # f(0)
         exchanges = run.method.exchanges(current)

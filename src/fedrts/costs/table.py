@@ -11,7 +11,8 @@ ACCOUNTINGS = {
     "three copies of the model; a batch's forward pass counts batch² · MAC",
     "rules": "the paper's text: each layer dense, bitmap, coordinates or CSR by its own density; memory is three such copies; a batch's "
     "forward pass counts batch · MAC",
-    "measured": "what this package does: lengths of encoded messages, MACs at the layers' densities over the samples seen, tensors that a "
+    "measured": "what this package does: lengths of encoded messages (where they depend on the values, those of a first step, which is an "
+    "estimate), MACs at the layers' densities over the samples seen, tensors that a "
     "client holds with the activations of one batch",
 }
 """The accountings, and what each counts."""
@@ -62,6 +63,8 @@ class Cost:
     epochs: int
     batch_size: int
     rows: tuple[Row, ...] = field(default=())
+    density_start: float | None = None
+    """Of the first rounds, which the rows are of, where the density falls."""
 
     def row(self, accounting: str, round: str, case: str | None = None) -> Row:
         """The row of an accounting and a round; the first where no case is named."""

@@ -110,7 +110,7 @@ class Data:
         return x.unflatten(0, rows.shape), y
 
     def evaluate(self, module: nn.Module, batch_size: int) -> Metrics:
-        """The task's metrics on the test set, none without one, and `valid_…` of those that are followed where there is a validation set."""
+        """The task's metrics on the test set, none without one, and `valid_…` of the followed ones where there is a validation set."""
         if not len(self.test_y):
             return {}
         metrics = self.judge(module, self.test_x, self.test_y, batch_size)

@@ -68,9 +68,10 @@ def described(site: Site, digest: str) -> str:
     kinds = {"set-up": [-1], "inner": [], "outer": []}
     for index in range(run.plan.rounds):
         kinds["outer" if schedule.is_outer(index) else "inner"].append(index)
+    falling = "" if e.first_density == e.density else f" falling from {e.first_density:g}"
     lines = [
         f"experiment {digest[:SHOWN]}",
-        f"  method {e.method}, model {e.model} with {cost.parameters:,} parameters, density {e.density:g}; {e.rounds} rounds",
+        f"  method {e.method}, model {e.model} with {cost.parameters:,} parameters, density {e.density:g}{falling}; {e.rounds} rounds",
         f"  trains {e.train.epochs} epochs a round in batches of {e.train.batch_size} on {e.data}, inputs {list(cost.input_shape)}",
         "told once, to take part",
         *(f"  {name}: {value}" for name, value in told.items()),

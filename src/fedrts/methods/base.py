@@ -27,6 +27,10 @@ class Method(BaseModel):
 
     density: Annotated[float, Field(gt=0, le=1, description="share of all parameters that stay active")] = 0.2
 
+    def steady(self) -> str | None:
+        """Why the density of its masks cannot fall over the rounds; None where new masks have `round.targets` links."""
+        return "it keeps every link"
+
     def prepare(self, module: nn.Module) -> nn.Module:
         """Replace parts of the model before anything else happens."""
         return module
@@ -87,6 +91,9 @@ class Sparse(Method):
     dense: ClassVar[bool] = False
     topology: ClassVar[str] = "random, never changes"
 
+    def steady(self) -> str | None:
+        return "its mask never changes"
+
     def initial_weights(self, setup: Setup, counts: Sequence[int]) -> Tensor:
         return setup.scaled_weights(counts)
 
@@ -101,15 +108,22 @@ class Sparse(Method):
         return Mask.top(drawn, setup.counts(self.density), layout.sizes)
 
 
-class Scored(Sparse):
-    """The same on masks of the links whose scores are best."""
+class Redrawn(Sparse):
+    """The same on a mask that outer rounds draw anew, with `round.targets` links per layer."""
+
+    def steady(self) -> str | None:
+        return None
+
+
+class Scored(Redrawn):
+    """New masks are those of the links whose scores are best."""
 
     scope: Annotated[
         Literal["layer", "global"], Field(description="links compete with those of their layer, which keeps its number, or with all others")
     ] = "layer"
 
     def best(self, scores: Tensor, round: Round, sizes: tuple[int, ...]) -> Mask:
-        """The mask of the largest `scores [P]`, with as many links as before."""
+        """The mask of the largest `scores [P]`, with as many links as the next mask is to have."""
         if self.scope == "global":
-            return Mask.top_of_all(scores, sum(round.counts), sizes)
-        return Mask.top(scores, round.counts, sizes)
+            return Mask.top_of_all(scores, sum(round.targets), sizes)
+        return Mask.top(scores, round.targets, sizes)

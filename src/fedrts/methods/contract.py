@@ -49,9 +49,12 @@ class Round:
     """Outer rounds before this one."""
     exchange: int = 0
     """Which of the round's exchanges this is."""
+    fewer: tuple[int, ...] | None = None
+    """Links of each layer in the next mask, where the density falls with this round."""
 
     @staticmethod
     def of(index: int, schedule: Schedule, mask: Mask, layout: Layout, exchange: int = 0) -> Round:
+        targets = schedule.targets(index, mask.counts)
         return Round(
             index=index,
             outer=schedule.is_outer(index),
@@ -61,12 +64,23 @@ class Round:
             layout=layout,
             outers=schedule.outers_before(index),
             exchange=exchange,
+            fewer=None if targets == mask.counts else targets,
         )
 
     @property
+    def targets(self) -> tuple[int, ...]:
+        """Links of each layer in the next mask: K^l, or fewer in an outer round of a falling density (`topology.density_start`)."""
+        return self.counts if self.fewer is None else self.fewer
+
+    @property
     def core(self) -> tuple[int, ...]:
-        """κ^l = K^l − Q^l_t: links of each layer that count as important."""
-        return tuple(active - quota for active, quota in zip(self.counts, self.quota, strict=True))
+        """κ^l: links of each layer that count as important, K^l − Q^l_t, or of the targets all but Q^l_t."""
+        return tuple(target - quota for target, quota in zip(self.targets, self.quota, strict=True))
+
+    @property
+    def outgoing(self) -> tuple[int, ...]:
+        """K^l − κ^l: links of each layer to drop before Q^l_t are grown; Q^l_t, and those that the next mask has no place for."""
+        return tuple(active - core for active, core in zip(self.counts, self.core, strict=True))
 
 
 Scalar = Tensor | float
@@ -181,7 +195,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Rewire:
-    """A new mask of the client's own, with as many links per layer: `choose(tensors, mask)` → (kept, new); weights off `kept` become 0.
+    """A new mask of the client's own, with the round's targets: `choose(tensors, mask)` → (kept, new); weights off `kept` become 0.
 
     `tensors` are the client's own by name, with the weights as it got them under `received`.
     """
@@ -301,6 +315,8 @@ class Setup:
     layer_density: str = "erk"
     init_mask: str = "random"
     init_scale: str = "dense"
+    density_start: float | None = None
+    """Density of the first mask, where it falls from there to the target."""
 
     def scaled_weights(self, counts: Sequence[int]) -> Tensor:
         """W_0 `[n]` for a model with K^l = `counts[l]` active links: as it is, or with the links of layer l times √(n^l / K^l).
@@ -316,9 +332,9 @@ class Setup:
         return weights
 
     def shown_counts(self, density: float) -> list[int]:
-        """K^l as the weights that are not 0 show them, times what makes the whole as dense as asked for."""
+        """K^l as the weights that are not 0 show them, times what makes the whole as dense as it is to start."""
         shown, sizes = by_layer(self.weights[: self.layout.links] != 0, self.layout.sizes), self.layout.sizes
-        kept = budget.links_to_keep(self.layout, density, self.budget)
+        kept = budget.links_to_keep(self.layout, self.density_start or density, self.budget)
         if sum(shown) == kept and min(shown) > 0:
             return list(shown)
         return budget.proportional(sizes, kept, [max(count, 1) / size for count, size in zip(shown, sizes, strict=True)])
@@ -330,6 +346,9 @@ class Setup:
         return bool(shown) and min(shown) > 0 and sum(shown) < (1 - _FEW) * self.layout.links
 
     def counts(self, density: float) -> list[int]:
-        """K^l: the links that each layer may keep at this density."""
-        kept = budget.links_to_keep(self.layout, density, self.budget)
-        return budget.BUDGETS[self.layer_density]([entry.shape for entry in self.layout.layers], kept)
+        """K^l: the links that each layer may have at first, in a run to this density."""
+        last = budget.layer_counts(self.layout, density, self.budget, self.layer_density)
+        if self.density_start is None:
+            return last
+        first = budget.layer_counts(self.layout, self.density_start, self.budget, self.layer_density)
+        return budget.between(first, last, self.layout.sizes)

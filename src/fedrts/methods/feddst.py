@@ -42,7 +42,7 @@ class FedDST(DropAndGrow, Scored):
     def scoring(self, exchange: Exchange, round: Round) -> Exchange:
         rewire = Rewire(partial(self.rewired, round=round))
         steps = (Train(stop=self.adjust_after), ProbeGradient(), rewire, Train(start=self.adjust_after))
-        return Exchange(exchange.down, steps, {"weights": OnOwnMask()})
+        return Exchange(exchange.down, steps, {"weights": OnOwnMask(counts=round.targets)})
 
     def contribution(self, message: Message, state: State, round: Round) -> Message:
         own = message["weights"]

@@ -59,7 +59,7 @@ class FedMef(Progressive):
     def training(self, round: Round) -> Train:
         if not self.extrudes(round):
             return super().training(round)
-        return Train(influence=Extrusion(self.penalty), marks=partial(weak_marks, quota=round.quota, among=self.theta_low))
+        return Train(influence=Extrusion(self.penalty), marks=partial(weak_marks, quota=round.outgoing, among=self.theta_low))
 
     def extrudes(self, round: Round) -> bool:
         return self.bae and (round.outer or (self.bae_in == "all" and not round.frozen))
@@ -71,7 +71,7 @@ class FedMef(Progressive):
 
     def remarks(self, before: State, after: State, round: Round) -> Mapping[str, float]:
         """Share of the active links of θ_low that was dropped then (a link that was grown again starts at 0 too)."""
-        marked = weakest(before.weights, before.mask, round.quota, self.theta_low) & before.mask.bits
+        marked = weakest(before.weights, before.mask, round.outgoing, self.theta_low) & before.mask.bits
         gone = marked & (after.weights[: len(marked)] == 0)
         return {"marked_dropped": float(gone.sum()) / max(int(marked.sum()), 1)}
 

@@ -48,7 +48,7 @@ class FedRTS(Bandit):
         if round.outer:
             drawn = posterior.draw(alpha, beta, rng("topology"))
             if self.candidates == "named" and outcome.named is not None:
-                drawn *= state.mask.bits | outcome.named  # 0 is below every draw, and the active links alone are K^l
+                drawn *= state.mask.bits | outcome.named  # 0 is below every draw, and the active links alone are enough
             updated = updated.with_mask(self.best(drawn, round, state.mask.sizes))  # Eq. 2
         return updated.remember(alpha=alpha, beta=beta)
 

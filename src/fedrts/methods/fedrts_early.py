@@ -55,7 +55,7 @@ class FedRTSEarly(Bandit):
     def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
         active, sizes = state.mask.active, state.mask.sizes
         alpha, beta = state["alpha"], state["beta"]
-        prior = torch.where(alpha + beta > 0, 0.0, each(share(round.quota, round.counts), sizes, alpha))[active]
+        prior = torch.where(alpha + beta > 0, 0.0, each(share(round.outgoing, round.counts), sizes, alpha))[active]
         kept = (outcome.values if outcome.at is not None else outcome.values[active]).to(alpha.dtype)
         alpha = alpha.index_add(0, active, prior + self.scale * (1 - kept))
         beta = beta.index_add(0, active, prior + self.scale * kept)
@@ -71,12 +71,12 @@ class FedRTSEarly(Bandit):
         return updated.with_mask(new).remember(alpha=nothing, beta=nothing.clone())
 
     def dropped(self, state: State, round: Round, rng: Rng) -> Mask:
-        """The mask without the Q^l active links whose draws speak most for dropping them."""
+        """The mask without the Q^l active links whose draws speak most for dropping them (more of them where the density falls)."""
         mask, active = state.mask, state.mask.active
         against = torch.zeros(len(mask.bits), dtype=torch.float64, device=active.device)
         against[active] = drawn(state["alpha"][active], state["beta"][active], rng, "drop")
         kept = mask.bits.clone()
-        kept[top_indices(against, round.quota, mask.bits, mask.sizes)] = False
+        kept[top_indices(against, round.outgoing, mask.bits, mask.sizes)] = False
         return Mask(kept, mask.sizes)
 
     def grown(self, mask: Mask, kept: Mask, mean: Means, round: Round, rng: Rng) -> Mask:

@@ -98,7 +98,7 @@ class FedRTSNoTS(Progressive):
         inactive = state.mask.inactive
         outcome[inactive] = self.averaged(outcome[inactive], torch.tensor(0.5))
         chance = random.uniform(rng("ties"), len(outcome), outcome.device).double()
-        mask = Mask.top(outcome.double() + 1e-9 * chance, round.counts, state.mask.sizes)
+        mask = Mask.top(outcome.double() + 1e-9 * chance, round.targets, state.mask.sizes)
         return updated.with_mask(mask).remember(outcome=outcome)
 
     def averaged(self, before: Tensor, now: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class FedSGC(FedDST):
         weights = seen["weights"][:links]
         local = torch.where(mask.bits, torch.sign(weights - seen["received"][:links]), -torch.sign(seen["gradient"]))  # D
         accord = local * seen["direction"]
-        dropped = preferring(accord < 0, -weights.abs(), mask.bits, quota, self.drop_guided, mask.sizes)
+        dropped = preferring(accord < 0, -weights.abs(), mask.bits, self.outgoing(round), self.drop_guided, mask.sizes)
         kept = mask.bits & ~dropped
         grown = preferring(accord > 0, promise, ~kept, quota, self.grow_guided, mask.sizes)
         return Mask(kept, mask.sizes), Mask(kept | grown, mask.sizes)

@@ -34,6 +34,9 @@ class PruneFL(DropAndGrow):
 
     adaptive: Annotated[bool, Field(description="choose the size too: the original's greedy rule over all layers")] = False
 
+    def steady(self) -> str | None:
+        return "with adaptive = true it chooses its size itself" if self.adaptive else None
+
     def begin(self, setup: Setup) -> State:
         state = super().begin(setup)
         return state.remember(most=torch.tensor([state.mask.number])) if self.adaptive else state

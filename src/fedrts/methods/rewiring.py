@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
-from fedrts.methods.base import Sparse
+from fedrts.methods.base import Redrawn
 from fedrts.methods.contract import Exchange, Means, Rng, Round, State
 from fedrts.sparse import rigl
 from fedrts.sparse.mask import Mask
 
 
-class DropAndGrow(Sparse):
-    """Drop the Q^l links of least magnitude in each layer, grow the Q^l of largest `grow_score`."""
+class DropAndGrow(Redrawn):
+    """Drop the Q^l links of least magnitude in each layer, grow the Q^l of largest `grow_score`.
+
+    Where the density falls, those go too that the next mask has no place for.
+    """
 
     @abstractmethod
     def grow_score(self, seen: Mapping[str, Tensor]) -> Tensor:
@@ -34,9 +38,14 @@ class DropAndGrow(Sparse):
         """Links of each layer to exchange in this outer round."""
         return round.quota
 
+    def outgoing(self, round: Round) -> tuple[int, ...]:
+        """Links of each layer to drop in this outer round."""
+        return replace(round, quota=self.quota(round)).outgoing
+
     def rewired(self, seen: Mapping[str, Tensor], mask: Mask, round: Round) -> tuple[Mask, Mask]:
         """(kept, new): the mask without what is dropped, and with what is grown then; weights off `kept` start at 0."""
-        return rigl.step(seen["weights"][: len(mask.bits)].abs(), self.grow_score(seen), mask, self.quota(round))
+        strength = seen["weights"][: len(mask.bits)].abs()
+        return rigl.step(strength, self.grow_score(seen), mask, self.quota(round), self.outgoing(round))
 
     def exchanges(self, round: Round) -> tuple[Exchange, ...]:
         exchanges = super().exchanges(round)

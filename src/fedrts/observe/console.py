@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from rich.text import Text
 from fedrts.errors import note
 from fedrts.observe.progress import Progress, megabytes
 from fedrts.server.collect import EXCUSED
+from fedrts.tasks.metrics import of_run
 
 if TYPE_CHECKING:
     from fedrts.config import Experiment
@@ -117,23 +118,33 @@ class ConsoleObserver:
             table.add_column(heading, justify=justify)  # type: ignore[arg-type]
         table.add_row("active parameters", f"{summary['density']:.1%}", "100.0%", f"{summary['density']:.3f}")
         table.add_row("sent in all", megabytes(sent), megabytes(dense), f"{summary['comm_ratio']:.3f}")
-        sites = summary.get("federated")
-        if summary["accuracy"] is not None:
-            table.add_row("test accuracy", f"{summary['accuracy']:.4f}", "", "")
-        if sites and (by_site := sites["mean_of_clients"].get("accuracy")) is not None:
-            weighted = f"at {len(sites['clients'])} sites, {sites['samples']:,} samples"
-            table.add_row(f"accuracy {weighted}", f"{sites['mean']['accuracy']:.4f}", "", "")
-            table.add_row("mean of the sites", f"{by_site:.4f}", "", "")
-        if summary["perplexity"] is not None:
-            table.add_row("perplexity", f"{summary['perplexity']:.2f}", "", "")
-        if summary["accuracy_last10"] is not None:
-            table.add_row("mean of the last ten", f"{summary['accuracy_last10']:.4f}", "", "")
+        for words, value in _results(summary):
+            table.add_row(words, value, "", "")
         table.add_row("time", f"{summary['seconds']:.1f} s", "", "")
         table.add_row("samples a second", f"{summary['samples_per_second']:,.0f}", "", "")
         self.console.print(table)
 
     def stopped(self) -> None:
         self.live.stop()
+
+
+def _results(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a run came to, line by line: the metric that leads, what sites say of it, other metrics."""
+    first, *others = of_run(summary)
+    if summary[first.name] is not None:
+        yield f"test {first.label}", first.text(summary[first.name])
+    sites = summary.get("federated")
+    if sites and (by_site := sites["mean_of_clients"].get(first.name)) is not None:
+        weighted = f"at {len(sites['clients'])} sites, {sites['samples']:,} samples"
+        yield f"{first.label} {weighted}", first.text(sites["mean"][first.name])
+        yield "mean of the sites", first.text(by_site)
+    for metric in others:
+        if metric.told and summary.get(metric.name) is not None:
+            yield metric.label, metric.text(summary[metric.name])
+    if (mean := summary.get(f"{first.name}_last10")) is not None:
+        yield "mean of the last ten", first.text(mean)
+    if (late := summary.get(f"average_{first.name}")) is not None:
+        yield "average of late models", first.text(late)
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fedrts.tasks.metrics import ACCURACY, Metric
+
 if TYPE_CHECKING:
     from fedrts.config import Experiment
     from fedrts.server.rounds import Record
@@ -24,7 +26,9 @@ class Progress:
     rounds: int = 0
     done: int = 0
     bytes: int = 0
-    accuracy: float | None = None
+    metric: Metric = ACCURACY
+    """What the run is judged by."""
+    value: float | None = None
     density: float = 1.0
     changed: float = 0.0
     rejected: int = 0
@@ -36,13 +40,15 @@ class Progress:
     def start(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None:
         self.rounds, self.done = experiment.rounds, first_round
         self.bytes, self.rejected, self.density = facts["bytes"], facts["missing"], facts["density"]
+        self.metric = facts.get("metric", ACCURACY)
         self._began = self.clock()
         self._ends.append(self._began)
 
     def play(self, record: Record) -> None:
         self.done = record.round + 1
         self.bytes += record.upload_bytes + record.download_bytes
-        self.accuracy = record.accuracy if record.accuracy is not None else self.accuracy
+        value = record.value(self.metric)
+        self.value = self.value if value is None else value
         self.changed = record.links_changed if record.outer else self.changed
         self.density = record.density
         self.rejected += len(record.rejected)
@@ -92,7 +98,7 @@ class Progress:
     def status(self) -> dict[str, str]:
         """What is said of the run, in order."""
         return {
-            "accuracy": f"accuracy {self.accuracy:.3f}" if self.accuracy is not None else "accuracy -",
+            "metric": f"{self.metric.name} {'-' if self.value is None else self.metric.text(self.value, decimals=3)}",
             "density": f"density {self.density:.3f}",
             "changed": f"{self.changed:.1%} links changed",
             "sent": f"{megabytes(self.bytes)} sent",
@@ -102,7 +108,7 @@ class Progress:
     def fitting(self, width: int) -> list[str]:
         """Parts of a line of progress that fit `width` columns when ` · ` stands between them; what matters least goes first."""
         parts = {"where": self.where, **self.status, "left": self.left}
-        for least in ("changed", "density", "missing", "sent", "left", "accuracy"):
+        for least in ("changed", "density", "missing", "sent", "left", "metric"):
             if sum(map(len, parts.values())) + 3 * (len(parts) - 1) <= width:
                 break
             parts.pop(least, None)

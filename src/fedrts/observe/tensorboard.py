@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 FOLDER = "tensorboard"
 _SCALARS = {
-    "test": ("accuracy", "loss", "perplexity", "valid_accuracy"),
     "topology": ("density", "links_changed"),
     "cost": ("upload_bytes", "download_bytes", "flops", "seconds"),
 }
@@ -43,7 +42,7 @@ class TensorBoardObserver:
             for name in _SCALARS["cost"]:
                 self.writer.add_scalar(f"set-up/{name}", line[name], 0)
             return
-        for group, names in _SCALARS.items():
+        for group, names in {"test": record.metric_keys, **_SCALARS}.items():
             for name in names:
                 if line.get(name) is not None:
                     self.writer.add_scalar(f"{group}/{name}", line[name], max(record.round, 0))

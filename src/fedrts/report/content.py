@@ -6,14 +6,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from fedrts.config import nested
-from fedrts.report import differences, people, progress, tables, topology
+from fedrts.report import differences, tables
+from fedrts.report.charts import drawn
 from fedrts.report.format import cell, text
-from fedrts.report.model import Chapter, Figure, Report, ReportTable, Section
-from fedrts.report.quantities import Metric, metric_of, over
+from fedrts.report.model import Chapter, Report, ReportTable, Section
+from fedrts.report.quantities import metrics_of, over
 from fedrts.report.read import Found, Run
 from fedrts.report.settings import Problem, grouped
 from fedrts.runs.folder import resume_command
 from fedrts.server.collect import DROPPED, EXCUSED, UNASKED
+from fedrts.tasks.metrics import Metric
 
 _NAMED, _SPANS = 10, 8
 """Missing clients, and spans of rounds of each, that are named one by one."""
@@ -70,7 +72,7 @@ def _spans(rounds: list[int]) -> str:
 
 
 def _chapter(problem: Problem) -> Chapter:
-    metric = metric_of(problem)
+    metric = metrics_of(problem)[0]
     return Chapter(problem.id, problem.title, headline(problem, metric), _sections(problem, metric))
 
 
@@ -81,7 +83,7 @@ def headline(problem: Problem, metric: Metric) -> str:
         for setting, value in differences.ranked(problem, metric, dense)[:1]:
             ratio = over(setting, lambda run: run.summary["comm_ratio"] if run.summary else None)
             sent = f", sending {text(ratio.value, 'percent')} of dense averaging's bytes" if ratio and not dense else ""
-            words.append(f"{kind}: {setting.label} with {metric.name} {cell(value, metric.format)}{sent}")
+            words.append(f"{kind}: {setting.label} with {metric.label} {cell(value, metric.format)}{sent}")
     if not words:
         return ""
     said = "; ".join(words)
@@ -89,42 +91,29 @@ def headline(problem: Problem, metric: Metric) -> str:
 
 
 def _sections(problem: Problem, metric: Metric) -> list[Section]:
-    parts: list[tuple[str, str, str, list[Figure | ReportTable | None]]] = [
-        (
-            "results",
-            "Results",
-            "",
-            [
-                tables.results(problem, metric) if problem.finished else None,
-                *differences.tables(problem, metric),
-                *progress.figures(problem, metric),
-            ],
-        ),
+    parts: list[tuple[str, str, str, list[ReportTable | None]]] = [
+        ("results", "Results", "", [tables.results(problem, metric) if problem.finished else None, *differences.tables(problem, metric)]),
         (
             "cost",
             "Cost",
             "Measured bytes are lengths of encoded messages; FLOPs are counted, not felt: dense kernels do the full work.",
             [tables.cost(problem) if problem.finished else None, tables.to_target(problem, metric)],
         ),
-        (
-            "topology",
-            "Topology",
-            "Is it stable, where is it dense, and what does the server believe of its links?",
-            [*topology.figures(problem)],
-        ),
+        ("topology", "Topology", "Is it stable, where is it dense, and what does the server believe of its links?", []),
         (
             "fairness",
             "Classes and clients",
             "Pruning can cost minorities more than others: whom does the final model serve how well?",
-            [tables.fairness(problem, metric), *people.figures(problem, metric)],
+            [tables.fairness(problem, metric)],
         ),
-        ("configuration", "Configuration", "", [*tables.configuration(problem), tables.runs(problem)]),
+        ("configuration", "Configuration", "", [*tables.configuration(problem), tables.runs(problem, metric)]),
     ]
-    return [
-        Section(f"{problem.id}-section-{name}", title, text, [item for item in items if item is not None])
-        for name, title, text, items in parts
-        if any(item is not None for item in items)
-    ]
+    sections = []
+    for name, title, words, first in parts:
+        items = [*(table for table in first if table is not None), *drawn(name, problem, metric)]
+        if items:
+            sections.append(Section(f"{problem.id}-section-{name}", title, words, items))
+    return sections
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

@@ -10,8 +10,9 @@ from fedrts.comparison.statistics import FEW_PAIRS, Difference, holm, paired
 from fedrts.comparison.table import SURE
 from fedrts.report.format import cell
 from fedrts.report.model import CellValue, Column, Mean, ReportTable
-from fedrts.report.quantities import Metric, last_ten, over
+from fedrts.report.quantities import last_ten, over
 from fedrts.report.settings import Problem, Setting
+from fedrts.tasks.metrics import Metric
 
 _MOST = 12
 """Settings of which every pair is tested."""
@@ -34,13 +35,13 @@ class Tested:
 
 def ranked(problem: Problem, metric: Metric, dense: bool) -> list[tuple[Setting, Mean]]:
     """Finished settings, the best first, with their means of the last ten rounds."""
-    found = [(s, value) for s in problem.finished if s.dense == dense and (value := over(s, lambda run: last_ten(run, metric.key)))]
+    found = [(s, value) for s in problem.finished if s.dense == dense and (value := over(s, lambda run: last_ten(run, metric.name)))]
     return sorted(found, key=lambda pair: pair[1].value, reverse=not metric.lower_is_better)
 
 
 def tested(pairs: Sequence[tuple[Setting, Setting]], metric: Metric) -> list[Tested]:
     """Of each pair the first less the second, where they share a seed."""
-    values = {id(s): {r.seed: v for r in s.runs if (v := last_ten(r, metric.key)) is not None} for pair in pairs for s in pair}
+    values = {id(s): {r.seed: v for r in s.runs if (v := last_ten(r, metric.name)) is not None} for pair in pairs for s in pair}
     found = [(s, other, one) for s, other in pairs if (one := paired(values[id(s)], values[id(other)])) is not None]
     corrected = iter(holm([one.p for *_, one in found if one.p is not None]))
     return [Tested(s, other, one, None if one.p is None else next(corrected)) for s, other, one in found]

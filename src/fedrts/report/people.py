@@ -8,9 +8,10 @@ from statistics import fmean
 from typing import Any
 
 from fedrts.report.model import Axis, Bars, Figure, Heat, Lines, Point, Series
-from fedrts.report.quantities import Metric, averaged, thinned
+from fedrts.report.quantities import averaged, axis_of, thinned
 from fedrts.report.read import Line, Run
 from fedrts.report.settings import Problem, Setting
+from fedrts.tasks.metrics import Metric
 
 _CLIENTS = 100
 """Clients up to which each has a row."""
@@ -18,15 +19,10 @@ _PANELS = 4
 """Partitions that are drawn."""
 
 
-def figures(problem: Problem, metric: Metric) -> list[Figure]:
-    """Accuracy by class and by client, and what clients hold."""
-    return [*_by_class(problem), *_by_client(problem, metric), *_holdings(problem)]
-
-
 def client_values(run: Run, metric: Metric, key: str | None = None) -> list[float]:
     """A metric of every client that was judged."""
     entries: Sequence[Line] = (run.fairness or {}).get("clients") or _told_by_sites(run)
-    return [entry[key or metric.key] for entry in entries if entry.get(key or metric.key) is not None]
+    return [entry[key or metric.name] for entry in entries if entry.get(key or metric.name) is not None]
 
 
 def _told_by_sites(run: Run) -> Sequence[Line]:
@@ -38,10 +34,12 @@ def _told_by_sites(run: Run) -> Sequence[Line]:
 def class_values(run: Run) -> dict[int, float]:
     """Test accuracy by class."""
     entries: Sequence[Line] = (run.fairness or {}).get("classes") or []
-    return {entry["class"]: entry["accuracy"] for entry in entries if entry["accuracy"] is not None}
+    shares = {entry["class"]: entry["accuracy"] for entry in entries}
+    return {label: share for label, share in shares.items() if share is not None}
 
 
-def _by_class(problem: Problem) -> list[Figure]:
+def by_class(problem: Problem, metric: Metric) -> list[Figure]:
+    """Where right answers count, the share of them in every class."""
     judged = [(setting, [found for run in setting.runs if (found := class_values(run))]) for setting in problem.finished]
     judged = [(setting, found) for setting, found in judged if found]
     classes = sorted({label for _, found in judged for entry in found for label in entry})
@@ -57,7 +55,8 @@ def _by_class(problem: Problem) -> list[Figure]:
     return [Heat(f"{problem.id}-classes", "Accuracy by class", caption, x, y, columns, rows, values, "percent", "test accuracy", low=None)]
 
 
-def _by_client(problem: Problem, metric: Metric) -> list[Figure]:
+def by_client(problem: Problem, metric: Metric) -> list[Figure]:
+    """How well every client is served."""
     series = [
         Series(setting.label, points, setting.hue, setting.dash)
         for setting in problem.finished
@@ -65,15 +64,15 @@ def _by_client(problem: Problem, metric: Metric) -> list[Figure]:
     ]
     if not series:
         return []
-    own = metric.axis([point.y for entry in series for point in entry.points])
+    own = axis_of(metric, [point.y for entry in series for point in entry.points])
     sites = all(_told_by_sites(run) for setting in problem.finished for run in setting.runs)
     rows = "rows that each site holds out" if sites else "data that each client holds"
     caption = (
-        f"The final model's {metric.name} on the {rows}, {'sites' if sites else 'clients'} sorted from worst to best in every run; "
+        f"The final model's {metric.label} on the {rows}, {'sites' if sites else 'clients'} sorted from worst to best in every run; "
         "mean over seeds. A flat line treats all alike."
     )
-    x, y = Axis("clients, from worst to best", "percent"), replace(own, title=f"{metric.name} on {'held-out' if sites else 'own'} data")
-    return [Lines(f"{problem.id}-clients", f"{metric.name.capitalize()} by client", caption, x, y, series)]
+    x, y = Axis("clients, from worst to best", "percent"), replace(own, title=f"{metric.label} on {'held-out' if sites else 'own'} data")
+    return [Lines(f"{problem.id}-clients", f"{metric.title} by client", caption, x, y, series)]
 
 
 def _sorted_clients(setting: Setting, metric: Metric) -> list[Point]:
@@ -83,7 +82,7 @@ def _sorted_clients(setting: Setting, metric: Metric) -> list[Point]:
     return [averaged([((place + 1) / count, run[place]) for run in ordered]) for place in thinned(range(count))]
 
 
-def _holdings(problem: Problem) -> list[Figure]:
+def holdings(problem: Problem, metric: Metric) -> list[Figure]:
     """One picture for every way in which the data was divided; of those that differ by seed, the first."""
     divided: dict[str, tuple[Setting, Run]] = {}
     for setting in problem.settings:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
 from typing import TypeVar
 
 from fedrts.comparison.target import average
-from fedrts.report.model import Axis, Format, Mean, Point
+from fedrts.report.model import Axis, Mean, Point
 from fedrts.report.read import Line, Run
 from fedrts.report.settings import Problem, Setting
+from fedrts.tasks.metrics import Metric
 
 T = TypeVar("T")
 
@@ -20,29 +20,19 @@ MOST_POINTS = 200
 LAST = 10
 
 
-@dataclass(frozen=True)
-class Metric:
-    """By what models of a problem are judged."""
-
-    key: str
-    name: str
-    format: Format
-    lower_is_better: bool = False
-
-    def axis(self, values: Sequence[float] = ()) -> Axis:
-        if not self.lower_is_better:
-            return Axis(f"test {self.name}", "percent")
-        wide = bool(values) and min(values) > 0 and max(values) > 10 * min(values)
-        return Axis(f"test {self.name}", "number", "log" if wide else "linear")
+def metrics_of(problem: Problem) -> list[Metric]:
+    """What models of a problem are judged by, the one that leads first; finished runs say it best."""
+    found: dict[str, Metric] = {}
+    for run in sorted(problem.runs, key=lambda run: not run.finished):
+        for metric in run.metrics:
+            found.setdefault(metric.name, metric)
+    return sorted(found.values(), key=lambda metric: not metric.leads_reports)
 
 
-ACCURACY = Metric("accuracy", "accuracy", "percent")
-PERPLEXITY = Metric("perplexity", "perplexity", "number", lower_is_better=True)
-
-
-def metric_of(problem: Problem) -> Metric:
-    """Perplexity for language, otherwise accuracy."""
-    return PERPLEXITY if any(run.is_language for run in problem.runs) else ACCURACY
+def axis_of(metric: Metric, values: Sequence[float] = ()) -> Axis:
+    """An axis for a metric's values; errors that differ tenfold are on a logarithmic one."""
+    wide = metric.lower_is_better and bool(values) and min(values) > 0 and max(values) > 10 * min(values)
+    return Axis(f"test {metric.label}", metric.format, "log" if wide else "linear")
 
 
 def mean(values: Sequence[float]) -> Mean | None:

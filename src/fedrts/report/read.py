@@ -19,6 +19,7 @@ from fedrts.errors import InputError
 from fedrts.files import require_plain
 from fedrts.runs import file_schema
 from fedrts.runs.folder import RunFolder
+from fedrts.tasks.metrics import ACCURACY, Metric, of_run
 
 Line = dict[str, Any]
 
@@ -47,6 +48,8 @@ class Run:
     """Links of every prunable layer, active or not; of a finished run."""
     running: bool = False
     """Was a process writing to it when it was read?"""
+    metrics: Sequence[Metric] = (ACCURACY,)
+    """What its model is judged by, the one that leads first."""
 
     @property
     def finished(self) -> bool:
@@ -68,10 +71,6 @@ class Run:
     def played(self) -> int:
         """Rounds that are over."""
         return sum(line["round"] >= 0 for line in self.history)
-
-    @property
-    def is_language(self) -> bool:
-        return any(line.get("perplexity") is not None for line in self.history)
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,15 @@ def read(path: Path) -> Run:
     file_schema.check(file_schema.Fairness | None, fairness, "fairness.json")
     dense = _is_dense(settings["method"], summary)
     keys = {**_DEFAULTS, **flat(settings), "density": 1.0 if dense else settings["density"]}
-    return Run(str(path), keys, versions, dense, history, topology, clients or [], summary, fairness, _links(folder), running)
+    metrics = of_run(summary, history)
+    served = {
+        "history.jsonl": history,
+        "fairness.json": (fairness or {}).get("clients"),
+        "summary.json": ((summary or {}).get("federated") or {}).get("clients"),
+    }
+    for name, lines in served.items():
+        file_schema.check_metrics([metric.name for metric in metrics], lines or [], name)
+    return Run(str(path), keys, versions, dense, history, topology, clients or [], summary, fairness, _links(folder), running, metrics)
 
 
 def _is_dense(method: str, summary: Mapping[str, Any] | None) -> bool:

@@ -10,10 +10,10 @@ from pathlib import PurePath
 from typing import Any
 
 from fedrts.comparison.table import text_of
-from fedrts.config import CUSTOM
+from fedrts.config import CUSTOM, usual_end
 from fedrts.report.read import Run
 
-_SAME_RESULT = {"recipe", "seed", "out", "device", "checkpoint.every", "eval.fairness", "eval.batch_size"}
+_SAME_RESULT = {"recipe", "seed", "out", "device", "checkpoint.every", "eval.fairness", "eval.batch_size", "eval.metrics"}
 """Keys that tell no setting from another; nor does who ran the clients (`engine.`), apart from the precision."""
 _OWN = "method_options."
 """Options of a method are compared among its own runs alone."""
@@ -213,6 +213,8 @@ def _rank(run: Run, keys: Sequence[str]) -> tuple[object, ...]:
 
 
 def _differs(key: str, runs: Sequence[Run]) -> bool:
+    if key == "topology.end" and all(run.settings.get(key) == usual_end(run.settings["rounds"]) for run in runs):
+        return False  # the rounds say it
     if key.startswith(_OWN):
         by_method: dict[str, set[str]] = {}
         for run in runs:

@@ -8,10 +8,11 @@ from statistics import fmean
 from fedrts.comparison.target import Milestone, cost_to_target
 from fedrts.report.model import CellValue, Column, Folder, Mean, ReportTable
 from fedrts.report.people import class_values, client_values
-from fedrts.report.quantities import ACCURACY, Metric, last_ten, mean, over, spread, worst_decile
+from fedrts.report.quantities import last_ten, mean, metrics_of, over, spread, worst_decile
 from fedrts.report.read import Run
 from fedrts.report.settings import Problem, Setting, common, differing, shown, unlikeness
 from fedrts.server.collect import EXCUSED
+from fedrts.tasks.metrics import LOSS, Metric
 
 TableRow = list[CellValue | Mean]
 _FOLDED = 12
@@ -20,26 +21,45 @@ _FOLDED = 12
 
 def results(problem: Problem, metric: Metric) -> ReportTable:
     """How good every setting became."""
+    shown = _shown(problem, metric)
+    judge = _judge(shown)
+    late = f"average_{metric.name}"
+    averaged = any(run.summary and run.summary.get(late) is not None for setting in problem.finished for run in setting.runs)
     columns = [
         Column("setting"),
         Column("runs", "integer", "seeds"),
         Column("density", "percent", "active and dense parameters over all"),
-        *([Column("perplexity", "number", "mean of the last ten rounds")] if metric.lower_is_better else []),
-        Column("accuracy", "percent", "on the test set, mean of the last ten rounds"),
-        Column("best", "percent", "best evaluation; chosen on the validation split where there is one"),
-        Column("loss", "number", "of the final model on the test set"),
+        *(Column(entry.label, entry.format, f"{'on the test set, ' * entry.followed}mean of the last ten rounds") for entry in shown),
+        Column("best", judge.format, "best evaluation; chosen on the validation split where there is one"),
+        *([Column("average", metric.format, "of the average of late models, `train.average`")] if averaged else []),
+        *([] if LOSS in shown else [Column("loss", "number", "of the final model on the test set")]),
     ]
     rows = []
     for setting in problem.finished:
         row: TableRow = [setting.label, len(setting.runs), _without_error(over(setting, _summed("density")))]
-        if metric.lower_is_better:
-            row.append(over(setting, lambda run: last_ten(run, metric.key)))
-        rows.append(
-            [*row, over(setting, _summed("accuracy_last10")), over(setting, _summed("best_accuracy")), over(setting, _summed("loss"))]
-        )
+        row += [over(setting, _mean_of(entry)) for entry in shown]
+        row.append(over(setting, _summed(f"best_{judge.name}")))
+        row += [over(setting, _summed(late))] if averaged else []
+        rows.append(row if LOSS in shown else [*row, over(setting, _summed(LOSS.name))])
     return ReportTable(
         f"{problem.id}-results", "How good models became", "On the test set; mean ± standard error over seeds.", columns, rows
     )
+
+
+def _shown(problem: Problem, metric: Metric) -> list[Metric]:
+    """The metrics that tables have: what leads, and others."""
+    return [metric, *(other for other in metrics_of(problem) if other.told and other.name != metric.name)]
+
+
+def _judge(shown: Sequence[Metric]) -> Metric:
+    """The first of which runs keep the best round."""
+    return next((metric for metric in shown if metric.followed), shown[0])
+
+
+def _mean_of(metric: Metric) -> Callable[[Run], float | None]:
+    """The mean of the last ten rounds, as the summary says where it does."""
+    key = f"{metric.name}_last10"
+    return lambda run: run.summary[key] if run.summary and key in run.summary else last_ten(run, metric.name)
 
 
 def cost(problem: Problem) -> ReportTable:
@@ -81,7 +101,7 @@ def to_target(problem: Problem, metric: Metric) -> ReportTable | None:
         paired = [(run, target) for run in setting.runs if (target := _target(run, dense, metric)) is not None]
         if not paired:
             continue
-        costs = [cost_to_target(run.history, target, key=metric.key, lower_is_better=metric.lower_is_better) for run, target in paired]
+        costs = [cost_to_target(run.history, target, key=metric.name, lower_is_better=metric.lower_is_better) for run, target in paired]
         there = [entry for entry in costs if entry is not None]
         reached = f"{len(there)} of {len(paired)}" if there else "not reached"
         spent: list[Callable[[Milestone], float]] = [lambda entry: entry.round + 1, lambda entry: entry.bytes, lambda entry: entry.flops]
@@ -101,7 +121,7 @@ def _target(run: Run, dense: Sequence[Run], metric: Metric) -> float | None:
     if not peers:
         return None
     best = min(peers, key=lambda other: (unlikeness(run, other), -float((other.summary or {})["comm_ratio"])))
-    return last_ten(best, metric.key)
+    return last_ten(best, metric.name)
 
 
 def fairness(problem: Problem, metric: Metric) -> ReportTable | None:
@@ -162,8 +182,9 @@ def configuration(problem: Problem) -> list[ReportTable]:
     return found
 
 
-def runs(problem: Problem) -> ReportTable:
+def runs(problem: Problem, metric: Metric) -> ReportTable:
     """Every run folder."""
+    judge = _judge(_shown(problem, metric))
     tagged = any(run.settings.get("tags") for run in problem.runs)
     columns = [
         Column("folder", "text", "its name, linked"),
@@ -171,7 +192,7 @@ def runs(problem: Problem) -> ReportTable:
         Column("seed", "integer"),
         *([Column("tags", "text", "the run's own words, `tags` of the experiment")] if tagged else []),
         Column("state"),
-        Column("accuracy", "percent", "mean of the last ten rounds so far"),
+        Column(judge.label, judge.format, "mean of the last ten rounds so far"),
         Column("rejected", "integer", "replies that did not count, drop-outs and late ones aside"),
         Column("missing", "integer", "replies that dropped out or came late"),
         Column("version", "text", "of fedrts, torch"),
@@ -190,7 +211,7 @@ def runs(problem: Problem) -> ReportTable:
                     run.seed,
                     *([shown(run.settings["tags"])] if tagged else []),
                     state,
-                    last_ten(run, ACCURACY.key),
+                    last_ten(run, judge.name),
                     len(reasons) - excused,
                     excused,
                     version,

@@ -8,6 +8,7 @@ from fedrts.report.model import Axis, Figure, Heat, Lines, Point, Series
 from fedrts.report.quantities import averaged, curve, thinned
 from fedrts.report.read import Line, Run
 from fedrts.report.settings import Problem, Setting
+from fedrts.tasks.metrics import Metric
 
 _PANELS = 6
 """Settings whose posterior is drawn."""
@@ -15,12 +16,8 @@ _COLUMNS = 60
 """Outer rounds that a picture of the posterior shows."""
 
 
-def figures(problem: Problem) -> list[Figure]:
-    """Changes, densities and posteriors."""
-    return [*_changes(problem), *_layers(problem), *_posteriors(problem)]
-
-
-def _changes(problem: Problem) -> list[Figure]:
+def changes(problem: Problem, metric: Metric) -> list[Figure]:
+    """What an outer round changes, and what it leaves."""
     sparse = [setting for setting in problem.settings if not setting.dense and any(run.topology for run in setting.runs)]
     if not sparse:
         return []
@@ -46,7 +43,7 @@ def _overlap(setting: Setting) -> list[Point]:
     return [averaged(at[index]) for index in thinned(sorted(at))]
 
 
-def _layers(problem: Problem) -> list[Figure]:
+def layers(problem: Problem, metric: Metric) -> list[Figure]:
     """Active links over links, layer by layer, after the last outer round of a setting's first seed."""
     sparse = [setting for setting in problem.finished if not setting.dense and setting.runs[0].topology]
     found = {setting.label: _densities(setting.runs[0]) for setting in sparse}
@@ -63,7 +60,7 @@ def _densities(run: Run) -> dict[str, float]:
     return {name: active / run.links[name] for name, active in run.topology[-1]["active"].items() if run.links.get(name)}
 
 
-def _posteriors(problem: Problem) -> list[Figure]:
+def posteriors(problem: Problem, metric: Metric) -> list[Figure]:
     """Two matrices a setting: bins of the posterior mean × outer rounds, of active and of inactive links."""
     with_belief = [setting for setting in problem.finished or problem.settings if _believed(setting.runs[0].topology)]
     drawn: list[Figure] = []

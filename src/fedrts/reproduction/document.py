@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedrts import config, costs
+from fedrts.comparison.keys import summary_key
 from fedrts.comparison.results import Compared, setting_of
 from fedrts.comparison.statistics import mean_of
-from fedrts.comparison.table import ABSENT, METRICS, ColumnKey, Results, column_of, markdown, means_table, text_of
+from fedrts.comparison.table import ABSENT, ColumnKey, Results, column_of, markdown, means_table, text_of
 from fedrts.comparison.target import Milestone, cost_to_target
 from fedrts.reproduction.preset import Preset, PresetPart, Scale, ScaleName
 from fedrts.runs.folder import RunFolder
@@ -73,7 +74,8 @@ class Document:
             return [*blocks, "No run is finished.", *self._failures(outcome.compared)]
         for metric in self.preset.metrics:
             means = self._means(outcome, metric) if outcome.compared.has(metric) else "No run has a value of it."
-            blocks += [f"{METRICS[metric][0].upper()}{METRICS[metric][1:]} (`{metric}`):", means]
+            words = summary_key(metric).words
+            blocks += [f"{words[0].upper()}{words[1:]} (`{metric}`):", means]
         if self.preset.ratio_to is not None:
             blocks += [f"Bytes of an outer round, relative to {self.preset.ratio_to}'s, in the paper's accounting:", self._ratios(outcome)]
         if self.preset.costs:

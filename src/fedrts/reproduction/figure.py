@@ -8,7 +8,7 @@ from typing import Any
 
 from fedrts.comparison.results import DEFAULT_METRIC
 from fedrts.comparison.statistics import SampleMean, mean_of
-from fedrts.comparison.table import METRICS, ColumnKey, Results, column_of, text_of
+from fedrts.comparison.table import ColumnKey, Results, column_of, text_of
 from fedrts.comparison.target import smoothed
 from fedrts.errors import InputError, optional
 from fedrts.reproduction.document import Document, PartOutcome
@@ -70,7 +70,7 @@ def _lines(axes: Any, outcome: PartOutcome, x: str, metric: str) -> None:
         axes.errorbar(at, [mean.value for mean in means], yerr=errors, label=label, capsize=3, **_style(number))
     shown = [place for place in places if x != "density" or place != 1.0 or len(places) == 1]
     axes.set_xticks([places.index(place) for place in shown], [f"{place:g}" for place in shown])
-    axes.set(title=outcome.part.name, xlabel=x.rpartition(".")[2], ylabel=METRICS[metric])
+    axes.set(title=outcome.part.name, xlabel=x.rpartition(".")[2], ylabel=results.key.words)
     axes.legend(fontsize="small")
     axes.grid(alpha=0.3)
 

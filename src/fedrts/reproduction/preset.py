@@ -12,7 +12,8 @@ from pydantic import Field
 
 from fedrts import config
 from fedrts.comparison.grid import Grid, check_method
-from fedrts.comparison.table import check_metric, key_of
+from fedrts.comparison.keys import summary_key
+from fedrts.comparison.table import key_of
 from fedrts.errors import InputError, nearest
 from fedrts.files import require_plain
 from fedrts.tables import Table
@@ -99,7 +100,7 @@ def parsed(content: str, name: str) -> Preset:
     try:
         preset = config.validated(Preset, config.parsed_toml(content, name))
         for metric in preset.metrics:
-            check_metric(metric)
+            summary_key(metric)
         for scale in (preset.paper, preset.small):
             _check_parts([part.name for part in scale.parts])
             for key, named in (("target", [preset.target]), ("ratio_to", [preset.ratio_to]), ("options", scale.options)):

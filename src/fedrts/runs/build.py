@@ -35,6 +35,7 @@ from fedrts.server.optimizer import ServerOptimizer
 from fedrts.server.rounds import Plan
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
+from fedrts.sparse.falling import Fall
 from fedrts.sparse.layout import Layout, Prunable
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.mode import training
@@ -139,6 +140,7 @@ def put_together(
         layer_density=e.topology.layer_density,
         init_mask=e.topology.init_mask,
         init_scale=e.topology.init_scale,
+        density_start=e.topology.density_start,
     )
     experiment, setup = _with_given_mask(experiment, setup, method)
     training = t.but(schedule_rounds=t.schedule_rounds or e.rounds)
@@ -155,12 +157,11 @@ def put_together(
     settings = choice.chosen(e, bench)
     experiment = experiment.model_copy(update={"engine": settings})
     engine = choice.make(settings, bench, rows, e.eval.batch_size)
-    schedule = Schedule(e.topology.interval, e.end, e.topology.adjust, e.topology.first_outer, e.topology.outer_at_end)
     plan = Plan(
         method,
         engine,
         layout,
-        schedule,
+        replace(e.schedule, fall=_fall(e, layout)),
         e.rounds,
         samples=rows.sizes,
         per_round=e.clients.per_round,
@@ -179,6 +180,14 @@ def put_together(
 def with_metrics(held: Data, experiment: Experiment) -> Data:
     """Data whose task gives the experiment's further metrics too."""
     return replace(held, task=judged_by(held.task, experiment.eval.metrics)) if experiment.eval.metrics else held
+
+
+def _fall(experiment: Experiment, layout: Layout) -> Fall | None:
+    """How the density falls over the rounds, where it does."""
+    t = experiment.topology
+    if t.density_start is None:
+        return None
+    return Fall(t.density_start, experiment.density, t.density_schedule, layout, t.budget, t.layer_density)
 
 
 def _server_optimizer(experiment: Experiment) -> ServerOptimizer:

@@ -18,7 +18,8 @@ from fedrts.data.contract import Data, has_classes
 from fedrts.engines.threads import threads_for
 from fedrts.runs.build import Assembled
 from fedrts.sparse.mode import training
-from fedrts.tasks import Classification, Metrics, labelled_rightly
+from fedrts.tasks import Classification, Metrics
+from fedrts.tasks.measures import labelled_rightly
 
 TellProgress = Callable[[int, int], None]
 
@@ -133,5 +134,6 @@ def spread_out(rows: Tensor, share: float) -> Tensor:
 
 def expected(labels: Sequence[int], classes: Sequence[dict[str, Any]]) -> float | None:
     """Σ_c share of label c · test accuracy of class c, over the classes that the test set has."""
-    pairs = [(count, entry["accuracy"]) for count, entry in zip(labels, classes, strict=True) if count and entry["accuracy"] is not None]
-    return sum(count * accuracy for count, accuracy in pairs) / sum(count for count, _ in pairs) if pairs else None
+    pairs = zip(labels, (entry["accuracy"] for entry in classes), strict=True)
+    there = [(count, share) for count, share in pairs if count and share is not None]
+    return sum(count * share for count, share in there) / sum(count for count, _ in there) if there else None

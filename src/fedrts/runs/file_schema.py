@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedrts.errors import InputError
 from fedrts.server.rounds import BINS
+from fedrts.tables import Number
+from fedrts.tasks.metrics import MetricFormat
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -101,6 +104,14 @@ class CellFailure(Part):
     reason: str
 
 
+class MetricWords(Part):
+    model_config = ConfigDict(extra="forbid")
+
+    label: str
+    format: MetricFormat
+    lower_is_better: bool
+
+
 class Summary(Part):
     digests: dict[str, str] = {}
     density: float
@@ -116,6 +127,7 @@ class Summary(Part):
     samples_per_second: float
     federated: Federated | None = None
     given: dict[str, str] = {}
+    metrics: dict[str, MetricWords] = {}
 
 
 class CheckpointHeader(Part):
@@ -135,6 +147,12 @@ class CheckpointFacts(Part):
     logs: dict[str, Count]
     log_digests: dict[str, str] = {}
     identity: Identity
+
+
+def check_metrics(names: Iterable[str], content: Iterable[Mapping[str, Any]], file: str) -> None:
+    """Are these keys numbers, or null, wherever they are?"""
+    keys = [key for name in names for key in (name, f"{name}_last10", f"best_{name}", f"valid_{name}", f"average_{name}")]
+    check(list[dict[str, Number | None]], [{key: line[key] for key in keys if key in line} for line in content], file)
 
 
 def check(kind: Any, content: object, file: str) -> None:

@@ -258,7 +258,7 @@ class RunFolder:
             if saved.facts["identity"].get(what, identity[what]) != identity[what]:
                 return f"the {name} is not that of the checkpoint in {self.path}: give the same, or start a new run"
         if not alike(*(known.get("task", "") for known in (saved.facts["identity"], identity))):
-            return f"the loss, `correct` or task is not that of the checkpoint in {self.path}: give the same, or start a new run"
+            return f"the loss, `correct`, metrics or task is not that of the checkpoint in {self.path}: give the same, or start a new run"
         return None
 
     # -- results --------------------------------------------------------------------------------------------------
@@ -333,6 +333,7 @@ class RunFolder:
             return None
         summary: dict[str, Any] = _parsed(file, self._bytes(file.name))
         file_schema.check(file_schema.Summary, summary, str(file))
+        file_schema.check_metrics(summary.get("metrics", {}), [summary], str(file))
         return summary
 
     def _read_log(self, name: str, line: type[file_schema.Part]) -> list[dict[str, Any]]:

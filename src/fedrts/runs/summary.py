@@ -106,9 +106,13 @@ def _judged(
 ) -> dict[str, float | None]:
     """Keys of a summary: every metric of the final model; of those that are followed the mean over the evaluations of the last ten rounds
     and the value in the best round, chosen on the validation split where there is one."""
-    found: dict[str, float | None] = {metric.name: final.get(metric.name) for metric in declared}
-    for metric in followed(declared):
+    found: dict[str, float | None] = {}
+    kept = followed(declared)
+    for metric in declared:
         name = metric.name
+        found[name] = final.get(name)
+        if metric not in kept:
+            continue
         last = [line[name] for line in history[-10:] if _is_number(line.get(name))]
         found[f"{name}_last10"] = sum(last) / len(last) if last else None
         by = f"valid_{name}" if validated else name
@@ -135,5 +139,5 @@ def paper_megabytes(run: Assembled, state: State) -> float:
     """MaskMemory of one client in an outer round at t = 0, both ways, in the paper's accounting (uniform density, bitmaps)."""
     schedule = run.plan.schedule
     exchanges = run.method.exchanges(run.plan.round(schedule.first_outer, state.mask))
-    book = Book.paper(run.layout, run.experiment.density, schedule.adjust)
+    book = Book.paper(run.layout, run.experiment.first_density, schedule.adjust)
     return sum(sum(run.method.published(exchange).charged(book)) for exchange in exchanges) / 1e6

@@ -24,7 +24,7 @@ class Engine(Protocol):
         ...
 
     def evaluate(self, state: State) -> Metrics:
-        """Metrics of the server's model on the test set, and `valid_…` of those that are followed where there is a validation set."""
+        """Metrics of the server's model on the test set, and `valid_…` of the followed ones where there is a validation set."""
         ...
 
 

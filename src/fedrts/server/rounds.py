@@ -129,7 +129,13 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         line = {key: value for key, value in asdict(self).items() if value is not None or key not in ("valid_accuracy", "federated")}
-        return line | line.pop("metrics")
+        further: dict[str, float | None] = line.pop("metrics")
+        return line | further
+
+    @property
+    def metric_keys(self) -> tuple[str, ...]:
+        """The keys of its line that say how good the model is."""
+        return (*_METRIC_FIELDS, *self.metrics)
 
     def value(self, metric: Metric) -> float | None:
         """A metric on the test set; None where it was not evaluated."""
@@ -142,7 +148,7 @@ class Record:
         for name in own:
             setattr(self, name, found[name])
         for metric in followed(described(declared, found)):
-            for name in (metric.name, f"valid_{metric.name}", f"average_{metric.name}", f"average_valid_{metric.name}"):
+            for name in (metric.name, f"valid_{metric.name}"):
                 if name in found and name not in own:
                     self.metrics[name] = _finite(name, found[name])
 
@@ -217,7 +223,7 @@ def play_round(plan: Plan, before: State, index: int, ledger: ClientRecords | No
                 record.federated = assess(plan, state, index, ledger)
                 metrics = {**record.federated["mean"], **metrics}  # the coordinator's own test set, where it has one
             if index == plan.rounds - 1 and (late := average_of(state)) is not None:
-                metrics = {**metrics, **{f"average_{name}": value for name, value in plan.engine.evaluate(late).items()}}
+                record.metrics |= {f"average_{name}": _finite(name, value) for name, value in plan.engine.evaluate(late).items()}
         record.evaluated(plan.metrics, metrics)
     record.seconds = time.perf_counter() - started
     return Played(state, record, describe(plan, before, state, index) if record.outer else None)

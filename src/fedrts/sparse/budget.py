@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from fedrts.errors import InputError
 from fedrts.sparse.layout import Layout, Shape
 
+_HALVINGS = 60
+"""Of an interval, until no float lies between its ends."""
+
 
 def links_to_keep(layout: Layout, density: float, count: str = "all") -> int:
     """How many prunable weights may stay so that `density` holds: floor(d'·N_all) − N_dense.
@@ -45,7 +48,7 @@ def _smallest_density(needed: int, total: int) -> float:
 def uniform(shapes: Sequence[Shape], kept: int) -> list[int]:
     """The same density in every layer."""
     sizes = [math.prod(shape) for shape in shapes]
-    return _rounded([kept / sum(sizes)] * len(sizes), sizes, kept)
+    return _whole([kept / sum(sizes)] * len(sizes), sizes, kept)
 
 
 def er(shapes: Sequence[Shape], kept: int) -> list[int]:
@@ -60,10 +63,36 @@ def erk(shapes: Sequence[Shape], kept: int) -> list[int]:
 
 def proportional(sizes: Sequence[int], kept: int, raw: Sequence[float]) -> list[int]:
     """Densities in the proportions of `raw`, as far as no layer exceeds 1."""
-    return _rounded(densities([(size,) for size in sizes], kept, raw), sizes, kept)
+    return _whole(densities([(size,) for size in sizes], kept, raw), sizes, kept)
 
 
 BUDGETS = {"erk": erk, "er": er, "uniform": uniform}
+
+
+def layer_counts(layout: Layout, density: float, count: str = "all", kind: str = "erk") -> list[int]:
+    """K^l of a model at this density, by the budget of that name."""
+    return BUDGETS[kind]([entry.shape for entry in layout.layers], links_to_keep(layout, density, count))
+
+
+def between(wanted: Sequence[int], least: Sequence[int], most: Sequence[int]) -> list[int]:
+    """`wanted` counts within bounds: where a layer cannot have its own, the others share the difference in proportion.
+
+    The sum stays, as far as `most` lets it; `least` must leave room for it.
+    """
+    kept = min(sum(wanted), sum(most))
+
+    def times(factor: float) -> list[float]:
+        return [min(max(factor * w, low), high) for w, low, high in zip(wanted, least, most, strict=True)]
+
+    few, many = 0.0, max(high / w for w, high in zip(wanted, most, strict=True))
+    factor = 1.0
+    for _ in range(_HALVINGS):
+        total = sum(times(factor))
+        if total == kept:
+            break
+        few, many = (factor, many) if total < kept else (few, factor)
+        factor = (few + many) / 2
+    return _rounded(times(factor), least, most, kept)
 
 
 def densities(shapes: Sequence[Shape], kept: int, raw: Sequence[float]) -> list[float]:
@@ -87,18 +116,22 @@ def densities(shapes: Sequence[Shape], kept: int, raw: Sequence[float]) -> list[
 
 def _scaled(shapes: Sequence[Shape], kept: int, raw: Callable[[Shape], float]) -> list[int]:
     sizes = [math.prod(shape) for shape in shapes]
-    return _rounded(densities(shapes, kept, [raw(shape) for shape in shapes]), sizes, kept)
+    return _whole(densities(shapes, kept, [raw(shape) for shape in shapes]), sizes, kept)
 
 
-def _rounded(fractions: Sequence[float], sizes: Sequence[int], kept: int) -> list[int]:
-    """Largest-remainder rounding of density·n^l to counts in [1, n^l] that sum to `kept`."""
-    if not len(sizes) <= kept <= sum(sizes):
-        raise ValueError(f"{kept} links do not fit into {len(sizes)} layers with 1 to {sum(sizes)} links in all")
-    wanted = [fraction * size for fraction, size in zip(fractions, sizes, strict=True)]
-    counts = [min(max(math.floor(w), 1), size) for w, size in zip(wanted, sizes, strict=True)]
+def _whole(fractions: Sequence[float], sizes: Sequence[int], kept: int) -> list[int]:
+    """density·n^l as counts in [1, n^l] that sum to `kept`."""
+    return _rounded([fraction * size for fraction, size in zip(fractions, sizes, strict=True)], [1] * len(sizes), sizes, kept)
+
+
+def _rounded(wanted: Sequence[float], least: Sequence[int], most: Sequence[int], kept: int) -> list[int]:
+    """Largest-remainder rounding to counts within [least, most] that sum to `kept`."""
+    if not sum(least) <= kept <= sum(most):
+        raise ValueError(f"{kept} links do not fit into {len(most)} layers with {sum(least)} to {sum(most)} links in all")
+    counts = [min(max(math.floor(w), low), high) for w, low, high in zip(wanted, least, most, strict=True)]
     while (missing := kept - sum(counts)) != 0:
         step = 1 if missing > 0 else -1
-        room = [i for i in range(len(sizes)) if (counts[i] < sizes[i] if step > 0 else counts[i] > 1)]
+        room = [i for i in range(len(most)) if (counts[i] < most[i] if step > 0 else counts[i] > least[i])]
         room.sort(key=lambda i: step * (counts[i] - wanted[i]))  # the farthest below (above) its wanted count first
         for i in room[: abs(missing)]:
             counts[i] += step

@@ -53,6 +53,12 @@ def uniform(key: int | Tensor, count: int, device: torch.device | str = "cpu") -
     return _logical_shift(bits(key, count, device), 40).to(torch.float32) * 2.0**-24
 
 
+def uniform_halves(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """The same by half the hashes: the upper 24 bits of both halves of each, the lower half first."""
+    halves = bits(key, (count + 1) // 2, device).view(torch.int32)[:count]
+    return (halves >> 8 & 0xFFFFFF).to(torch.float32) * 2.0**-24
+
+
 def permutation(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     """A random order of `range(count)`, int64 `[count]`."""
     return torch.argsort(bits(key, count, device), stable=True)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedrts.sparse.falling import Fall
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -20,6 +22,8 @@ class Schedule:
     first_outer: int = 0
     outer_at_end: bool = False
     """T_end may be an outer round too, the last one."""
+    fall: Fall | None = None
+    """How the density falls over the outer rounds, where it does."""
 
     def is_outer(self, t: int) -> bool:
         return t % self.interval == 0 and self.first_outer <= t < self._stop
@@ -38,11 +42,24 @@ class Schedule:
         """The first round that can no longer be outer."""
         return self.end + self.outer_at_end
 
+    def progress(self, t: int) -> float:
+        """From 0 at the first outer round to 1 at the last one before T_end, and 1 from then on."""
+        first, last = -(-self.first_outer // self.interval) * self.interval, (self.end - 1) // self.interval * self.interval
+        return min((t - first) / max(last - first, 1), 1.0)
+
+    def targets(self, t: int, counts: Sequence[int]) -> tuple[int, ...]:
+        """Links of each layer after round t: as many as before, or fewer after an outer round of a falling density."""
+        return tuple(counts) if self.fall is None or not self.is_outer(t) else self.fall.targets(self.progress(t), counts)
+
     def fraction(self, t: int) -> float:
         """f(t) = α_adj/2 · (1 + cos(πt/T_end)) before T_end, 0 from then on (the cosine would rise again)."""
         return self.adjust / 2 * (1 + math.cos(math.pi * t / self.end)) if 0 <= t < self.end else 0.0
 
     def quota(self, t: int, counts: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-        """Q^l_t = min(⌊f(t)·K^l⌋, n^l − K^l): links of each layer up for exchange, never more than there are free places."""
+        """Q^l_t = min(⌊f(t)·K^l⌋, n^l − K^l): links of each layer up for exchange, never more than there are free places.
+
+        Where the density falls, f(t) is a share of the links that stay.
+        """
         fraction = self.fraction(t)
-        return tuple(min(math.floor(fraction * active), size - active) for active, size in zip(counts, sizes, strict=True))
+        layers = zip(counts, self.targets(t, counts), sizes, strict=True)
+        return tuple(min(math.floor(fraction * target), size - active) for active, target, size in layers)

@@ -18,7 +18,8 @@ from fedrts.errors import InputError, note, reason
 from fedrts.sparse.mode import training
 from fedrts.tasks.crossentropy import linear_cross_entropy, rows_at_once
 from fedrts.tasks.measures import Meter, RightAnswers, labelled_rightly
-from fedrts.tasks.metrics import ACCURACY, LOSS, Metric, declaration, described, names
+from fedrts.tasks.metrics import ACCURACY, LOSS, Metric, declaration, described
+from fedrts.tasks.metrics import names as metric_names
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 CountRight = Callable[[Tensor, Tensor], Tensor]
@@ -166,11 +167,8 @@ def _measuring(metric: str, *seen: Tensor) -> Iterator[None]:
 
 def predicting(criterion: Loss | None, correct: CountRight | None, metrics: Sequence[str | Metric], labels: bool) -> Task:
     """The task of a loss and metrics: right answers count where somebody says what they are, or targets are `labels`."""
-    options = {name: value for name, value in (("criterion", criterion), ("correct", correct)) if value is not None}
-    counted = correct is not None or labels
-    if not counted and not metrics:
-        note("targets are no labels, and neither `correct` nor `metrics` says how to judge the model: it is judged by its loss")
-    return judged_by(Classification(**options) if counted else Prediction(**options), metrics)
+    kind = Classification if correct is not None or labels else Prediction
+    return judged_by(kind(criterion or cross_entropy, correct), metrics)
 
 
 def judged_by(task: Task, more: Sequence[str | Metric]) -> Task:
@@ -217,10 +215,10 @@ def check(task: Task, module: nn.Module, x: Tensor, y: Tensor, test_x: Tensor, t
         )
     own = {metric.name for metric in declared(task)}
     for metric in described(declared(task), found):
-        if metric.name not in {*own, *names()}:
+        if metric.name not in {*own, *metric_names()}:
             note(
-                f"the task's evaluate gives '{metric.name}', which nothing declares: it is taken for a plain number of which more is better; "
-                "the task's `metrics` may have a fedrts.tasks.metrics.Metric for it"
+                f"the task's evaluate gives '{metric.name}', which nothing declares: it is taken for a plain number of which more is "
+                "better; the task's `metrics` may have a fedrts.tasks.metrics.Metric for it"
             )
 
 

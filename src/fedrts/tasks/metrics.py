@@ -25,39 +25,12 @@ from fedrts.tasks.measures import AllRows, Explained, Judgement, MacroF1, MeanEr
 
 MetricFormat = Literal["number", "percent"]
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_DERIVED = re.compile(r"^(valid|best|expected)_|_last10$")
-TAKEN = frozenset(
-    [
-        "round",
-        "outer",
-        "clients",
-        "rejected",
-        "density",
-        "links_changed",
-        "upload_bytes",
-        "download_bytes",
-        "flops",
-        "seconds",
-        "federated",
-        "metrics",
-        "method",
-        "data",
-        "model",
-        "seed",
-        "rounds",
-        "density_target",
-        "comm_ratio",
-        "paper_comm_mb",
-        "samples_per_second",
-        "rejected_replies",
-        "version",
-        "given",
-        "digests",
-        "cell",
-        "client",
-        "samples",
-    ]
-)
+_DERIVED = re.compile(r"^(valid|best|expected|average)_|_last10$")
+TAKEN = {
+    *("round", "outer", "clients", "rejected", "density", "links_changed", "upload_bytes", "download_bytes", "flops", "seconds"),
+    *("federated", "metrics", "method", "data", "model", "seed", "rounds", "density_target", "comm_ratio", "paper_comm_mb"),
+    *("samples_per_second", "rejected_replies", "version", "given", "digests", "cell", "client", "samples"),
+}
 """Keys of a run's lines and of its summary that are no metrics."""
 
 
@@ -86,12 +59,12 @@ class Metric:
     told: bool = True
     """Is it said where there is room for a few numbers?"""
     leads_reports: bool = False
-    """In a report it goes before the metric that leads its task."""
+    """In a report it takes the place of the metric that leads its task, and has the charts to itself."""
 
     def __post_init__(self) -> None:
         if not _may_be_named(self.name):
             raise InputError(
-                f"a metric cannot have the name '{self.name}': choose one of small letters, digits and _ that no other key of a run's files has"
+                f"a metric cannot have the name '{self.name}': choose small letters, digits and _, and no other key of a run's files"
             )
 
     def __call__(self) -> Meter:
@@ -114,14 +87,12 @@ class Metric:
         unreadable = not share and (abs(value) >= 1e5 or (value != 0 and float(fixed) == 0))
         return f"{value:{sign}.4g}" if unreadable else fixed
 
-    def is_better(self, value: float, other: float) -> bool:
-        return value < other if self.lower_is_better else value > other
-
     def impossible(self, value: float) -> str | None:
         """Why nobody can have measured this; None if somebody can."""
         if self.format != "percent" or 0 <= value <= 1:
             return None
-        return f"{'an' if self.label[:1].lower() in 'aeiou' else 'a'} {self.label} of {value:.3g}"
+        article = "an" if re.match(r"[aeiouAEIOU]|[FHLMNRSX](?![a-z])", self.label) else "a"
+        return f"{article} {self.label} of {value:.3g}"
 
     def as_dict(self) -> dict[str, Any]:
         """What a summary says of it, for readers who lack its code."""
@@ -155,20 +126,14 @@ def metric(label: str, *, lower_is_better: bool, format: MetricFormat = "number"
     return made
 
 
+_OVER_TOKENS = "perplexity over all tokens"
+
 ACCURACY = register(Metric("accuracy", "accuracy", False, "percent", partial(RightAnswers, labelled_rightly)))
 PERPLEXITY = register(
     Metric("perplexity", "perplexity", True, words="perplexity, mean over stories", decimals=2, followed=False, leads_reports=True)
 )
 LOSS = register(Metric("loss", "loss", True, words="test loss", decimals=4, followed=False, told=False))
-PERPLEXITY_CORPUS = register(
-    Metric(
-        *("perplexity_corpus", "perplexity over all tokens", True),
-        words="perplexity over all tokens",
-        decimals=2,
-        followed=False,
-        told=False,
-    )
-)
+PERPLEXITY_CORPUS = register(Metric("perplexity_corpus", _OVER_TOKENS, True, words=_OVER_TOKENS, decimals=2, followed=False, told=False))
 _EARLIER = (ACCURACY, PERPLEXITY, LOSS, PERPLEXITY_CORPUS)
 """Those of runs whose summaries say nothing of their metrics, the leading one first."""
 
@@ -176,8 +141,13 @@ register(Metric("mae", "mean absolute error", True, meter=partial(MeanError, tor
 register(Metric("mse", "mean squared error", True, meter=partial(MeanError, torch.square)))
 register(Metric("rmse", "root mean squared error", True, meter=partial(MeanError, torch.square, math.sqrt)))
 register(Metric("r2", "R²", False, meter=Explained))
-register(Metric("f1", "F1", False, "percent", MacroF1, words="F1, mean over classes"))
-register(Metric("auroc", "AUROC", False, "percent", partial(AllRows, area_under_roc), words="area under the ROC curve"))
+register(Metric("f1", "F1", False, "percent", MacroF1))
+register(Metric("auroc", "AUROC", False, "percent", partial(AllRows, area_under_roc)))
+
+
+def addable() -> list[str]:
+    """The names of those that can be measured beside a task's own."""
+    return [name for name in names() if get(name).meter is not None]
 
 
 def declaration(entry: object) -> Metric:
@@ -187,7 +157,7 @@ def declaration(entry: object) -> Metric:
     if isinstance(entry, str):
         return get(entry)
     raise InputError(
-        f"{getattr(entry, '__name__', entry)!r} is no metric: give a name ({', '.join(names())}), a fedrts.tasks.metrics.Metric, or a "
+        f"{getattr(entry, '__name__', entry)!r} is no metric: give a name ({', '.join(addable())}), a fedrts.tasks.metrics.Metric, or a "
         "function under @fedrts.tasks.metrics.metric(…), which says whether more of it is better"
     )
 

@@ -29,7 +29,7 @@ MakeKernel = Callable[[Objective], Kernel]
 
 def unequal(method: str, model: str, **keywords: object) -> Assembled:
     """The run in which every method is compared: clients of unequal sizes, a topology that changes often."""
-    return toy(method, model, clients=UNEQUAL, topology=OFTEN, train={"epochs": 2}, rounds=5, **keywords)
+    return toy(method, model, **{"clients": UNEQUAL, "topology": OFTEN, "train": {"epochs": 2}, "rounds": 5, **keywords})
 
 
 def in_double(run: Assembled) -> tuple[Workbench, Setup]:

@@ -41,6 +41,11 @@ def at_least(least: float, values: Tensor, reason: str) -> Check:
     return Check(lambda lowest: None if lowest >= least else reason, values.amin())
 
 
+def within(most: float, values: Tensor, reason: str) -> Check:
+    """No magnitude among `values`, of which there is one at least, is larger than `most`."""
+    return Check(lambda lowest, highest: None if lowest >= -most and highest <= most else reason, torch.stack(values.aminmax()))
+
+
 def none_of(bits: Tensor, reason: str) -> Check:
     """None of the `bits` is set."""
     return Check(lambda one: reason if one else None, bits.any())

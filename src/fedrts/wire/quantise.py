@@ -1,8 +1,8 @@
-"""Values in fewer bits: float16, and 8 bits with stochastic rounding, which is unbiased (QSGD, FedPAQ)."""
+"""Values rounded to a few levels at random, which is unbiased (QSGD, FedPAQ)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,8 @@ LEVELS = 127
 """Positive levels of an 8-bit value; the sign is the eighth bit."""
 
 BLOCK = 256
-"""Values that share one scale."""
+"""Values that share one scale, whatever the type. Smaller blocks have less variance and more bytes; 256 is where neither another bit
+nor another client is the better buy (benchmarks/results/blocks.md)."""
 
 
 Norm = Literal["linf", "l2"]
@@ -24,7 +25,7 @@ Norm = Literal["linf", "l2"]
 
 @dataclass(frozen=True)
 class Quantised:
-    """`levels [m]` int8 in −127 … 127, of which groups share one float32 scale: value i is levels[i] · scale / 127.
+    """`levels [m]` int8 in −top … top, of which groups share one float32 scale: value i is levels[i] · scale / top.
 
     Groups are blocks of 256 unless `groups` gives their lengths.
     """
@@ -32,24 +33,32 @@ class Quantised:
     levels: Tensor
     scales: Tensor
     groups: tuple[int, ...] | None = None
+    top: int = LEVELS
 
     @staticmethod
-    def of(values: Tensor, key: int, groups: Sequence[int] | None = None, norm: Norm = "linf") -> Quantised:
-        """Round `values [m]` to a level at random, so that each is right on average; `key` decides the rounding.
+    def of(
+        values: Tensor,
+        key: int,
+        groups: Sequence[int] | None = None,
+        norm: Norm = "linf",
+        top: int = LEVELS,
+        uniform: Callable[[int, int, torch.device], Tensor] = random.uniform,
+    ) -> Quantised:
+        """Round `values [m]` to a level at random, so that each is right on average; the numbers that `uniform` gives for `key` decide.
 
-        The scale is the largest magnitude of a group, or its Euclidean norm (QSGD): |Q(x) − x| ≤ scale / 127, and a group of
+        The scale is the largest magnitude of a group, or its Euclidean norm (QSGD): |Q(x) − x| ≤ scale / top, and a group of
         zeros stays zero.
         """
         single = values.float()
         scales = _norms(single, groups, norm)
-        units = single / _spread(torch.where(scales > 0, scales, torch.ones_like(scales)), len(values), groups) * LEVELS
-        dither = random.uniform(key, len(values), values.device)
-        levels = torch.floor(units + dither).clamp_(-LEVELS, LEVELS).to(torch.int8)
-        return Quantised(levels, scales, None if groups is None else tuple(groups))
+        units = single / _spread(torch.where(scales > 0, scales, torch.ones_like(scales)), len(values), groups) * top
+        dither = uniform(key, len(values), values.device)
+        levels = torch.floor(units + dither).clamp_(-top, top).to(torch.int8)
+        return Quantised(levels, scales, None if groups is None else tuple(groups), top)
 
     def values(self) -> Tensor:
         """The float32 values `[m]` that were meant."""
-        return self.levels.float() / LEVELS * _spread(self.scales, len(self.levels), self.groups)
+        return self.levels.float() / self.top * _spread(self.scales, len(self.levels), self.groups)
 
 
 def _norms(values: Tensor, groups: Sequence[int] | None, norm: Norm) -> Tensor:

@@ -10,10 +10,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedrts.wire.checks import Check, at_least
+from fedrts.sparse import random
+from fedrts.wire import levels
+from fedrts.wire.checks import Check, at_least, within
+from fedrts.wire.packing import Reader, raw
 from fedrts.wire.quantise import LEVELS, Norm, Quantised, blocks_of
 
-ValueType = Literal["float32", "float16", "int8"]
+RoundedType = Literal["int8", "int6", "int4", "int2"]
+"""Types with scales, in which values are right on average."""
+ValueType = Literal["float32", "float16", RoundedType]
 
 Groups = Sequence[int] | None
 """Lengths of what shares a scale; None for blocks of one length."""
@@ -25,11 +30,13 @@ class ValueFormat(ABC):
     lossless: ClassVar[bool] = False
     scaled: ClassVar[bool] = False
     """Do groups of values share a scale?"""
+    regular: ClassVar[bool] = True
+    """Do all messages of as many values have the same length?"""
 
     @property
     @abstractmethod
     def bits(self) -> int:
-        """Of one value."""
+        """Bits of one value; at most, where lengths differ."""
 
     @abstractmethod
     def shorten(self, values: Tensor, key: int, groups: Groups, norm: Norm) -> Tensor | Quantised:
@@ -50,6 +57,22 @@ class ValueFormat(ABC):
     @abstractmethod
     def of(self, tensors: Sequence[Tensor], groups: Groups) -> Tensor | Quantised:
         """Inverse of `tensors`."""
+
+    def write(self, tensors: Sequence[Tensor]) -> Iterator[bytes]:
+        """The bytes of these tensors."""
+        return map(raw, tensors)
+
+    def read(self, reader: Reader, count: int, groups: Groups) -> list[Tensor]:
+        """Inverse of `write`, for `count` values."""
+        return [reader.tensor(number, dtype) for number, dtype in self.shapes(count, groups)]
+
+    def size(self, tensors: Sequence[Tensor]) -> int:
+        """Exactly the bytes that `write` gives."""
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def most(self, count: int, groups: Groups) -> int:
+        """Bytes of `count` values at most."""
+        return sum(number * dtype.itemsize for number, dtype in self.shapes(count, groups))
 
     def checks(self, tensors: Sequence[Tensor], reason: str) -> Iterator[Check]:
         """What must be true of finite tensors that somebody sent, none of them empty."""
@@ -91,14 +114,19 @@ class Whole(Floats):
     lossless = True
 
 
+@dataclass(frozen=True)
 class Rounded(ValueFormat):
-    """8 bits and a scale for every group, right on average."""
+    """One of the levels −top … top in a byte, and a scale for every group: right on average."""
 
+    top: int = LEVELS
     scaled = True
-    bits = 8
+
+    @property
+    def bits(self) -> int:
+        return (2 * self.top).bit_length()
 
     def shorten(self, values: Tensor, key: int, groups: Groups, norm: Norm) -> Quantised:
-        return Quantised.of(values, key, groups, norm)
+        return Quantised.of(values, key, groups, norm, self.top)
 
     def values(self, short: Tensor | Quantised) -> Tensor:
         assert isinstance(short, Quantised)
@@ -108,18 +136,51 @@ class Rounded(ValueFormat):
         return [(count, torch.int8), (blocks_of(count) if groups is None else len(groups), torch.float32)]
 
     def tensors(self, short: Tensor | Quantised) -> list[Tensor]:
-        if not isinstance(short, Quantised):
-            raise TypeError(f"{type(short).__name__} are no values of 8 bits")
+        if not isinstance(short, Quantised) or short.top != self.top:
+            raise TypeError(f"{type(short).__name__} are no values of {self.bits} bits")
         return [short.levels, short.scales]
 
     def of(self, tensors: Sequence[Tensor], groups: Groups) -> Quantised:
         levels, scales = tensors
-        return Quantised(levels, scales, None if groups is None else tuple(groups))
+        return Quantised(levels, scales, None if groups is None else tuple(groups), self.top)
 
     def checks(self, tensors: Sequence[Tensor], reason: str) -> Iterator[Check]:
         levels, scales = tensors
-        yield at_least(-LEVELS, levels, reason)
+        yield within(self.top, levels, reason)
         yield at_least(0, scales, reason)
 
 
-FORMATS: dict[ValueType, ValueFormat] = {"float32": Whole(torch.float32), "float16": Floats(torch.float16), "int8": Rounded()}
+class Coded(Rounded):
+    """The same with levels near their entropy, and two roundings decided by each hash: what coding takes is saved there."""
+
+    regular = False
+
+    def shorten(self, values: Tensor, key: int, groups: Groups, norm: Norm) -> Quantised:
+        return Quantised.of(values, key, groups, norm, self.top, random.uniform_halves)
+
+    def write(self, tensors: Sequence[Tensor]) -> Iterator[bytes]:
+        values, scales = tensors
+        yield levels.encode(values, self.top)
+        yield raw(scales)
+
+    def read(self, reader: Reader, count: int, groups: Groups) -> list[Tensor]:
+        _, (scales, dtype) = self.shapes(count, groups)
+        return [torch.from_numpy(levels.decode(reader, count, self.top)), reader.tensor(scales, dtype)]
+
+    def size(self, tensors: Sequence[Tensor]) -> int:
+        values, scales = tensors
+        return levels.size(values, self.top) + scales.nbytes
+
+    def most(self, count: int, groups: Groups) -> int:
+        _, (scales, dtype) = self.shapes(count, groups)
+        return levels.most(count, self.top) + scales * dtype.itemsize
+
+
+FORMATS: dict[ValueType, ValueFormat] = {
+    "float32": Whole(torch.float32),
+    "float16": Floats(torch.float16),
+    "int8": Rounded(),
+    "int6": Coded(31),
+    "int4": Coded(7),
+    "int2": Coded(1),
+}

@@ -7,7 +7,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,19 +20,21 @@ from fedrts.client.order import Order, Reply
 from fedrts.methods.contract import Exchange, Round
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire import codec
+from fedrts.wire import codec, levels
 from fedrts.wire.codec import Header, Kind, MaskForm
 from fedrts.wire.errors import WireError
-from fedrts.wire.fields import Field, Frame, Indices, Message, Values, positions_size, read_positions
+from fedrts.wire.fields import Field, Frame, Indices, Message, Short, Values, positions_size, read_positions
 from fedrts.wire.packing import Reader, varint
-from fedrts.wire.value_types import ValueType
+from fedrts.wire.quantise import Quantised
+from fedrts.wire.value_types import FORMATS, ValueType
 
 HEADER = 35
 MASK = slice(14, 22)
 """Where a header has the fingerprint of the mask."""
 DENSITIES = (0.0, 0.01, 0.1, 0.2, 0.5, 0.9, 1.0)
 SHAPES = ((), (0,), (1,), (7,), (8,), (9,), (3, 5), (4, 2, 3, 3), (0, 4), (300,))
-TYPES: tuple[ValueType, ...] = ("float32", "float16", "int8")
+TYPES: tuple[ValueType, ...] = get_args(ValueType)
+CODED = [type for type, format in FORMATS.items() if not format.regular]
 
 
 def layout_of(*shapes: tuple[int, ...], dense: int = 3, buffers: int = 4) -> Layout:
@@ -217,6 +219,25 @@ def test_messages_on_the_wire_are_stable() -> None:
     )
     body = bytes.fromhex(expected.replace(" ", ""))
     assert data.hex() == (body + struct.pack("<I", zlib.crc32(body))).hex()
+
+
+@pytest.mark.parametrize(
+    ("type", "top", "expected"),
+    [
+        ("int8", 127, "01 ff 00 01"),
+        ("int6", 31, "00 64 66 96"),  # 32, 30, 31, 32 in six planes of four bits: 4, 6, 6, 6, 6, 9
+        ("int4", 7, "00 56 3f"),  # 8·15 + 6 = 126 and 7·15 + 8 = 113 in eight planes of two bits: 2, 1, 1, 1, 3, 3, 3, 0
+        ("int2", 1, "00 b2"),  # 2·81 + 0·27 + 1·9 + 2·3 + 1, the last a level 0 that fills up
+    ],
+)
+def test_rounded_values_on_the_wire_are_stable(type: ValueType, top: int, expected: str) -> None:
+    """Levels, scales, then the statistics as they are."""
+    layout = Layout((Entry(("w",), (2, 2)),), (), (Entry(("mean",), (1,)),))
+    frame = Frame(layout, Mask.full(layout.sizes))
+    payload = Short(Quantised(torch.tensor([1, -1, 0, 1], dtype=torch.int8), torch.tensor([2.0]), top=top), torch.tensor([0.5]))
+    data = b"".join(Values(type=type).write(payload, frame))
+    assert data.hex(" ") == f"{expected} 00 00 00 40 00 00 00 3f"
+    assert raw(Values(type=type).read(Reader(data), frame)) == raw(payload)
 
 
 # How a download tells the mask
@@ -491,6 +512,24 @@ def test_no_damage_is_anything_but_an_error() -> None:
     for reason in (*shallow, *deep, "cannot be decoded from coding", "active links instead", "gaps", "k ="):
         assert any(reason in found for found in outcomes), f"nothing reached '{reason}'"
     assert sum("checksum" in found for found in outcomes) < 0.2 * CASES, "most of the damage is behind the checksum"
+
+
+def test_no_damage_to_coded_values_is_anything_but_an_error() -> None:
+    layout, rng = layout_of((60, 50)), np.random.default_rng(8)
+    frame = Frame(layout, random_mask(layout, 0.7, rng))
+    tensors = {"weights": torch.from_numpy(rng.laplace(size=layout.length) ** 3).float()}
+    every = [upload(frame, {"weights": Values(type=type)}, tensors) for type in CODED]
+    assert all(target.data[HEADER] == levels.Form.CODED for target in every)
+    for type, target in zip(CODED, every, strict=True):
+        entries = {"weights": Values(type=type)}
+        assert codec.size(Kind.UPLOAD, entries, taken(entries, tensors, frame), frame) == len(target.data) < codec.most(entries, frame)
+    outcomes = []
+    for case in range(3000):
+        target = every[case % len(every)]
+        data = mutated(target.data, every[rng.integers(len(every))].data, rng)
+        outcomes.append(outcome(target, signed(data) if len(data) > 4 else data))
+    for reason in ("accepted", "missing", "too many", "do not end", "shorter form", "form 7 of levels"):
+        assert any(reason in found for found in outcomes), f"nothing reached '{reason}'"
 
 
 def test_no_damage_to_a_mask_that_the_header_confirms_is_anything_but_an_error() -> None:

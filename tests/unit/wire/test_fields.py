@@ -18,6 +18,7 @@ from fedrts.wire.checks import fetched
 from fedrts.wire.fields import Frame, Indices, Masks, Payload, Selection, Short, Signs, Values
 from fedrts.wire.packing import Reader
 from fedrts.wire.quantise import Quantised
+from fedrts.wire.value_types import FORMATS, ValueType
 from helping import fault
 
 LAYOUT = Layout((Entry(("a",), (2, 4)), Entry(("b",), (6,))), (Entry(("bias",), (3,)),), (Entry(("mean",), (2,)),))
@@ -37,9 +38,13 @@ def halves(count: int = PARAMETERS, statistics: int = 2, dtype: torch.dtype = to
     return Short(weights(count, dtype), weights(statistics))
 
 
-def levels(count: int = PARAMETERS, scales: int = 1, statistics: int = 2, **dtypes: torch.dtype) -> Short:
+def levels(count: int = PARAMETERS, scales: int = 1, statistics: int = 2, top: int = 127, **dtypes: torch.dtype) -> Short:
     return Short(
-        Quantised(weights(count, dtypes.get("levels", torch.int8)), weights(scales, dtypes.get("scale", torch.float32)).abs()),
+        Quantised(
+            weights(count, dtypes.get("levels", torch.int8)).clamp(-top, top),
+            weights(scales, dtypes.get("scale", torch.float32)).abs(),
+            top=top,
+        ),
         weights(statistics, dtypes.get("buffers", torch.float32)),
     )
 
@@ -57,6 +62,7 @@ def with_one(values: torch.Tensor, worst: float, at: int = -1) -> torch.Tensor:
 HALVES, LEVELS = halves().values, levels().values
 assert isinstance(HALVES, torch.Tensor)
 assert isinstance(LEVELS, Quantised)
+FEWER: dict[ValueType, int] = {"int6": 31, "int4": 7, "int2": 1}
 RIGHT: list[tuple[Any, Payload]] = [
     (Values(), weights()),
     (Values(on="all"), weights(LAYOUT.length)),
@@ -65,6 +71,7 @@ RIGHT: list[tuple[Any, Payload]] = [
     (Values(type="float16"), halves()),
     (Values(type="int8"), levels()),
     (Values(type="int8"), Short(Quantised(torch.full((PARAMETERS,), -127, dtype=torch.int8), torch.zeros(1)), weights(2))),
+    *[(Values(type=type), levels(top=top)) for type, top in FEWER.items()],
     (VOTES, named(1, 7, 13)),
     (VOTES, named(4, 5, 8)),
     (Indices(of="gradient", k=(0, 0)), named()),
@@ -78,7 +85,7 @@ def test_nothing_is_wrong_with_a_right_payload(field: Any, payload: Payload) -> 
     assert fault(field.checks(payload, FRAME)) is None
 
 
-@pytest.mark.parametrize("field", [Values(), Values(type="float16"), Values(type="int8"), Values(on="all"), VOTES])
+@pytest.mark.parametrize("field", [*[Values(type=type) for type in FORMATS], Values(on="all"), VOTES])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nothing_is_wrong_with_what_a_field_takes(field: Any, dtype: torch.dtype) -> None:
     frame = replace(FRAME, dtype=dtype)
@@ -130,6 +137,12 @@ WRONG_VALUES: list[tuple[Values, Any, str]] = [
     (Values(type="int8"), halves(), "asked for"),
     (Values(type="int8"), Short(Quantised(None, None), weights(2)), "not of the type"),  # type: ignore[arg-type]
     (Values(type="int8"), named(1, 7, 13), "'weights'"),
+    (Values(type="int4"), levels(), "not of the type"),
+    (Values(type="int8"), levels(top=7), "not of the type"),
+    (Values(type="int2"), levels(count=PARAMETERS - 1, top=1), "asked for"),
+    (Values(type="int2"), levels(scales=2, top=1), "asked for"),
+    (Values(type="int6"), levels(statistics=1, top=31), "asked for"),
+    (Values(type="int6"), levels(top=31, levels=torch.int16), "asked for"),
     # numbers that are none
     *[(Values(), with_one(weights(), worst, at), "not finite") for worst in (torch.nan, torch.inf, -torch.inf) for at in (0, -1)],
     (Values(type="float16"), Short(with_one(HALVES, torch.inf), weights(2)), "not finite"),
@@ -138,6 +151,11 @@ WRONG_VALUES: list[tuple[Values, Any, str]] = [
     (Values(type="int8"), Short(Quantised(LEVELS.levels, torch.tensor([torch.inf])), weights(2)), "not finite"),
     (Values(type="int8"), Short(Quantised(LEVELS.levels, torch.tensor([torch.nan])), weights(2)), "not finite"),
     (Values(type="int8"), Short(levels().values, with_one(weights(2), torch.inf)), "not finite"),
+    *[
+        (Values(type=type), Short(Quantised(weights(PARAMETERS, torch.int8), torch.tensor([worst]), top=top), weights(2)), "not finite")
+        for type, top in FEWER.items()
+        for worst in (torch.nan, torch.inf)
+    ],
 ]
 
 
@@ -159,6 +177,15 @@ def test_levels_and_scales_that_no_client_can_mean_get_a_reason() -> None:
     field = Values(type="int8")
     assert fault(field.checks(Short(Quantised(with_one(values.levels, -128), values.scales), short.statistics), FRAME)) is not None
     assert fault(field.checks(Short(Quantised(values.levels, -1 - values.scales), short.statistics), FRAME)) is not None
+
+
+@pytest.mark.parametrize(("type", "top"), FEWER.items())
+def test_fewer_levels_are_bounded_both_ways(type: ValueType, top: int) -> None:
+    """In the guard as well as on the wire: a payload of our own process was never decoded."""
+    field, ones = Values(type=type), torch.ones(PARAMETERS, dtype=torch.int8)
+    for level, scale, right in ((top, 1.0, True), (-top, 1.0, True), (top + 1, 1.0, False), (-top - 1, 1.0, False), (1, -1.0, False)):
+        payload = Short(Quantised(with_one(ones, level), torch.tensor([scale]), top=top), weights(2))
+        assert (fault(field.checks(payload, FRAME)) is None) == right
 
 
 WRONG_VOTES: list[tuple[Any, str]] = [
@@ -252,6 +279,9 @@ def test_votes_are_the_largest_magnitudes_among_the_inactive() -> None:
         (Values(on="links"), 4 * LAYOUT.links),
         (Values(type="float16"), 2 * PARAMETERS + 4 * 2),
         (Values(type="int8"), PARAMETERS + 4 + 4 * 2),
+        (Values(type="int6"), 1 + 6 * PARAMETERS // 8 + 4 + 4 * 2),  # so few are packed
+        (Values(type="int4"), 1 + PARAMETERS // 2 + 4 + 4 * 2),
+        (Values(type="int2"), 1 + 2 + 4 + 4 * 2),
         (Indices(of="gradient", k=(5, 4)), 2 + 2),  # all inactive links: a coding and a length of 0 each
         (Indices(of="gradient", k=(0, 0)), 2 + 2),
     ],

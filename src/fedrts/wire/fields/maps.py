@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedrts.sparse.cost import Book
-from fedrts.wire.checks import Check, failed
+from fedrts.wire.checks import Check, failed, within
 from fedrts.wire.fields.coded import bitmaps, positions_size, read_positions, write_positions
 from fedrts.wire.fields.contract import Frame, Payload, carried
 from fedrts.wire.packing import Bits, Reader
@@ -55,7 +55,7 @@ class Signs:
         if not isinstance(payload, Tensor) or payload.dtype != torch.int8 or payload.shape != frame.mask.bits.shape:
             yield failed(reason)
         elif len(payload):
-            yield Check(lambda lowest, highest: None if lowest >= -1 and highest <= 1 else reason, torch.stack(payload.aminmax()))
+            yield within(1, payload, reason)
 
     def charged(self, book: Book) -> float:
         return book.sparse()

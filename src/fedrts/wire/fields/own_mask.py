@@ -22,7 +22,7 @@ from fedrts.wire.value_types import ValueType
 
 @dataclass(frozen=True)
 class OnOwnMask:
-    """The client's weights on the mask that it made itself, with K^l links per layer like the one it was sent.
+    """The client's weights on the mask that it made itself, with `counts[l]` links per layer, or as many as the one it was sent.
 
     The mask travels as its difference to the sent one. The client's tensors hold it under `mask`, as a boolean vector `[P]`. In a
     shorter type the values are changes from the received weights, which are 0 where a link is new.
@@ -30,6 +30,7 @@ class OnOwnMask:
 
     of: str = "weights"
     type: ValueType = "float32"
+    counts: tuple[int, ...] | None = None
 
     @property
     def lossless(self) -> bool:
@@ -56,22 +57,24 @@ class OnOwnMask:
     def read(self, reader: Reader, frame: Frame) -> OwnValues:
         changes = [read_positions(reader, entry.shape) for entry in frame.layout.layers]
         bits = frame.mask.bits ^ torch.from_numpy(np.concatenate(changes)).to(frame.mask.bits.device)
-        return OwnValues(Mask(bits, frame.mask.sizes), self._values.read(reader, frame))  # as many values as on the mask that was sent
+        mask = Mask(bits, frame.mask.sizes)
+        return OwnValues(mask, self._values.read(reader, replace(frame, mask=mask)))
 
     def size(self, payload: Payload, frame: Frame) -> int:
         own = carried(payload, OwnValues)
-        return changes_size(own.mask, frame) + self._values.size(own.values, frame)
+        return changes_size(own.mask, frame) + self._values.size(own.values, replace(frame, mask=own.mask))
 
     def most(self, frame: Frame) -> int:
         return bitmaps(frame.mask.sizes) + self._values.most(frame)
 
     def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+        wanted = frame.mask.counts if self.counts is None else self.counts
         if not isinstance(payload, OwnValues) or payload.mask.sizes != frame.mask.sizes:
             yield failed(f"'{self.of}' is not a model on a mask of its own")
-        elif payload.mask.counts != frame.mask.counts:
-            yield failed(f"layers have {payload.mask.counts} links where {frame.mask.counts} were asked for")
+        elif payload.mask.counts != wanted:
+            yield failed(f"layers have {payload.mask.counts} links where {wanted} were asked for")
         else:
-            yield from self._values.checks(payload.values, frame)
+            yield from self._values.checks(payload.values, replace(frame, mask=payload.mask))
 
     def charged(self, book: Book) -> float:
         return self._values.charged(book)

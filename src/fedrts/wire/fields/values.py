@@ -31,7 +31,7 @@ class Values:
     type: ValueType = "float32"
     """float32 means the model's own type and is lossless. Shorter types are for values on the mask and keep statistics (buffers) whole."""
     scales: Literal["block", "channel", "tensor"] = "block"
-    """What shares a scale in 8 bits: 256 values, or (full masks only) an output channel or a tensor."""
+    """What shares a scale in types that have some: 256 values, or (full masks only) an output channel or a tensor."""
     norm: Norm = "linf"
     fixed: bool = False
     """The method's own choice of a type, which no setting changes."""
@@ -81,20 +81,29 @@ class Values:
         return frame.mask.expand(values) if self.on == "mask" else values.clone()
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
-        yield from map(raw, self._tensors(payload))
+        *tensors, last = self._tensors(payload)
+        yield from self.format.write(tensors)
+        yield raw(last)
 
     def read(self, reader: Reader, frame: Frame) -> Tensor | Short:
-        device = frame.mask.bits.device
-        tensors = [reader.tensor(count, dtype).to(device) for count, dtype in self._shapes(frame)]
+        device, count = frame.mask.bits.device, self._count(frame)
         if self.lossless:
-            return tensors[0]
-        return Short(self.format.of(tensors[:-1], self._groups(frame)), tensors[-1])
+            return reader.tensor(count, frame.dtype).to(device)
+        groups = self._groups(frame)
+        tensors = [tensor.to(device) for tensor in self.format.read(reader, count - frame.statistics, groups)]
+        return Short(self.format.of(tensors, groups), reader.tensor(frame.statistics, frame.dtype).to(device))
 
     def size(self, payload: Payload, frame: Frame) -> int:
-        return self.most(frame)
+        if self.format.regular:
+            return self.most(frame)
+        *tensors, statistics = self._tensors(payload)
+        return self.format.size(tensors) + statistics.nbytes
 
     def most(self, frame: Frame) -> int:
-        return sum(count * dtype.itemsize for count, dtype in self._shapes(frame))
+        count = self._count(frame)
+        if self.lossless:
+            return count * frame.dtype.itemsize
+        return self.format.most(count - frame.statistics, self._groups(frame)) + frame.statistics * frame.dtype.itemsize
 
     def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
         try:
@@ -123,7 +132,7 @@ class Values:
         return book.sparse(self.format.bits) + VALUE_BYTES * (self._scales_charged(book) if self.format.scaled else 0)
 
     def _scales_charged(self, book: Book) -> float:
-        """Scales of 8-bit values: of a vector's own the paper counts none."""
+        """Scales of rounded values: of a vector's own the paper counts none."""
         entries = [entry for entry in book.layout.parameter_entries if len(entry.shape) > 1]
         if self.scales == "block":
             return blocks_of(round(sum(book.active)) + book.layout.parameters - book.layout.links)

@@ -1,0 +1,245 @@
+"""Plans: which density, value type and rounds fit a budget of bytes, and which of them is recommended."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedrts import config, costs
+from fedrts.client.privacy import Repeatable
+from fedrts.config import Experiment
+from fedrts.costs.whole_run import RunCost, rehearsed
+from fedrts.data.contract import Data
+from fedrts.errors import InputError, note
+from fedrts.methods.base import Method
+from fedrts.planning import units
+from fedrts.planning.allowance import Allowance
+from fedrts.planning.rule import Fitting, reason, recommended
+from fedrts.runs.build import put_together
+from fedrts.wire.value_types import FORMATS, ValueType
+
+DENSITIES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+"""Those that are tried where none is asked for; dense methods have 1 alone."""
+MOST_HORIZONS = 4
+"""A plan foresees at most so many times the rounds of the experiment, whatever the budget would pay for."""
+Posed = tuple[Experiment, nn.Module, Data, int]
+"""What `costs.posed` gives: experiment, model, data, samples of a client."""
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """What fits a budget."""
+
+    words: str
+    """The budget, for people."""
+    experiment: Experiment
+    """With the rounds that it would have without a budget."""
+    fitting: Sequence[Fitting]
+    """From dense to sparse; the most bits first."""
+    chosen: Fitting
+    said: Mapping[str, Any]
+    """Flat keys that were asked for."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The recommended values of those keys that are left open, flat."""
+        values = {"density": self.chosen.density, "wire.value_type": self.chosen.value_type, "rounds": self.chosen.rounds}
+        dense = config.method_class(self.experiment.method).dense
+        return {key: value for key, value in values.items() if key not in self.said and not (dense and key == "density")}
+
+    @property
+    def why(self) -> str:
+        return reason(self.chosen, self.fitting, self.experiment.rounds)
+
+    def command(self, file: Path | None = None, said: Mapping[str, Any] | None = None) -> str:
+        """The command that runs what is recommended; `said` are flat keys beside those of the experiment `file`."""
+        wanted = dict(self.said if said is None else said) | self.settings
+        if file is None:
+            wanted = {"data": self.experiment.data} | wanted
+        wanted = {key: "NAME" if value == config.CUSTOM else value for key, value in wanted.items()}  # what has none of its own
+        words = ["fedrts", "run", *([str(file)] if file else [])]
+        for key, value in wanted.items():
+            words += [_FLAGS[key], _text(value)] if key in _FLAGS else ["--set", f"{key}={_text(value)}"]
+        return shlex.join(words)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "budget": self.words,
+            "method": self.experiment.method,
+            "model": self.experiment.model,
+            "data": self.experiment.data,
+            "rounds": self.experiment.rounds,
+            "fitting": [asdict(one) | {"recommended": one is self.chosen} for one in self.fitting],
+            "recommended": asdict(self.chosen),
+            "why": self.why,
+            "command": self.command(),
+        }
+
+
+_FLAGS = {"method": "--method", "data": "--data", "model": "--model", "density": "--density", "rounds": "--rounds"}
+_FLAGS |= {"wire.value_type": "--value-type"}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def plan(
+    experiment: str | Path | None = None,
+    *,
+    budget: str | float | None = None,
+    per_round: str | float | None = None,
+    link: str | None = None,
+    deadline: str | None = None,
+    model: str | nn.Module | None = None,
+    method: Method | str | None = None,
+    input_shape: Sequence[int] | None = None,
+    classes: int | None = None,
+    data_dir: str | Path | None = None,
+    **keywords: Any,
+) -> BudgetPlan:
+    """What fits a budget: `fedrts.plan(data="digits", budget="20MB").settings`.
+
+    `budget` is bytes in all, `per_round` bytes a client and round, `link` with `deadline` a speed and a time for each round. Other
+    keywords are those of `run`; what they say of density, value type and rounds is kept. Clients per round are
+    `clients={"per_round": 10}`.
+    """
+    layers = [] if experiment is None else [config.from_file(experiment)]
+    named, options = config.from_method(method, keywords)
+    module = model if isinstance(model, nn.Module) else None
+    layers += [config.from_keywords({**keywords, **named, "model": model if module is None else config.CUSTOM}), options]
+    return of_settings(layers, Allowance.of(budget, per_round, link, deadline), module, input_shape, classes, data_dir)
+
+
+def of_settings(
+    layers: Sequence[config.Tree],
+    allowance: Allowance,
+    module: nn.Module | None = None,
+    input_shape: Sequence[int] | None = None,
+    classes: int | None = None,
+    data_dir: str | Path | None = None,
+) -> BudgetPlan:
+    """`plan` for settings, of which later ones override earlier ones."""
+    given = config.combined(*layers)
+    problem = costs.posed(_anywhere(given), module, input_shape, classes, data_dir=data_dir)
+    experiment, said = problem[0], config.flat(given)
+    least = experiment.rounds if "rounds" in said else 1
+    most = experiment.rounds if "rounds" in said or allowance.total == math.inf else MOST_HORIZONS * experiment.rounds
+    end = said.get("topology.end")
+    tried = [entry for density in _densities(experiment, said) for entry in _costs(problem, density, _types(said), end).items()]
+    fitting = [_row(cost, name, paid, allowance.link) for name, cost in tried if (paid := allowance.rounds(cost, most)) >= least]
+    if not fitting:
+        raise InputError(_nothing_fits(allowance, experiment, tried))
+    chosen = recommended(fitting)
+    if "density" not in said and chosen.rounds == experiment.rounds:
+        fitting += _finer(problem, chosen, allowance, most, end)
+    fitting.sort(key=lambda one: (-one.density, -one.bits))
+    return BudgetPlan(allowance.words, experiment, fitting, recommended(fitting), said)
+
+
+def _finer(problem: Posed, chosen: Fitting, allowance: Allowance, most: int, end: int | None) -> list[Fitting]:
+    """The largest density between two of the table, to two digits, that pays for as many rounds as the one chosen."""
+    above = min((density for density in DENSITIES if density > chosen.density), default=chosen.density)
+    digits = 2 if chosen.density >= 0.1 else 3
+    low, high = round(chosen.density * 10**digits), round(above * 10**digits) - 1
+    found: list[Fitting] = []
+    value_type = chosen.value_type
+    while low < high:
+        middle = (low + high + 1) // 2
+        cost = _costs(problem, middle / 10**digits, [value_type], end)[value_type]
+        paid = allowance.rounds(cost, most)
+        if paid >= chosen.rounds:
+            found, low = [_row(cost, value_type, paid, allowance.link)], middle
+        else:
+            high = middle - 1
+    return found
+
+
+def _anywhere(given: config.Tree) -> dict[str, Any]:
+    """Settings without what says where a run is computed and written: bytes do not depend on it."""
+    return {key: value for key, value in given.items() if key not in ("engine", "device", "out")}
+
+
+def within(layers: Sequence[config.Tree], budget: str | float, data_dir: str | Path | None = None) -> list[config.Tree]:
+    """The layers of a run that keeps to a budget in all: what they leave open is planned, and told in a note."""
+    found = of_settings(layers, Allowance.of(budget), data_dir=data_dir)
+    one = found.chosen
+    chosen = ", ".join(f"{key.rpartition('.')[2]} {_text(value)}" for key, value in found.settings.items()) or "all as asked for"
+    note(f"planned for {found.words}: {chosen} ({found.why}); at most {units.shown_size(one.bytes)}")
+    return [*layers, config.nested(found.settings)]
+
+
+def rounds_within(settings: config.Tree, budget: float, most: int | None = None, data_dir: str | Path | None = None) -> int:
+    """Rounds of this one setting that a budget in all pays for, at most `most` (by default a multiple of the experiment's)."""
+    problem = costs.posed(_anywhere(settings), data_dir=data_dir)
+    experiment = problem[0]
+    value_type = experiment.wire.value_type
+    cost = _costs(problem, experiment.density, [value_type], config.flat(settings).get("topology.end"), strict=True)[value_type]
+    allowance = Allowance(units.shown_size(budget), total=budget)
+    affordable = allowance.rounds(cost, most or MOST_HORIZONS * experiment.rounds)
+    if not affordable:
+        raise InputError(f"{allowance.words} do not pay for one round, which takes {units.shown_size(allowance.needed(cost, 1))}")
+    return affordable
+
+
+def _densities(experiment: Experiment, said: Mapping[str, Any]) -> tuple[float, ...]:
+    """From dense to sparse."""
+    if config.method_class(experiment.method).dense:
+        return (1.0,)
+    return (experiment.density,) if "density" in said else tuple(sorted(DENSITIES, reverse=True))
+
+
+def _types(said: Mapping[str, Any]) -> list[ValueType]:
+    """From many bits to few."""
+    names = [name for name in FORMATS if said.get("wire.value_type", name) == name]
+    return sorted(names, key=lambda name: -FORMATS[name].bits)
+
+
+def _costs(problem: Posed, density: float, types: Sequence[ValueType], end: int | None, strict: bool = False) -> dict[ValueType, RunCost]:
+    """What runs at a density cost in each type; nothing where the model cannot be so sparse, unless `strict`."""
+    experiment, module, held, samples = problem
+    try:
+        sparse = config.complete(experiment.model_copy(update={"density": density}))
+        run = put_together(sparse, copy.deepcopy(module), held, [torch.arange(samples)], noise=Repeatable)
+        return {name: rehearsed(run, samples, name, end) for name in types}
+    except InputError:
+        if strict or density == 1:
+            raise
+        return {}
+
+
+def _row(cost: RunCost, value_type: ValueType, affordable: int, link: float | None) -> Fitting:
+    rounds = min(affordable, cost.experiment.rounds)
+    return Fitting(
+        density=cost.experiment.density,
+        value_type=value_type,
+        bits=FORMATS[value_type].bits,
+        rounds=rounds,
+        affordable=affordable,
+        bytes=cost.bytes(rounds),
+        client_bytes=cost.heaviest,
+        memory_bytes=cost.memory,
+        flops=cost.flops(rounds),
+        seconds=None if link is None else cost.heaviest / link,
+    )
+
+
+def _nothing_fits(allowance: Allowance, experiment: Experiment, tried: Sequence[tuple[ValueType, RunCost]]) -> str:
+    """What would fit: the setting that needs least."""
+    value_type, cost = min(tried, key=lambda entry: allowance.needed(entry[1], experiment.rounds))
+    needed = allowance.needed(cost, experiment.rounds)
+    what = f"density {cost.experiment.density:g} as {value_type}"
+    fewer = allowance.rounds(cost, experiment.rounds)
+    instead = f", or {fewer} rounds" if fewer else ""
+    return (
+        f"nothing fits {allowance.words}: the least that {experiment.rounds} rounds can do with, {what}, needs "
+        f"{units.shown_size(needed)}{instead}"
+    )
