@@ -48,6 +48,12 @@ FLAGS = {
     "epochs": Flag("train.epochs", int, "Passes over the local data in a round."),
     "batch_size": Flag("train.batch_size", int, "Samples per step."),
     "lr": Flag("train.lr", float, "Learning rate, of the first round."),
+    "recipe": Flag(
+        "recipe",
+        str,
+        "Defaults of what is not set: what measurements support for the data and the model, or the published setting.",
+        "tuned|paper",
+    ),
     "seed": Flag("seed", int, "Of everything random."),
     "engine": Flag(
         "engine.name",
