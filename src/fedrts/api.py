@@ -17,7 +17,7 @@ from fedrts import config
 from fedrts.client import schedules
 from fedrts.client.privacy import Repeatable
 from fedrts.config import Experiment
-from fedrts.data.own import federate
+from fedrts.data.own import federate, listed
 from fedrts.data.partition import SITES
 from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note, optional
@@ -80,6 +80,10 @@ def run(
     `fedrts.run(data="digits", method="fedrts", density=0.1, rounds=50, lr=0.2, topology={"interval": 5}, out="runs/a")`
     `data_dir` is the folder of data sets (default: `FEDRTS_DATA`, or ~/.cache/fedrts); it is no part of the experiment.
     """
+    for name in ("model", "method"):
+        if isinstance(keywords.get(name), nn.Module | Method):
+            kind_of = type(keywords[name]).__name__
+            raise InputError(f"{name} is a {kind_of}: fedrts.run takes names (and {name}_options), objects are for fedrts.train")
     layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
     return start(config.resolve(*layers), observer or default_observer(), data_dir)
 
@@ -185,15 +189,16 @@ def train(
     With `out` a run folder is written; `resume=True` continues it after an interruption, or for more `rounds`. The model is trained in
     place: to compare, give every call one of its own.
     """
-    clients = list(clients)
-    if not clients:
-        raise InputError("clients is empty: give one dataset per client")
+    clients = listed(clients)
     if not isinstance(model, nn.Module):
         raise InputError(f"model is {model!r}: give a torch.nn.Module (models by name are for fedrts.run)")
     if keywords.get("data", config.CUSTOM) != config.CUSTOM:
         raise InputError(f"data = {keywords['data']!r} is for fedrts.run: fedrts.train trains on the datasets in `clients`; leave it out")
     if task is not None and (loss or correct) is not None:
         raise InputError("task brings its own loss and metrics: give either a task, or loss and correct")
+    for name, function in (("loss", loss), ("correct", correct), ("prunable", prunable)):
+        if function is not None and not callable(function):
+            raise InputError(f"{name} must be a function (got {function!r})")
     chosen, options = config.from_method(method, keywords)
     given = config.from_keywords({**keywords, "rounds": rounds, **chosen})
     federation = {"total": len(clients), "per_round": min(10, len(clients)), "min_size": 1}
@@ -237,6 +242,8 @@ def load(
 
 def _load(folder: RunFolder, model: nn.Module | None, prunable: Prunable | None, data_dir: str | Path | None) -> nn.Module:
     resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
+    if model is not None and not isinstance(model, nn.Module):
+        raise InputError(f"model is {model!r}: give the torch.nn.Module that was trained, or none where it has a name")
     if model is not None:
         model = config.make_method(resolved).prepare(model)  # as it was trained: a method may have replaced parts of it
     elif resolved.model == config.CUSTOM:

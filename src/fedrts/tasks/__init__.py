@@ -68,7 +68,7 @@ class Classification:
         for inputs, targets in _batches(module, x, y, batch_size):
             output = module(inputs)
             loss += float(self.criterion(output, targets)) * len(inputs)
-            correct += float(count(output, targets))
+            correct += _number(count(output, targets))
         return {"loss": loss / len(x), "accuracy": correct / len(x)}
 
     def check_count(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -85,6 +85,13 @@ class Classification:
                 f"`correct` must give the number of right answers in a batch (is it a mean?): it gives {whole:g} for {len(y)} samples, "
                 f"and {halves[0]:g} and {halves[1]:g} for their halves"
             )
+
+
+def _number(counted: Tensor) -> float:
+    """What `correct` says of a batch."""
+    if isinstance(counted, Tensor) and counted.numel() != 1:
+        raise InputError(f"`correct` must give one number, of the right answers in a batch (it gives {list(counted.shape)}): add .sum()")
+    return float(counted)
 
 
 def labelled_rightly(output: Tensor, target: Tensor) -> Tensor:
