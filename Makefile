@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-COVERAGE := --cov --cov-report=term:skip-covered --cov-fail-under=70
+COVERAGE := --cov --cov-report=term:skip-covered --cov-fail-under=94
 
 .PHONY: help run test test-all lint docs bench hooks clean
 

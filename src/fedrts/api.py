@@ -141,7 +141,7 @@ def _prolonged(folder: RunFolder, planned: Experiment, rounds: int) -> dict[str,
         return {}
     train, horizon = planned.train, planned.train.schedule_rounds or planned.rounds
     last = train.lr * schedules.share(train.schedule, horizon, horizon, train.lr_end)
-    rate = f"the learning rate {'is' if train.schedule == 'constant' else 'stays at'} {last:g}"
+    rate = f"the learning rate {'is' if last == train.lr else 'stays at'} {last:g}"
     note(f"{rounds} rounds instead of {planned.rounds}: the topology is fixed from round {planned.end} on, as planned; {rate}")
     return {"rounds": rounds, "train": {"schedule_rounds": horizon}, "topology": {"end": planned.end}}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError, core_schema
@@ -19,6 +19,10 @@ class Table(BaseModel):
     """Keys that belong together, with their defaults, ranges and meanings; whoever needs them takes the table itself."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def but(self, **changes: Any) -> Self:
+        """This table with some `changes`."""
+        return self.model_copy(update=changes)
 
 
 @dataclass(frozen=True)

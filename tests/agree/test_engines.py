@@ -50,7 +50,9 @@ def test_gradients_agree_in_single_precision(model):
     [
         {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.01},
         {"momentum": 0.9, "weight_decay": 0.01},
+        {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.5},
         {"proximal": 0.5, "schedule": "cosine"},
+        {"clip": 0.1, "smoothing": 0.2},
     ],
 )
 @pytest.mark.parametrize("method", ["fedrts", "fedmef"])

@@ -127,7 +127,7 @@ class Ramp:
 
     def rate(self, weights, marks, step, steps, rate, initial):
         assert rate == initial == self.initial
-        self.seen.append((step, steps))
+        self.seen.append((float(step), float(steps)))
         return 0.02 * (step + 1)
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +10,11 @@ import pytest
 import torch
 
 import fedrts
-from fedrts import cli
 from fedrts.errors import InputError
 from fedrts.server import rounds
 from fedrts.server.optimizer import Averaging
 from helping import ask
+from outside import TINY, Beside, command
 
 MINE = '''
 import torch
@@ -55,28 +51,11 @@ class Yogi(FedAdam):
 
 number = 3
 '''
-TINY = ["--data", "digits", "--rounds", "2", "--clients", "5", "--per-round", "4", "--epochs", "1", "--device", "cpu"]
-TINY += ["--engine", "serial", "--set", "density=0.5", "--set", "model_options.hidden=[8]", "--quiet"]
 
 
 @pytest.fixture(autouse=True)
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "mine.py").write_text(MINE, "utf-8")
-    monkeypatch.chdir(tmp_path)
-    yield
-    sys.modules.pop("mine", None)
-
-
-def command(*words: str) -> tuple[int, str]:
-    """The exit code of a command, and what it said."""
-    said = io.StringIO()
-    before, sys.argv = sys.argv, ["fedrts", *words]
-    try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), pytest.raises(SystemExit) as ended:
-            cli.main()
-    finally:
-        sys.argv = before
-    return int(str(ended.value.code)), said.getvalue()
+def mine(beside: Beside) -> None:
+    beside("mine", MINE)
 
 
 @pytest.mark.parametrize(("key", "usual", "own"), [("guard.reducer", "mean", "mine:Krum"), ("train.server_optimizer", "adam", "mine:Yogi")])

@@ -14,6 +14,7 @@ import pytest
 
 import fedrts
 from fedrts import methods
+from fedrts.client import optimizers, schedules
 from fedrts.engines.kinds import KINDS, EngineKind, kind
 from fedrts.engines.settings import EngineName
 from fedrts.server import optimizer, reducers
@@ -99,17 +100,13 @@ def test_no_method_is_named_outside_its_folder():
                     assert word not in names, f"{file}:{node.lineno} names the method {word!r}"
 
 
-SHARED = {"Train"}
-"""Names that two things still have; this set only shrinks."""
-
-
 def test_a_name_means_one_thing():
     """No class and no type alias has the name of another."""
     places = defaultdict(list)
     for file in FILES:
         for name in _types(ast.parse(file.read_text("utf-8"))):
             places[name].append(str(file.relative_to(SOURCE)))
-    assert {name: files for name, files in places.items() if len(files) > 1 and name not in SHARED} == {}
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
 def _types(tree: ast.Module) -> set[str]:
@@ -151,6 +148,10 @@ LISTS = {
     "engine": Listed(set(get_args(EngineName)), ENGINE_FILES, r"(engine|asked|settings|found)\.name", frozenset({"auto"})),
     "reducer": Listed(set(reducers.names()), {"server/reducers.py"}, "reducer", frozenset({"mean"})),
     "server optimiser": Listed(set(optimizer.names()), {"server/optimizer.py"}, "server_optimizer", frozenset(optimizer.names())),
+    "local optimiser": Listed(
+        set(optimizers.names()), {"client/optimizers.py"}, r"(train|training|settings)\.optimizer", frozenset(optimizers.names())
+    ),
+    "schedule": Listed(set(schedules.names()), {"client/schedules.py"}, r"\bschedule\b", frozenset({"step", "constant"})),
     "value type": Listed(set(get_args(ValueType)), {"wire/value_types.py"}, r"\btype\b|value_type", frozenset({"float32"})),
 }
 
@@ -178,6 +179,11 @@ def test_no_entry_of_a_list_is_told_by_its_name_outside_its_file(name):
         ("reducer", "state['mean'] == 1", False),
         ("server optimiser", "if train.server_optimizer == 'adam': pass", True),
         ("server optimiser", "if train.optimizer == 'adam': pass", False),
+        ("local optimiser", "if train.optimizer == 'adam': pass", True),
+        ("local optimiser", "if train.server_optimizer == 'adam': pass", False),
+        ("schedule", "if train.schedule == 'constant': pass", True),
+        ("schedule", "{'cosine': 1, 'exponential': 2}[name]", True),
+        ("schedule", "if kind == 'step': pass", False),
         ("value type", "if entry.type == 'float32': pass", True),
         ("value type", "if asked.precision == 'float32': pass", False),
     ],

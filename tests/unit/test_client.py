@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from fedrts.client.job import Job
 from fedrts.engines.serial import SerialEngine
@@ -34,6 +35,10 @@ def job_of(run, client):
         {"lr": 0.1, "epochs": 2},
         {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
         {"lr": 0.01, "optimizer": "adam", "weight_decay": 0.05},
+        {"lr": 0.01, "optimizer": "adam", "amsgrad": True},
+        {"lr": 0.01, "optimizer": "adamw", "weight_decay": 5.0},
+        {"lr": 0.1, "clip": 0.05},
+        {"lr": 0.1, "smoothing": 0.3},
     ],
 )
 def test_training_is_a_plain_loop_with_a_mask_on_the_gradients(toy, model, train):
@@ -45,17 +50,20 @@ def test_training_is_a_plain_loop_with_a_mask_on_the_gradients(toy, model, train
     masks = run.layout.by_name(state.mask.bits)
     module.load_state_dict(run.layout.state_dict(state.weights))
     settings = run.training
-    make = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.SGD
-    extra = {} if settings.optimizer == "adam" else {"momentum": settings.momentum}
+    make = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[settings.optimizer]
+    extra = {"momentum": settings.momentum} if settings.optimizer == "sgd" else {"amsgrad": settings.amsgrad}
     optimizer = make(module.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, **extra)
     module.train()
     for epoch in range(settings.epochs):
         for rows in (batch.rows for batch in job_of(run, 1).batches(epoch)):
             optimizer.zero_grad()
-            data.task.loss(module, data.x[rows], data.y[rows]).backward()
+            output, target = module(data.x[rows]), data.y[rows]
+            F.cross_entropy(output.flatten(0, -2), target.flatten(), label_smoothing=settings.smoothing).backward()
             for name, parameter in module.named_parameters():
                 if name in masks:
                     parameter.grad *= masks[name]
+            if settings.clip:
+                assert torch.nn.utils.clip_grad_norm_(module.parameters(), settings.clip) > settings.clip, "it does something"
             optimizer.step()
     expected = run.layout.flatten(module.state_dict())
     torch.testing.assert_close(reply.message["weights"], expected, rtol=1e-5, atol=1e-6)

@@ -37,7 +37,7 @@ def settings(**changes: Any) -> dict[str, Any]:
             "batch_size": 8,
             "lr": 0.05,
             "optimizer": "adam",
-            "momentum": 0.5,
+            "amsgrad": True,
             "weight_decay": 0.001,
             "schedule": "cosine",
             "lr_end": 0.5,
@@ -73,7 +73,7 @@ epochs = 2
 batch_size = 8
 lr = 0.05
 optimizer = "adam"
-momentum = 0.5
+amsgrad = true
 weight_decay = 0.001
 schedule = "cosine"
 lr_end = 0.5
@@ -101,7 +101,7 @@ FLAGS = [
     *("--method=fedrts_gamma0", "--model=cnn", "--data=digits", "--density=0.3", "--rounds=40", "--seed=7", "--out=somewhere"),
     *("--device=cpu", "--engine=serial", "--clients=12", "--per-round=5", "--epochs=2", "--batch-size=8", "--lr=0.05"),
     *("--set=clients.partition=iid", "--set=clients.alpha=0.7", "--set=clients.min_size=3", "--set=train.optimizer=adam"),
-    *("--set=train.momentum=0.5", "--set=train.weight_decay=1e-3", "--set=topology.interval=4", "--set=topology.end=21"),
+    *("--set=train.amsgrad=true", "--set=train.weight_decay=1e-3", "--set=topology.interval=4", "--set=topology.end=21"),
     *("--set=topology.adjust=0.25", "--set=topology.first_outer=4", '--set=topology.budget="prunable"', "--set=topology.layer_density=er"),
     *("--set=eval.every=3", "--set=eval.batch_size=100", "--set=checkpoint.every=30s", "--set=method_options.scale=3.0"),
     *("--init=/start.safetensors", "--set=train.schedule=cosine", "--set=train.lr_end=0.5"),
@@ -116,7 +116,7 @@ KEYWORDS = {
     "epochs": 2,
     "batch_size": 8,
     "lr": 0.05,
-    "train": {"optimizer": "adam", "momentum": 0.5, "weight_decay": 0.001, "schedule": "cosine", "lr_end": 0.5},
+    "train": {"optimizer": "adam", "amsgrad": True, "weight_decay": 0.001, "schedule": "cosine", "lr_end": 0.5},
 }
 """With short names where there are any; the rest of `clients` can only be said by the table, which the test adds."""
 

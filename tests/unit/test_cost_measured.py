@@ -12,7 +12,6 @@ from torch import nn
 import fedrts
 from fedrts import methods
 from fedrts.client.training import LocalTraining
-from fedrts.costs.measured import optimizer_states
 from fedrts.costs.table import ACCOUNTINGS, FRESH, HOLDER, PUBLISHED, STRICT
 from fedrts.errors import InputError
 from fedrts.methods.fedrts import FedRTS
@@ -205,7 +204,8 @@ def test_memory_is_what_the_client_holds():
 
 def test_states_of_optimizers():
     kinds: list[dict[str, Any]] = [{"optimizer": "sgd"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "adam"}]
-    assert [optimizer_states(LocalTraining(1, 1, 0.1, **kind)) for kind in kinds] == [0, 1, 2]
+    kinds += [{"optimizer": "adam", "amsgrad": True}, {"optimizer": "adamw"}]
+    assert [len(LocalTraining(**kind).make_optimizer().remembers) for kind in kinds] == [0, 1, 2, 3, 2]
 
 
 def test_activations_kept_sparsely_take_less():

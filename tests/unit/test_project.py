@@ -80,7 +80,7 @@ def test_the_workflow_tests_every_python_that_is_supported():
 
 def test_make_help_tells_of_every_target():
     text = (ROOT / "Makefile").read_text("utf-8")
-    told = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     (phony,) = re.findall(r"^\.PHONY: (.+)$", text, re.M)
     assert [line.split()[1] for line in told.splitlines()] == phony.split()
     assert all(len(line.split()) > 3 for line in told.splitlines())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import singledispatch
 
 import torch
-from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedrts.client.job import Batch, Job
+from fedrts.client.local_step import Learner
 from fedrts.methods.contract import Calibrate, Evaluate, Judge, ProbeCurvature, ProbeGradient, Rewire, Train
 from fedrts.sparse.mask import Mask
 
@@ -21,33 +21,30 @@ def perform(step: object, job: Job) -> None:
 
 @perform.register
 def _train(step: Train, job: Job) -> None:
-    bench = job.bench
-    keep = None if job.mask.is_full else job.mask.bits.to(bench.gradient.dtype)
+    bench, training = job.bench, job.bench.training
+    weights, received = (tensor[: bench.layout.parameters] for tensor in (job.weights, job.tensors["received"]))
     links = bench.gradient[: bench.layout.links]
-    parameter = nn.Parameter(job.weights[: bench.layout.parameters])
-    parameter.grad = bench.gradient
-    optimizer = bench.training.make_optimizer(parameter, job.round_index)
-    bench.module.train()
-    received = job.tensors["received"][: bench.layout.parameters]
-    unmoved = None if bench.frozen is None else parameter.data[bench.frozen]
-    influence, marks = step.influence, step.marked(received, job.mask)
     squares = torch.zeros_like(links) if step.record else None
-    batches = [rows for epoch in bench.training.epochs_of(step) for rows in job.batches(epoch)]
-    for number, rows in enumerate(batches):
+    batches = [rows for epoch in training.epochs_of(step) for rows in job.batches(epoch)]
+    optimizer, rate = training.make_optimizer(), weights.new_tensor(training.rate(job.round_index))
+    learner = Learner(
+        training,
+        optimizer,
+        weights,
+        received,
+        bench.allowed(job.mask),
+        past={name: torch.zeros_like(weights) for name in optimizer.remembers},
+        taken=weights.new_zeros(()),
+        planned=weights.new_tensor(len(batches)),
+        influence=step.influence,
+        marks=step.marked(received, job.mask),
+    )
+    bench.module.train()
+    for rows in batches:
         job.loss = job.loss + job.backward(rows)
         if squares is not None:
             squares += links.square() / len(batches)
-        if influence is not None:
-            bench.gradient += influence.pull(parameter.data, marks)
-            rate = influence.rate(parameter.data, marks, number, len(batches), bench.training.rate(job.round_index), bench.training.lr)
-            optimizer.param_groups[0]["lr"] = float(rate)
-        if bench.training.proximal:
-            bench.gradient.add_(parameter.data - received, alpha=bench.training.proximal)
-        if keep is not None:
-            links *= keep  # the optimisers leave a weight at exactly 0 whose gradient is always 0; many times faster than filling
-        optimizer.step()
-        if unmoved is not None:
-            parameter.data[bench.frozen] = unmoved  # weight decay would move them
+        learner.step(bench.gradient, rate)
         job.steps += 1
     if step.record and squares is not None:
         job.tensors[step.record] = squares

@@ -1,40 +1,40 @@
-"""How a client trains: epochs, batches, rates and the optimiser."""
+"""How a client trains: the keys of `[train]` that it goes by."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
-from fedrts.client import schedules
+from fedrts.client.optimizers import LocalOptimizer, optimizers
+from fedrts.client.schedules import schedules, share
 from fedrts.methods.contract import Train
+from fedrts.tables import Named, Number, Table
 
 
-@dataclass(frozen=True)
-class LocalTraining:
-    """How a client trains; a new optimiser for every client and round."""
+class LocalTraining(Table):
+    """What a client does with its data in a round."""
 
-    epochs: int
-    batch_size: int
-    lr: float
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    proximal: float = 0.0
-    """μ of the proximal term μ/2·‖W − W_received‖² (FedProx)."""
-    schedule: str = "constant"
-    lr_end: float = 1.0
-    rounds: int = 1
-    amsgrad: bool = False
-    """Adam divides by the largest second moment so far."""
+    epochs: int = Field(5, ge=1, description="passes over the local data in a round")
+    batch_size: int = Field(64, ge=1, description="samples per step")
+    lr: Number = Field(0.01, gt=0, description="learning rate, of the first round")
+    schedule: Annotated[str, Named(schedules)] = Field("constant", description="how the rate falls over the rounds")
+    lr_end: Number = Field(0.01, gt=0, le=1, description="share of lr that is left in the last round, under a schedule that falls")
+    schedule_rounds: int | None = Field(None, ge=1, description="rounds over which the rate falls, and then stays; default: all")
+    optimizer: Annotated[str, Named(optimizers)] = Field("sgd", description="local optimiser, new for every client and round")
+    momentum: Number = Field(0.0, ge=0, lt=1, description="of sgd")
+    amsgrad: bool = Field(False, description="of adam and adamw: divide by the largest second moment so far")
+    weight_decay: Number = Field(0.0, ge=0, description="L2 penalty of the optimiser; adamw shrinks the weights themselves")
+    proximal: Number = Field(0.0, ge=0, description="μ: pull towards the received model, μ/2·‖W − W_received‖² (FedProx)")
+    clip: Number = Field(0.0, ge=0, description="largest norm of a step's gradient, scaled down where it is larger; 0: off")
+    smoothing: Number = Field(0.0, ge=0, lt=1, description="label smoothing of the training loss: share spread evenly over all classes")
 
     def rate(self, round_index: int) -> float:
         """The learning rate of a round."""
-        return self.lr * schedules.share(self.schedule, round_index, self.rounds, self.lr_end)
+        return self.lr * share(self.schedule, round_index, self.schedule_rounds or 1, self.lr_end)
 
     def samples(self, rows: int) -> int:
-        """Samples that a client with so many rows sees in a round."""
+        """How many samples a client with so many rows sees in a round."""
         return self.epochs * (rows // self.batch_size * self.batch_size or rows)
 
     def epochs_of(self, step: Train) -> range:
@@ -42,8 +42,6 @@ class LocalTraining:
         first, last = (int(share * self.epochs) for share in (step.start, step.stop))
         return range(first, last)
 
-    def make_optimizer(self, parameter: Tensor, round_index: int) -> torch.optim.Optimizer:
-        lr = self.rate(round_index)
-        if self.optimizer == "adam":
-            return torch.optim.Adam([parameter], lr=lr, weight_decay=self.weight_decay, amsgrad=self.amsgrad)
-        return torch.optim.SGD([parameter], lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
+    def make_optimizer(self) -> LocalOptimizer:
+        """The local optimiser, with its options."""
+        return optimizers.get(self.optimizer)(self.momentum, self.weight_decay, self.amsgrad)

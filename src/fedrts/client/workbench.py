@@ -22,6 +22,7 @@ from fedrts.data.contract import Data
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
+from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Field, Message, Values
 
 
@@ -49,6 +50,16 @@ class Workbench:
         flags = torch.cat(trained) if trained else torch.ones(0, dtype=torch.bool)
         self.frozen = None if bool(flags.all()) else (~flags).nonzero().squeeze(-1).to(parameter.device)
         self.has_batchnorm = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.module.modules())
+
+    def allowed(self, mask: Mask) -> Tensor | None:
+        """1 where a parameter may change on a mask `[N_all]`: active links, and whatever is neither pruned nor frozen; None: all may."""
+        if mask.is_full and self.frozen is None:
+            return None
+        allowed = torch.ones_like(self.gradient)
+        allowed[: len(mask.bits)] = mask.bits
+        if self.frozen is not None:
+            allowed[self.frozen] = 0.0
+        return allowed
 
     @property
     def batch_macs(self) -> float:

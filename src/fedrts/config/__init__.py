@@ -8,7 +8,7 @@ from __future__ import annotations
 from fedrts.config.foreign import foreign
 from fedrts.config.resolution import CUSTOM, combined, complete, make_method, method_class, resolve, with_newer_keys
 from fedrts.config.sources import SHORT, from_assignments, from_file, from_keywords, from_method, parsed_toml, plain
-from fedrts.config.tables import Clients, Experiment, Train
+from fedrts.config.tables import Clients, Experiment, Training
 from fedrts.config.tree import Tree, flat, merged, nested
 from fedrts.config.validation import check_options, validated
 
@@ -17,7 +17,7 @@ __all__ = [
     "SHORT",
     "Clients",
     "Experiment",
-    "Train",
+    "Training",
     "Tree",
     "check_options",
     "combined",

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedrts import data, methods, models
+from fedrts.client import optimizers, schedules
+from fedrts.client.training import LocalTraining
 from fedrts.config.foreign import foreign
 from fedrts.config.tables import Clients, Experiment
 from fedrts.config.tree import Tree, flat, merged, nested
@@ -70,6 +72,7 @@ def complete(experiment: Experiment) -> Experiment:
     train = experiment.train
     usual_rate = optimizer.get(train.server_optimizer).default_rate
     reducers.get(experiment.guard.reducer)
+    _check_training(train)
     return experiment.model_copy(
         update={
             "data": data.absolute(experiment.data),
@@ -83,6 +86,17 @@ def complete(experiment: Experiment) -> Experiment:
             "train": train.model_copy(update={"server_lr": usual_rate if train.server_lr is None else train.server_lr}),
         }
     )
+
+
+def _check_training(train: LocalTraining) -> None:
+    """Does the schedule give rates, and does the optimiser take the options that are set?"""
+    for index in (0, 1):  # of two rounds
+        schedules.share(train.schedule, index, 2, train.lr_end)
+    takes = optimizers.get(train.optimizer).takes
+    for option in ("momentum", "amsgrad"):
+        if getattr(train, option) and option not in takes:
+            fitting = " or ".join(repr(name) for name in optimizers.names() if option in optimizers.get(name).takes)
+            raise InputError(f"train.{option} belongs to train.optimizer = {fitting} (got '{train.optimizer}')")
 
 
 def _given_in_python() -> None:

@@ -10,10 +10,11 @@ from pydantic import Field, field_validator, model_validator
 
 from fedrts import data, methods
 from fedrts.client.privacy import Protection
+from fedrts.client.training import LocalTraining
 from fedrts.data.partition import SITES, Partition
 from fedrts.engines.settings import EngineSettings
 from fedrts.server.guard import QUORUM, Guard
-from fedrts.server.optimizer import optimizers
+from fedrts.server.optimizer import ServerOptimizer, optimizers
 from fedrts.tables import Named, Number, Table
 from fedrts.wire.value_types import ValueType
 
@@ -39,33 +40,16 @@ class Clients(Table):
         return self
 
 
-class Train(Table):
-    """What a client does with its data in a round."""
+class Training(LocalTraining):
+    """What a client does with its data in a round, and the server with what came of it."""
 
-    epochs: int = Field(5, ge=1, description="passes over the local data in a round")
-    batch_size: int = Field(64, ge=1, description="samples per step")
-    lr: Number = Field(0.01, gt=0, description="learning rate, of the first round")
-    schedule: Literal["constant", "cosine", "step", "exponential"] = Field("constant", description="how the rate falls over the rounds")
-    lr_end: Number = Field(0.01, gt=0, le=1, description="share of lr that is left in the last round, under a schedule that falls")
-    schedule_rounds: int | None = Field(None, ge=1, description="rounds over which the rate falls, and then stays; default: all")
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, new for every client and round")
-    momentum: Number = Field(0.0, ge=0, lt=1, description="of sgd")
-    amsgrad: bool = Field(False, description="of adam: divide by the largest second moment so far")
-    weight_decay: Number = Field(0.0, ge=0, description="L2 penalty of the optimiser")
-    proximal: Number = Field(0.0, ge=0, description="μ: pull towards the received model, μ/2·‖W − W_received‖² (FedProx)")
     server_optimizer: Annotated[str, Named(optimizers)] = Field(
         "sgd", description="of the server: sgd (averaging), momentum (FedAvgM) or adam (FedAdam)"
     )
     server_lr: Number | None = Field(None, gt=0, description="of the server; default 1, for adam 0.01")
-    server_momentum: Number = Field(0.9, ge=0, lt=1, description="β of momentum, β_1 of adam")
-    server_beta2: Number = Field(0.99, ge=0, lt=1, description="β_2 of adam")
-    server_tau: Number = Field(1e-3, gt=0, description="τ of adam: how far its steps adapt")
-
-    @model_validator(mode="after")
-    def _suits_the_optimizer(self) -> Train:
-        if self.amsgrad and self.optimizer != "adam":
-            raise ValueError(f"train.amsgrad belongs to train.optimizer = 'adam' (got '{self.optimizer}')")
-        return self
+    server_momentum: Number = Field(ServerOptimizer.momentum, ge=0, lt=1, description="β of momentum, β_1 of adam")
+    server_beta2: Number = Field(ServerOptimizer.beta2, ge=0, lt=1, description="β_2 of adam")
+    server_tau: Number = Field(ServerOptimizer.tau, gt=0, description="τ of adam: how far its steps adapt")
 
 
 class Topology(Table):
@@ -140,7 +124,7 @@ class Experiment(Table):
     data_options: dict[str, Any] = Field(default_factory=dict, description="the data set's own")
     engine: EngineSettings = EngineSettings()
     clients: Clients = Clients()
-    train: Train = Train()
+    train: Training = Training()
     topology: Topology = Topology()
     eval: Eval = Eval()
     wire: Wire = Wire()

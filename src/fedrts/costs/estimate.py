@@ -142,4 +142,4 @@ def _rounds(schedule: Schedule) -> list[tuple[str, int]]:
 
 def _for_few(bench: Workbench, samples: int) -> Workbench:
     """The same workbench for one step on so many samples."""
-    return replace(bench, training=replace(bench.training, epochs=1, batch_size=samples))
+    return replace(bench, training=bench.training.but(epochs=1, batch_size=samples))

@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from fedrts.client.job import Job
 from fedrts.client.order import Order
 from fedrts.client.training import LocalTraining
 from fedrts.client.workbench import Workbench
-from fedrts.costs.inputs import MORE
 from fedrts.methods.contract import ProbeCurvature, ProbeGradient, Train
 
 CLIENT = 0
@@ -51,7 +50,7 @@ def held_parts(job: Job, order: Order, training: LocalTraining, activations: int
         "received weights": job.tensors["received"].nbytes,
         "mask": job.mask.bits.nbytes,
         "gradient": gradient.nbytes,
-        "optimizer": gradient.nbytes * optimizer_states(training) if trains else 0,
+        "optimizer": gradient.nbytes * len(training.make_optimizer().remembers) if trains else 0,
         "method": sum(tensor.nbytes for tensor in tensors.values()),
         "activations": activations if learns else 0,
     }
@@ -64,13 +63,3 @@ def on_mask(parts: Mapping[str, int], order: Order) -> dict[str, int]:
     weights, gradient = frame.on_mask / layout.length, (frame.on_mask - frame.statistics) / layout.parameters
     shares = {"weights": weights, "received weights": weights, "gradient": gradient, "optimizer": gradient, "mask": 1 / 8}
     return {name: math.ceil(size * shares.get(name, 1.0) - 1e-6) for name, size in parts.items()}
-
-
-def optimizer_states(training: LocalTraining) -> int:
-    """Numbers that the optimiser keeps for every parameter."""
-    parameter = nn.Parameter(torch.zeros(MORE))
-    parameter.grad = torch.zeros(MORE)
-    optimizer = training.make_optimizer(parameter, 0)
-    optimizer.step()
-    states = (state for entry in optimizer.state.values() for state in entry.values())
-    return sum(isinstance(state, Tensor) and state.shape == parameter.shape for state in states)

@@ -214,8 +214,8 @@ class BatchedEngine:
         slots.begin(rows, keys, received, self.bench.training.rate(cohort.round_index))
         if step.influence:
             slots.mark(step.marked(received, cohort.mask))
-        if slots.keep is not None and cohort.own is None:
-            slots.keep[0, : self.bench.layout.links] = cohort.mask.bits
+        if cohort.own is None:
+            slots.allow([0], [cohort.mask])
         starting, ending = _events(turns, "start"), _events(turns, "stop")
         for now, active in enumerate(busy(turns)):
             if now in starting:
@@ -226,9 +226,10 @@ class BatchedEngine:
 
     def _load(self, slots: Slots, cohort: Cohort, members: list[int], turns: list[Turn]) -> None:
         """Clients take their slots."""
-        clients = [members[turn.client] for turn in turns]
-        masks = torch.stack([cohort.own[client].bits for client in clients]) if cohort.own else None
-        slots.load([turn.slot for turn in turns], cohort.tensors["weights"][clients], [turn.stop - turn.start for turn in turns], masks)
+        clients, places = [members[turn.client] for turn in turns], [turn.slot for turn in turns]
+        slots.load(places, cohort.tensors["weights"][clients], [turn.stop - turn.start for turn in turns])
+        if cohort.own:
+            slots.allow(places, [cohort.own[client] for client in clients])
 
     def _unload(self, step: Train, slots: Slots, cohort: Cohort, members: list[int], turns: list[Turn]) -> None:
         """Clients leave their slots."""
@@ -241,7 +242,7 @@ class BatchedEngine:
 
     def _slots(self, step: Train, cohort: Cohort, turns: Sequence[Turn], width: int, size: int) -> Slots:
         """Static tensors for these turns, kept for the next round."""
-        masks = width if cohort.own else 0 if cohort.mask.is_full else 1
+        masks = width if cohort.own else 0 if self.bench.allowed(cohort.mask) is None else 1
         key = (cohort.worker, width, size, masks, bool(step.record), step.influence)
         found = self._known.get(key)
         if found is None or len(found.rows) < length(turns):

@@ -48,9 +48,8 @@ class Need:
     def of(objective: Objective, training: LocalTraining, weights: Tensor, x: Tensor, y: Tensor) -> Need:
         """Of a model at `weights [n]` with batches like `x, y` (of any number of samples)."""
         vector = weights.numel() * weights.element_size()
-        states = 2 + training.amsgrad if training.optimizer == "adam" else 1 if training.momentum else 0
         activations = saved_bytes(objective, weights, x, y) * training.batch_size // max(len(x), 1)
-        return Need((_SLOT_VECTORS + states) * vector + 2 * activations, _HELD_VECTORS * vector)
+        return Need((_SLOT_VECTORS + len(training.make_optimizer().remembers)) * vector + 2 * activations, _HELD_VECTORS * vector)
 
     def slots(self, free: int) -> int:
         """Clients that may train side by side."""

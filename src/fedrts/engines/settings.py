@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -34,7 +34,3 @@ class EngineSettings(Table):
     patience: Number = Field(
         5.0, ge=0, description="flower: nodes have so many times as long as clients took of late, 10 s to timeout; 0: always timeout"
     )
-
-    def but(self, **changes: Any) -> EngineSettings:
-        """These settings with some `changes`."""
-        return self.model_copy(update=changes)

@@ -38,7 +38,7 @@ from fedrts.sparse.layout import Layout, Prunable
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.mode import training
 from fedrts.sparse.schedule import Schedule
-from fedrts.tasks import Classification, check, cross_entropy, metric_names
+from fedrts.tasks import Classification, check, cross_entropy, metric_names, smoothed
 
 _TRIED = 64
 """Test samples on which one's own count of right answers is tried."""
@@ -122,6 +122,8 @@ def put_together(
     method = config.make_method(experiment)
     module = _started(experiment, method, module).to(device)
     held = held.to(device)
+    if experiment.train.smoothing:
+        held = replace(held, task=smoothed(held.task, experiment.train.smoothing))
     layout = layout_of(experiment, module, prunable)
     weights = layout.flatten(module.state_dict())
     t, e = experiment.train, experiment
@@ -138,8 +140,7 @@ def put_together(
         init_scale=e.topology.init_scale,
     )
     experiment, setup = _with_given_mask(experiment, setup, method)
-    falling = (t.schedule, t.lr_end, t.schedule_rounds or e.rounds)
-    training = LocalTraining(t.epochs, t.batch_size, t.lr, t.optimizer, t.momentum, t.weight_decay, t.proximal, *falling, t.amsgrad)
+    training = t.but(schedule_rounds=t.schedule_rounds or e.rounds)
     if t.batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
         raise InputError("train.batch_size = 1 gives BatchNorm no statistics: use at least 2")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def _measure(run: Assembled, settings: EngineSettings) -> float:
     """Samples a second of some steps of the first round's clients; their replies are dropped."""
     bench, plan = run.bench, run.plan
     size = bench.training.batch_size
-    short = Workbench(bench.module, bench.layout, bench.data, replace(bench.training, epochs=1), bench.seed, bench.macs, noise=bench.noise)
+    short = Workbench(bench.module, bench.layout, bench.data, bench.training.but(epochs=1), bench.seed, bench.macs, noise=bench.noise)
     rows = [part[: BATCHES * size] for part in run.rows]
     engine = choice.make(settings, short, rows, run.experiment.eval.batch_size)
     state = run.method.begin(run.setup)

@@ -40,14 +40,18 @@ def metric_names(task: Task) -> tuple[str, ...]:
     return getattr(task, "metrics", ("loss", "accuracy"))
 
 
-def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+def cross_entropy(output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
     """Mean cross-entropy of logits `[m, classes]` and labels `[m]`; other forms as `F.cross_entropy` takes them.
+
+    `smoothing` is the share of a label that is spread evenly over all classes.
 
     The same as there up to rounding, in operations that vmap takes as they are: it takes the other ones apart into a dozen pieces.
     """
     if output.dim() != 2 or target.is_floating_point():
-        return F.cross_entropy(output, target)
-    return -output.log_softmax(-1).gather(-1, target.long().unsqueeze(-1)).mean()
+        return F.cross_entropy(output, target, label_smoothing=smoothing)
+    likelihood = output.log_softmax(-1)
+    loss = -likelihood.gather(-1, target.long().unsqueeze(-1)).mean()
+    return (1 - smoothing) * loss - smoothing * likelihood.mean() if smoothing else loss
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,11 @@ class Classification:
     def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
         output = module(x)
         return self.criterion(output if temperature == 1 else output / temperature, y)
+
+    def smoothed(self, share: float) -> Task:
+        if self.criterion is not cross_entropy:
+            raise InputError("train.smoothing smooths the labels of cross-entropy, and this loss is your own: set it to 0")
+        return SmoothedClassification(self.criterion, self.correct, share)
 
     def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
         loss = correct = 0.0
@@ -87,6 +96,16 @@ class Classification:
             )
 
 
+@dataclass(frozen=True)
+class SmoothedClassification(Classification):
+    """Trained on smoothed labels, judged on plain ones."""
+
+    smoothing: float = 0.0
+
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        return cross_entropy(module(x) / temperature, y, self.smoothing)
+
+
 def _number(counted: Tensor) -> float:
     """What `correct` says of a batch."""
     if isinstance(counted, Tensor) and counted.numel() != 1:
@@ -100,6 +119,20 @@ def labelled_rightly(output: Tensor, target: Tensor) -> Tensor:
         forms = f"outputs {list(output.shape)} and {str(target.dtype).removeprefix('torch.')} targets {list(target.shape)}"
         raise InputError(f"what is a right answer among {forms}? give `correct(output, target)`, the number of them in a batch")
     return (output.argmax(-1) == target).sum()
+
+
+def smoothed(task: Task, share: float) -> Task:
+    """A task whose training loss spreads this `share` of every label evenly over all classes."""
+    if not isinstance(task, Smoothing):
+        raise InputError("train.smoothing needs a task that knows labels (a method `smoothed(share)`): set it to 0")
+    return task.smoothed(share)
+
+
+@runtime_checkable
+class Smoothing(Protocol):
+    """A task that can smooth its labels."""
+
+    def smoothed(self, share: float) -> Task: ...
 
 
 def check(task: Task, module: nn.Module, x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> None:
@@ -148,6 +181,9 @@ class Language:
             return linear_cross_entropy(module.hidden(x).flatten(0, 1) / temperature, module.output_matrix, target, self.padding)
         return F.cross_entropy(module(x).flatten(0, 1) / temperature, target, ignore_index=self.padding)
 
+    def smoothed(self, share: float) -> Task:
+        return SmoothedLanguage(self.padding, share)
+
     def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
         """`perplexity`: mean over stories of exp(mean token NLL); `perplexity_corpus`: exp of the mean over all tokens."""
         perplexity = accuracy = nll = tokens = 0.0
@@ -177,6 +213,17 @@ class Language:
             losses.append(F.cross_entropy(logits, target, ignore_index=self.padding, reduction="none"))
             hits.append(logits.argmax(-1) == target)
         return torch.cat(losses).view_as(y), torch.cat(hits).view_as(y)
+
+
+@dataclass(frozen=True)
+class SmoothedLanguage(Language):
+    """Trained on smoothed targets, judged on plain ones; all logits of a training batch exist together."""
+
+    smoothing: float = 0.0
+
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        logits = module(x).flatten(0, 1) / temperature
+        return F.cross_entropy(logits, y.long().flatten(), ignore_index=self.padding, label_smoothing=self.smoothing)
 
 
 def _in_parts(module: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

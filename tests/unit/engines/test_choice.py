@@ -1,7 +1,6 @@
 """Which engine, how many slots: by model, device and memory; whatever is set stays."""
 
 import tomllib
-from dataclasses import replace
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ def test_small_models_train_side_by_side_on_a_cpu(toy):
 
 def test_large_models_train_one_after_the_other_on_a_cpu(toy):
     bench = toy("fedavg", "mlp").bench
-    bench.training = replace(bench.training, batch_size=10**6)
+    bench.training = bench.training.but(batch_size=10**6)
     assert choice.decided(EngineSettings(), bench, 3).name == "serial"
     assert choice.decided(EngineSettings(name="batched"), bench, 3) == EngineSettings(name="batched", kernel="streamed", slots=1, workers=1)
 
@@ -77,9 +76,9 @@ def test_activations_are_counted_by_what_the_backward_pass_needs():
     weights, x, y = layout.flatten(module.state_dict()), torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
     relu, log_softmax = 4 * 5 * 4, 4 * 3 * 4
     assert memory.saved_bytes(objective, weights, x, y) == relu + log_softmax
-    plain = Need.of(objective, LocalTraining(1, 4, 0.1), weights, x, y)
-    adam = Need.of(objective, LocalTraining(1, 4, 0.1, optimizer="adam"), weights, x, y)
-    wide = Need.of(objective, LocalTraining(1, 8, 0.1), weights, x, y)
+    plain = Need.of(objective, LocalTraining(batch_size=4), weights, x, y)
+    adam = Need.of(objective, LocalTraining(batch_size=4, optimizer="adam"), weights, x, y)
+    wide = Need.of(objective, LocalTraining(batch_size=8), weights, x, y)
     assert adam.slot - plain.slot == 2 * 4 * layout.length
     assert wide.slot - plain.slot == 2 * (relu + log_softmax)
 
