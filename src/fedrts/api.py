@@ -19,7 +19,7 @@ from fedrts.client import schedules
 from fedrts.client.privacy import Repeatable
 from fedrts.config import Experiment
 from fedrts.data.contract import is_label
-from fedrts.data.own import federate
+from fedrts.data.own import federate, listed
 from fedrts.data.partition import SITES
 from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note, optional
@@ -94,6 +94,10 @@ def run(
     With a `budget` such as "200MB" the run sends at most so much: density, value type and rounds that are not given are planned.
     `data_dir` is the folder of data sets (default: `FEDRTS_DATA`, or ~/.cache/fedrts); it is no part of the experiment.
     """
+    for name in ("model", "method"):
+        if isinstance(keywords.get(name), nn.Module | Method):
+            kind_of = type(keywords[name]).__name__
+            raise InputError(f"{name} is a {kind_of}: fedrts.run takes names (and {name}_options), objects are for fedrts.train")
     layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
     resolved = config.resolve(*(layers if budget is None else planning.within(layers, budget, data_dir)))
     return start(resolved, observer or default_observer(), data_dir)
@@ -202,9 +206,7 @@ def train(
     With `out` a run folder is written; `resume=True` continues it after an interruption, or for more `rounds`. The model is trained in
     place: to compare, give every call one of its own.
     """
-    clients = list(clients)
-    if not clients:
-        raise InputError("clients is empty: give one dataset per client")
+    clients = listed(clients)
     if not isinstance(model, nn.Module):
         raise InputError(f"model is {model!r}: give a torch.nn.Module (models by name are for fedrts.run)")
     if keywords.get("data", config.CUSTOM) != config.CUSTOM:
@@ -213,6 +215,9 @@ def train(
         raise InputError("task brings its own loss and metrics: give either a task, or loss, correct and metrics")
     if isinstance(metrics, str) or not isinstance(metrics, Sequence):
         raise InputError(f"metrics is {metrics!r}: give a list of names, or of fedrts.tasks.metrics.Metric")
+    for name, function in (("loss", loss), ("correct", correct), ("prunable", prunable)):
+        if function is not None and not callable(function):
+            raise InputError(f"{name} must be a function (got {function!r})")
     chosen, options = config.from_method(method, keywords)
     given = config.from_keywords({**keywords, "rounds": rounds, **chosen})
     federation = {"total": len(clients), "per_round": min(10, len(clients)), "min_size": 1}
@@ -263,6 +268,8 @@ def load(
 
 def _load(folder: RunFolder, model: nn.Module | None, prunable: Prunable | None, data_dir: str | Path | None, average: bool) -> nn.Module:
     resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
+    if model is not None and not isinstance(model, nn.Module):
+        raise InputError(f"model is {model!r}: give the torch.nn.Module that was trained, or none where it has a name")
     if model is not None:
         model = config.make_method(resolved).prepare(model)  # as it was trained: a method may have replaced parts of it
     elif resolved.model == config.CUSTOM:

@@ -31,17 +31,23 @@ def note(message: str) -> None:
     warnings.warn(message, Note, stacklevel=3)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for a near miss, otherwise the list of what there is."""
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """`; did you mean 'x'?` for a near miss, after the `prefix` that all names have; otherwise the list of what there is."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(sorted(names)) or 'none'}"
+    begun = [other for other in names if len(name) > 2 and other.startswith(name)]
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or begun
+    return f"; did you mean '{prefix}{close[0]}'?" if close else f"; known: {', '.join(sorted(names)) or 'none'}"
 
 
 def reason(error: BaseException) -> str:
     """What an error says in its first line that says something, otherwise its kind; and whom it happened to, where that is noted."""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return " ".join([said, *(f"({noted})" for noted in getattr(error, "__notes__", []))])
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Is it memory, of the machine or of a GPU, that there is too little of?"""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError"
 
 
 @contextmanager

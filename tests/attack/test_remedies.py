@@ -4,7 +4,9 @@ import contextlib
 import importlib
 import shlex
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,8 @@ import fedrts
 from fedrts import data
 from fedrts.config import Experiment, flat, from_assignments, from_file, from_keywords, resolve, validated
 from fedrts.errors import InputError
-from fedrts.export.inspection import inspect_run
+from fedrts.export import inspection
+from fedrts.export.inspection import export_run, inspect_run
 from fedrts.observe import Silent
 from fedrts.runs.folder import RunFolder
 
@@ -42,7 +45,13 @@ class Stopper(Silent):
         (["shedule=cosine"], r"unknown key 'shedule'; did you mean 'train\.schedule'\?"),
         (["every=3"], r"did you mean 'eval\.every' or 'checkpoint\.every'\?"),
         (["train.interval=3"], r"unknown key 'train\.interval'; did you mean 'topology\.interval'\?"),
-        (["train.epoch=3"], r"unknown key 'train\.epoch'; did you mean 'epochs'\?"),
+        (["train.epoch=3"], r"unknown key 'train\.epoch'; did you mean 'train\.epochs'\?"),
+        (["method_options.gama=1"], r"unknown key 'method_options\.gama'; did you mean 'method_options\.gamma'\?"),
+        (["model_options.hiden=[3]"], r"unknown key 'model_options\.hiden'; did you mean 'model_options\.hidden'\?"),
+        (["train=5"], r"train must be a table of keys, such as train\.epochs \(got 5\)"),
+        (["tags=[1,2]"], r"tags must be a valid string \(got 1\)"),
+        (["quiet=true"], r"unknown key 'quiet'; known: checkpoint, clients"),
+        (["clients.shards=3"], r"unknown key 'clients\.shards'; known: alpha"),
         (["metod=fedrts"], r"unknown key 'metod'; did you mean 'method'\?"),
         (["clients=20"], r"clients must be a table of keys, such as clients\.total \(got 20\)"),
         (["data=csv:x"], r"no kind of data 'csv:' as in 'csv:x': files are read as folder:PATH or npz:PATH, own code as PKG\.MODULE:NAME"),
@@ -93,6 +102,7 @@ def test_own_code_is_data_whatever_its_name(tmp_path, monkeypatch, module):
 def test_own_code_that_fails_is_not_said_to_be_absent(tmp_path, monkeypatch, content, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text(content, "utf-8")
+    monkeypatch.delitem(sys.modules, "broken", raising=False)  # another test's
     with pytest.raises(InputError) as caught:
         data.get("broken:load")
     assert str(caught.value) == words
@@ -116,7 +126,8 @@ def site(seed):
 
 def trained(path, **given):
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
-    return fedrts.train(model=model, clients=[site(0), site(1)], test=site(9), rounds=2, density=0.8, out=path, **given)
+    given = {"clients": [site(0), site(1)], **given}
+    return fedrts.train(model=model, test=site(9), rounds=2, density=0.8, out=path, **given)
 
 
 def test_a_run_of_own_objects_goes_on_in_python(tmp_path):
@@ -158,3 +169,133 @@ def test_a_running_run_is_running(tmp_path):
     assert inspect_run(path)["state"] == f"unfinished; continue with: fedrts resume {path}"
     fedrts.resume(path)
     assert inspect_run(path)["state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gama": 1}, "FedRTS: unknown key 'gama'; did you mean 'gamma'?"),
+        ({"gamma": 3}, "FedRTS: gamma must be a number ≥ 0 and ≤ 1 (got 3)"),
+        ({"density": 5}, "FedRTS: density must be a number > 0 and ≤ 1 (got 5)"),
+    ],
+)
+def test_an_option_of_a_method_that_is_an_object(options, words):
+    with pytest.raises(InputError) as caught:
+        fedrts.methods.FedRTS(**options)
+    assert str(caught.value) == words
+
+
+def test_what_is_far_from_every_name_is_not_taken_for_one():
+    with pytest.raises(InputError, match=r"there is no model 'nothing'; known: cnn, "):
+        fedrts.cost(model="nothing")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: fedrts.run({"rounds": 1}), r"named by its path \(got \{'rounds': 1\}\): settings are keywords"),  # type: ignore[arg-type]
+        (lambda: fedrts.run(model=nn.Linear(2, 2)), r"model is a Linear: fedrts\.run takes names .* objects are for fedrts\.train"),
+        (lambda: fedrts.run(method=fedrts.methods.FedRTS()), r"method is a FedRTS: fedrts\.run takes names \(and method_options\)"),
+        (lambda: trained(None, clients=4), r"clients is one int: give a list of datasets"),
+        (lambda: trained(None, clients=site(0)), r"clients is one TensorDataset: give a list of datasets"),
+        (lambda: trained(None, clients={"a": site(0)}), r"clients is one dict: give a list of datasets"),
+        (lambda: trained(None, loss="mse"), r"loss must be a function \(got 'mse'\)"),
+        (lambda: trained(None, correct=lambda output, target: output.argmax(1) == target), r"`correct` must give one number.*add \.sum"),
+    ],
+)
+def test_calls(call, words):
+    with pytest.raises(InputError, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"grid": ["train.lr=0.1"]}, r"grid must name keys and their values"),
+        ({"grid": {"train.lr": 0.1}}, r"grid\['train\.lr'\] must be a list \(got 0\.1\)"),
+        ({"grid": {"train.schedule": "cosine"}}, r"grid\['train\.schedule'\] must be a list \(got 'cosine'\)"),
+        ({"densities": "0.2"}, r"densities must be a list \(got '0\.2'\)"),
+        ({"tune_lr": 0.1}, r"tune_lr must be a list \(got 0\.1\)"),
+        ({"jobs": "two"}, r"jobs must be a whole number \(got 'two'\)"),
+        ({"tune_rounds": 3}, r"--tune-rounds is of the trials of learning rates: name these with --tune-lr"),
+        ({"tune_seed": 3}, r"--tune-seed is of the trials of learning rates: name these with --tune-lr"),
+    ],
+)
+def test_comparisons(tmp_path, given, words):
+    with pytest.raises(InputError, match=words):
+        fedrts.compare(methods=["random"], out=tmp_path / "compared", rounds=1, **given)
+    assert not (tmp_path / "compared").exists()
+
+
+def test_numbers_of_numpy_are_numbers():
+    found = from_keywords({"rounds": np.int64(3), "density": np.float32(0.5), "train": {"lr": torch.tensor(0.25)}, "seed": np.arange(2)[1]})
+    assert [type(value) for value in flat(found).values()] == [int, float, float, int]
+    experiment = validated(Experiment, found)
+    assert (experiment.rounds, experiment.density, experiment.train.lr, experiment.seed) == (3, 0.5, 0.25, 1)
+
+
+def test_seeds_of_numpy(tmp_path):
+    compared = fedrts.compare(methods=["random"], seeds=np.arange(2), rounds=1, clients=4, epochs=1, out=tmp_path / "compared")
+    assert [row["seed"] for row in compared.rows] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["experiment.toml", "model.safetensors", "summary.json", "history.jsonl"])
+def test_an_export_leaves_the_files_of_a_run_alone(finished, name):
+    before = (finished / name).read_bytes()
+    with pytest.raises(InputError, match="it is the run's own; choose another --out"):
+        export_run(finished, "dense", finished / name)
+    assert (finished / name).read_bytes() == before
+
+
+def test_an_export_goes_to_a_file(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path, Path()):
+        with pytest.raises(InputError, match=r"it is a folder; name a file in it, such as .*model\.pt"):
+            export_run(finished, "dense", folder)
+    assert export_run(finished, "dense", finished / "export.pt") == export_run(finished, "dense", None)
+
+
+def test_a_file_of_a_run_leads_to_its_folder(finished):
+    with pytest.raises(InputError, match=r"experiment\.toml is a file of a run: name its folder, "):
+        fedrts.resume(finished / "experiment.toml")
+
+
+def test_a_model_that_was_trained_is_a_module(finished):
+    with pytest.raises(InputError, match=r"model is 'mlp': give the torch\.nn\.Module that was trained"):
+        fedrts.load(finished, model="mlp")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["help"], "error: No such command 'help'; `fedrts --help` says what there is"),
+        (["data", "list"], "error: No such command 'list'; `fedrts data --help` says what there is"),
+        (["methods", "fedrts"], "error: Got unexpected extra argument (fedrts); `fedrts methods --help` says what there is"),
+        (["run", "--metod", "fedrts"], "error: No such option '--metod'. (Did you mean one of: '--method', '--model', '--set'?)"),
+        (["run", "--rounds", "x"], "error: Invalid value for '--rounds': 'x' is not a valid integer."),
+    ],
+)
+def test_words_that_no_command_knows(command, words, said):
+    ended = command(*words)
+    assert (ended.code, ended.err.strip()) == (2, said)
+
+
+@pytest.mark.parametrize("error", [MemoryError("728 TiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory: 728 TiB")])
+def test_what_no_memory_holds_is_a_line(command, monkeypatch, error):
+    monkeypatch.setattr(inspection, "inspect_run", raising(error))
+    ended = command("inspect", "anything")
+    assert (ended.code, ended.err.strip()) == (2, f"error: there is not enough memory ({error}): lower what makes it so large")
+
+
+def test_another_error_keeps_its_traceback(command, monkeypatch):
+    monkeypatch.setattr(inspection, "inspect_run", raising(RuntimeError("a defect")))
+    with pytest.raises(RuntimeError, match="a defect"):
+        command("inspect", "anything")
+
+
+def raising(error):
+    def call(*_):
+        raise error
+
+    return call

@@ -431,7 +431,7 @@ def test_folder_with_other_files_is_refused(fedrts, tmp_path, tiny):
         (["--rounds", "many"], ["rounds", "integer"]),
         (["--device", "cuda:99"], ["cuda:99", "--device cpu"]),
         (["--set", "train.lr"], ["--set", "train.lr"]),
-        (["--set", "train.lrr=1"], ["train.lrr", "did you mean 'lr'"]),
+        (["--set", "train.lrr=1"], ["train.lrr", "did you mean 'train.lr'"]),
         (["--no-such-flag"], ["--no-such-flag"]),
         (["missing.toml"], ["missing.toml", "No such file"]),
         (["--out", "/dev/null/run"], ["/dev/null/run"]),

@@ -211,7 +211,11 @@ def test_images_train_and_evaluate(fedrts, tmp_path):
     assert ended.code == 0, ended.err
     ended = fedrts("evaluate", tmp_path / "run", "--data", f"folder:{tmp_path}/in", "--data-dir", tmp_path / "home")
     assert ended.code == 0, ended.err
-    one_line(fedrts("run", "--data", f"folder:{tmp_path}/in", "--set", "data_options.sise=8", *flags[:4]), "sise", "did you mean 'size'")
+    one_line(
+        fedrts("run", "--data", f"folder:{tmp_path}/in", "--set", "data_options.sise=8", *flags[:4]),
+        "sise",
+        "did you mean 'data_options.size'",
+    )
 
 
 def test_every_recipe_resolves_to_the_papers_setting():

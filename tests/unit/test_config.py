@@ -360,13 +360,13 @@ def test_messages_use_the_words_of_the_experiment_file(bad):
         ("densty=0.1", "densty", "density"),
         ("roudns=3", "roudns", "rounds"),
         ("topolgy.interval=3", "topolgy", "topology"),
-        ("train.lrr=0.1", "train.lrr", "lr"),
-        ("train.batchsize=1", "train.batchsize", "batch_size"),
-        ("clients.totl=3", "clients.totl", "total"),
-        ("checkpoint.evry=3", "checkpoint.evry", "every"),
-        ("method_options.gama=0.1", "method_options.gama", "gamma"),
-        ("model_options.hiden=[3]", "model_options.hiden", "hidden"),
-        ("model_options.prune_ouput=true", "model_options.prune_ouput", "prune_output"),
+        ("train.lrr=0.1", "train.lrr", "train.lr"),
+        ("train.batchsize=1", "train.batchsize", "train.batch_size"),
+        ("clients.totl=3", "clients.totl", "clients.total"),
+        ("checkpoint.evry=3", "checkpoint.evry", "checkpoint.every"),
+        ("method_options.gama=0.1", "method_options.gama", "method_options.gamma"),
+        ("model_options.hiden=[3]", "model_options.hiden", "model_options.hidden"),
+        ("model_options.prune_ouput=true", "model_options.prune_ouput", "model_options.prune_output"),
     ],
 )
 def test_unknown_key_names_the_nearest(bad, key, remedy):
@@ -583,7 +583,7 @@ def test_importing_leaves_no_trace_in_the_search_path(module):
 
 def test_data_options_of_ones_own_are_checked(module):
     name = module(OWN_DATA)
-    with pytest.raises(InputError, match=r"unknown key 'data_options\.sise'; did you mean 'size'"):
+    with pytest.raises(InputError, match=r"unknown key 'data_options\.sise'; did you mean 'data_options\.size'"):
         resolve({"data": f"{name}:load", "data_options": {"sise": 3}})
 
 
@@ -598,5 +598,5 @@ def test_import_path_that_leads_nowhere(key, path):
 
 def test_model_options_of_ones_own_model_are_checked(module):
     name = module(OWN_DATA + OWN_MODEL)
-    with pytest.raises(InputError, match=r"unknown key 'model_options\.widht'; did you mean 'width'"):
+    with pytest.raises(InputError, match=r"unknown key 'model_options\.widht'; did you mean 'model_options\.width'"):
         resolve({"data": f"{name}:load", "model": f"{name}:net", "model_options": {"widht": 5}, "clients": {"total": 3}})

@@ -31,6 +31,7 @@ OTHER = {
     "epochs": 2,
     "batch_size": 8,
     "lr": 0.05,
+    "recipe": "paper",
     "seed": 7,
     "engine": "serial",
     "device": "cpu",

@@ -26,7 +26,7 @@ from fedrts.cli import deployment  # noqa: F401
 # isort: on
 
 from fedrts.cli.app import app
-from fedrts.errors import InputError, Note
+from fedrts.errors import InputError, Note, lacks_memory, reason
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # what typer raises for every mistake on the command line
 
@@ -35,14 +35,21 @@ def main() -> None:
     """The entry point: exit code 0 done, 1 some of several runs failed, 2 bad input, 77 refused by a server, 130 interrupted."""
     warnings.showwarning = _show_warning
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        sys.exit(app(prog_name="fedrts", standalone_mode=False) or 0)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.code)
     except _UsageError as error:
         if message := " ".join(error.format_message().split()):  # type: ignore[attr-defined]
             message = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", message)  # said by two libraries
+            context = getattr(error, "ctx", None)
+            if context is not None and message.startswith(("No such", "Got unexpected")) and "Did you mean" not in message:
+                message = f"{message.removesuffix('.')}; `{context.command_path} --help` says what there is"
             print(f"error: {message}", file=sys.stderr)
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        print(f"error: there is not enough memory ({reason(error)}): lower what makes it so large", file=sys.stderr)
     sys.exit(2)
 
 

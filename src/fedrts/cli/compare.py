@@ -21,7 +21,7 @@ Numeric = TypeVar("Numeric", int, float)
 
 @app.command()
 @takes(
-    *("data", "model", "rounds", "clients", "per_round", "epochs", "batch_size", "lr"),
+    *("data", "model", "rounds", "clients", "per_round", "epochs", "batch_size", "lr", "recipe"),
     *("engine", "device", "precision", "value_type", "init"),
 )
 def compare(
@@ -46,7 +46,7 @@ def compare(
     tune_lr: Annotated[
         str | None, typer.Option(metavar="X,Y,…", help="Choose each method's learning rate among these on the validation split.")
     ] = None,
-    tune_seed: Annotated[int, typer.Option(help="Of the trials of learning rates; none of --seeds.")] = 1000,
+    tune_seed: Annotated[int | None, typer.Option(help="Of the trials of learning rates; none of --seeds. Default 1000.")] = None,
     tune_rounds: Annotated[int | None, typer.Option(help="Of a trial; default as many as a run.")] = None,
     jobs: Jobs = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the comparison; the same command goes on where it stopped.")] = None,
@@ -77,7 +77,7 @@ def compare(
         numbers("--densities", densities, float),
         comparison.seeds_of(base) if seeds is None else numbers("--seeds", seeds, int),
         dict(axes),
-        None if tune_lr is None else Tuning(tuple(numbers("--tune-lr", tune_lr, float)), tune_seed, tune_rounds),
+        Tuning.of(None if tune_lr is None else numbers("--tune-lr", tune_lr, float), tune_seed, tune_rounds),
         budget=None if budget is None else units.size(budget),
         data_dir=data_dir,
     )

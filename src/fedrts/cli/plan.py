@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
-@takes("model", "method", "density", "data", "rounds", "clients", "epochs", "batch_size", "value_type", "seed")
+@takes("model", "method", "density", "data", "rounds", "clients", "epochs", "batch_size", "value_type", "recipe", "seed")
 def plan(
     experiment: ExperimentFile = None,
     *,

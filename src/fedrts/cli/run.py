@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @app.command()
 @takes(
-    *("method", "data", "model", "density", "rounds", "clients", "per_round", "epochs", "batch_size", "lr", "seed"),
+    *("method", "data", "model", "density", "rounds", "clients", "per_round", "epochs", "batch_size", "lr", "recipe", "seed"),
     *("engine", "device", "precision", "value_type", "init", "out"),
 )
 def run(

@@ -12,7 +12,7 @@ from fedrts import config
 from fedrts.comparison import pool as pools
 from fedrts.comparison import record, tuning
 from fedrts.comparison.cluster import Cluster
-from fedrts.comparison.grid import TUNE_SEED, Cell, Grid, Tuning, check_method
+from fedrts.comparison.grid import Cell, Grid, Tuning, check_method
 from fedrts.comparison.keys import summary_key
 from fedrts.comparison.notebook import NotebookWatcher
 from fedrts.comparison.play import CellTask, News
@@ -203,14 +203,14 @@ def compare(
     *,
     methods: Sequence[str],
     out: str | Path,
-    densities: Sequence[float] = (),
-    seeds: Sequence[int] | None = None,
-    grid: Mapping[str, Sequence[Any]] | None = None,
+    densities: Iterable[float] = (),
+    seeds: Iterable[int] | None = None,
+    grid: Mapping[str, Iterable[Any]] | None = None,
     metric: str | None = None,
     reference: str | None = None,
     budget: str | float | None = None,
-    tune_lr: Sequence[float] | None = None,
-    tune_seed: int = TUNE_SEED,
+    tune_lr: Iterable[float] | None = None,
+    tune_seed: int | None = None,
     tune_rounds: int | None = None,
     jobs: int = 1,
     data_dir: str | Path | None = None,
@@ -226,20 +226,25 @@ def compare(
     """
     if isinstance(methods, str) or not all(isinstance(name, str) for name in methods):
         raise InputError("methods must be a list of names; options of a method are method_options, or keys of the grid")
-    for name, given in (("densities", densities), ("seeds", seeds)):
-        if given is not None and not isinstance(given, Iterable):
+    if grid is not None and not isinstance(grid, Mapping):
+        raise InputError(f"grid must name keys and their values, as in {{'train.lr': [0.1, 0.2]}} (got {grid!r})")
+    axes = {f"grid[{key!r}]": values for key, values in (grid or {}).items()}
+    lists = {"densities": densities, "seeds": seeds, "tune_lr": tune_lr, **axes}
+    for name, given in lists.items():
+        if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
             raise InputError(f"{name} must be a list (got {given!r})")
+    if not isinstance(jobs, int):
+        raise InputError(f"jobs must be a whole number (got {jobs!r})")
     layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
     base = config.combined(*layers)
-    tuned = None if tune_lr is None else Tuning(tuple(tune_lr), tune_seed, tune_rounds)
     folder = Path(data_dir) if data_dir is not None else None
     made = Grid(
         base,
         tuple(methods),
-        tuple(densities),
-        seeds_of(base) if seeds is None else tuple(seeds),
-        {key: tuple(v) for key, v in (grid or {}).items()},
-        tuned,
+        config.plain(list(densities)),
+        seeds_of(base) if seeds is None else config.plain(list(seeds)),
+        {key: tuple(config.plain(list(values))) for key, values in (grid or {}).items()},
+        Tuning.of(None if tune_lr is None else config.plain(list(tune_lr)), tune_seed, tune_rounds),
         budget=None if budget is None else units.size(budget),
         data_dir=folder,
     )

@@ -31,6 +31,16 @@ class Tuning:
     rounds: int | None = None
     """Of a trial; default: those of a run."""
 
+    @staticmethod
+    def of(rates: Sequence[float] | None, seed: int | None, rounds: int | None) -> Tuning | None:
+        """The tuning that is asked for, if it is: without rates to try the other words mean nothing."""
+        if rates is not None:
+            return Tuning(tuple(rates), TUNE_SEED if seed is None else seed, rounds)
+        for flag, given in (("--tune-seed", seed), ("--tune-rounds", rounds)):
+            if given is not None:
+                raise InputError(f"{flag} is of the trials of learning rates: name these with --tune-lr, or leave it out")
+        return None
+
 
 @dataclass(frozen=True)
 class Cell:

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from fedrts.config.foreign import foreign
 from fedrts.config.resolution import CUSTOM, combined, complete, make_method, method_class, resolve, with_newer_keys
-from fedrts.config.sources import SHORT, from_assignments, from_file, from_keywords, from_method, parsed_toml, written_out
+from fedrts.config.sources import (
+    SHORT,
+    from_assignments,
+    from_file,
+    from_keywords,
+    from_method,
+    parsed_toml,
+    plain,
+    written_out,
+)
 from fedrts.config.tables import Clients, Experiment, Training, usual_end
 from fedrts.config.tree import Tree, flat, merged, nested
 from fedrts.config.validation import check_options, validated
@@ -33,6 +42,7 @@ __all__ = [
     "method_class",
     "nested",
     "parsed_toml",
+    "plain",
     "resolve",
     "usual_end",
     "validated",

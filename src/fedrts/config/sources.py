@@ -33,7 +33,7 @@ def from_keywords(keywords: Tree) -> dict[str, Any]:
     for name, value in keywords.items():
         if value is None:
             continue
-        value = str(value) if isinstance(value, Path) else value
+        value = str(value) if isinstance(value, Path) else plain(value)
         if name in SHORT and not isinstance(value, Mapping):
             table, entry = SHORT[name]
             whole = keywords.get(table)
@@ -43,6 +43,15 @@ def from_keywords(keywords: Tree) -> dict[str, Any]:
         else:
             settings = merged(settings, {name: value})
     return settings
+
+
+def plain(value: Any) -> Any:
+    """A setting whose numbers are Python's own, where they are NumPy's or PyTorch's."""
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def from_method(method: Method | str | None, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -78,6 +87,8 @@ def from_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 
 def from_file(path: str | Path) -> dict[str, Any]:
     """Settings of an experiment file."""
+    if not isinstance(path, str | Path):
+        raise InputError(f"an experiment file is named by its path (got {path!r}): settings are keywords, fedrts.run(**settings)")
     require_plain(path)
     try:
         text = Path(path).read_text("utf-8-sig")  # some editors write a mark before the first character

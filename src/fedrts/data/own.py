@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,16 @@ from fedrts.data.images import statistics
 from fedrts.data.pixels import Augment, Measured
 from fedrts.errors import InputError, reason
 from fedrts.tasks import Task
+
+
+def listed(clients: Iterable[Dataset[Any]]) -> list[Dataset[Any]]:
+    """The clients' datasets; one dataset is not the list of them, though it has items."""
+    if isinstance(clients, Dataset | Mapping | Tensor) or _is_frame(clients) or not isinstance(clients, Iterable):
+        raise InputError(f"clients is one {type(clients).__name__}: give a list of datasets, one for each client")
+    found = list(clients)
+    if not found:
+        raise InputError("clients is empty: give one dataset per client")
+    return found
 
 
 def federate(clients: Sequence[Dataset[Any]], test: Dataset[Any], task: Task) -> tuple[Data, Holdings]:
@@ -35,7 +45,7 @@ def federate(clients: Sequence[Dataset[Any]], test: Dataset[Any], task: Task) ->
 def _arrays(dataset: Dataset[Any], where: str) -> tuple[Tensor, Tensor]:
     try:
         length = len(dataset)  # type: ignore[arg-type]
-        if type(dataset).__name__ == "DataFrame":
+        if _is_frame(dataset):
             raise InputError(
                 f"{where} is a DataFrame, not a dataset: give torch.utils.data.TensorDataset(torch.tensor(frame[inputs].values, "
                 "dtype=torch.float32), torch.tensor(frame[target].values))"
@@ -53,6 +63,11 @@ def _arrays(dataset: Dataset[Any], where: str) -> tuple[Tensor, Tensor]:
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         raise InputError(f"{where} must give one tensor as input and one as target, not {type(x).__name__} and {type(y).__name__}")
     return x, y
+
+
+def _is_frame(given: object) -> bool:
+    """Is it a table of pandas or polars? Neither need be installed."""
+    return type(given).__name__ == "DataFrame"
 
 
 def with_test_share(held: Data, share: float) -> Data:

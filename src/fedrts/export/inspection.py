@@ -89,6 +89,10 @@ def export_run(
     folder = RunFolder(path)
     folder.experiment_file()  # is it a run folder?
     target = out or path / f"export.{SUFFIXES[format]}"
+    if target.is_dir():
+        raise InputError(f"cannot write {target}: it is a folder; name a file in it, such as {target / f'model.{SUFFIXES[format]}'}")
+    if folder.owns(target):
+        raise InputError(f"cannot write {target}: it is the run's own; choose another --out")
     if not target.parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}")
     with folder.trusted(trust):

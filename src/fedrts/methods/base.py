@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
+from fedrts.errors import InputError
 from fedrts.methods.contract import Exchange, Means, Rng, Round, Setup, State, Train
 from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
+from fedrts.tables import explained
 from fedrts.wire.fields import Message, Values
 
 
@@ -26,6 +28,14 @@ class Method(BaseModel):
     """By which rule links are active, in a few words."""
 
     density: Annotated[float, Field(gt=0, le=1, description="share of all parameters that stay active")] = 0.2
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            raise InputError(f"{type(self).__name__}: {explained(error, type(self))}") from error
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # settings are validated without it, and name their table
 
     def steady(self) -> str | None:
         """Why the density of its masks cannot fall over the rounds; None where new masks have `round.targets` links."""

@@ -116,8 +116,15 @@ class RunFolder:
             for folder in self._made:
                 folder.rmdir()
 
+    def owns(self, file: Path) -> bool:
+        """Is it one of the files that the run keeps here, which nothing else may write?"""
+        inside = file.resolve().parent == self.path.resolve()
+        return inside and file.name in ("experiment.toml", "clients.json", *_LOGS, *_RESULTS)
+
     def experiment_file(self) -> Path:
         file = self.path / "experiment.toml"
+        if self.path.is_file() and (self.path.parent / file.name).exists():
+            raise InputError(f"{self.path} is a file of a run: name its folder, {self.path.parent}")
         if not file.exists():
             raise InputError(f"{self.path} is no run folder: it has no experiment.toml")
         require_plain(file)

@@ -104,7 +104,7 @@ class Classification:
         for inputs, targets in _batches(module, x, y, batch_size):
             output = module(inputs)
             loss += float(self.criterion(output, targets)) * len(inputs)
-            correct += float(count(output, targets))
+            correct += _number(count(output, targets))
         return {"loss": loss / len(x), "accuracy": correct / len(x)}
 
     def check_count(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -153,6 +153,13 @@ class Prediction(Classification):
     def check_count(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
         if ACCURACY.name in {metric.name for metric in declared(self)}:
             super().check_count(module, x, y)
+
+
+def _number(counted: Tensor) -> float:
+    """What `correct` says of a batch."""
+    if isinstance(counted, Tensor) and counted.numel() != 1:
+        raise InputError(f"`correct` must give one number, of the right answers in a batch (it gives {list(counted.shape)}): add .sum()")
+    return float(counted)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def test_data_as_a_key_brings_its_recipe():
         ({"seeds": [0, 1, 0]}, "--seeds lists 0 twice"),
         ({"densities": [0.1, 1.5]}, "density must be a number"),
         ({"axes": {"seed": [1, 2]}}, "use --seeds"),
-        ({"axes": {"topology.intervall": [1]}}, "did you mean 'interval'"),
+        ({"axes": {"topology.intervall": [1]}}, "did you mean 'topology.interval'"),
         ({"axes": {"train.lr": [0.1]}, "tuning": Tuning((0.1,))}, "give one of the two"),
         ({"seeds": [0, 1000], "tuning": Tuning((0.1,))}, "no result uses"),
         ({"tuning": Tuning(())}, "names no rate"),
