@@ -230,7 +230,7 @@ def test_later_sources_win(module, monkeypatch, started):
     of_file = by_command(monkeypatch, started, "file.toml")
     of_flags = by_command(monkeypatch, started, "file.toml", "--lr", "0.5")
     of_keywords = resolve(from_file("file.toml"), from_keywords({"lr": 0.5}))
-    assert [e.train.lr for e in (bare, recipe, of_file, of_flags, of_keywords)] == [0.01, 0.125, 0.25, 0.5, 0.5]
+    assert [e.train.lr for e in (bare, recipe, of_file, of_flags, of_keywords)] == [0.1, 0.125, 0.25, 0.5, 0.5]
     assert [e.rounds for e in (bare, recipe, of_file, of_flags, of_keywords)] == [500, 9, 9, 9, 9]
     assert [e.train.epochs for e in (bare, recipe, of_file, of_flags, of_keywords)] == [5, 5, 4, 4, 4]
 
@@ -241,10 +241,61 @@ def test_the_recipe_is_that_of_the_data_chosen_last(module):
 
 
 def test_the_recipe_of_digits():
-    e = resolve()
+    e = resolve({"recipe": "paper"})
     assert (e.data, e.model, e.method, e.density, e.rounds) == ("digits", "mlp", "fedrts", 0.2, 50)
     assert (e.clients.total, e.clients.per_round, e.clients.partition, e.clients.alpha) == (20, 10, "dirichlet", 0.5)
     assert (e.train.lr, e.train.batch_size, e.train.epochs, e.train.optimizer, e.eval.every) == (0.2, 16, 5, "sgd", 1)
+    later = (e.train.schedule, e.train.average, e.topology.init_scale, e.wire.value_type)
+    assert later == ("constant", "off", "dense", "float32"), "the published setting"
+
+
+TUNED = {"topology.init_scale": "sparse", "train.schedule": "cosine", "train.average": "tail", "wire.value_type": "int8"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "rate"),
+    [
+        ({}, 0.8),
+        ({"model": "cnn"}, 0.8),
+        ({"data": "cifar10", "model": "resnet18_small"}, 0.6),
+        ({"data": "cifar10"}, 0.1),
+        ({"data": "fashion_mnist"}, 0.1),
+        ({"lr": 0.3}, 0.3),
+        ({"train": {"optimizer": "adam"}}, 0.001),
+        ({"train": {"optimizer": "adamw", "lr": 0.01}}, 0.01),
+        ({"train": {"optimizer": "sgd"}}, 0.8),
+    ],
+)
+def test_the_tuned_recipe_is_the_default(asked, rate):
+    """It fills in what is not said, by data and model, and goes by no method."""
+    e = resolve(from_keywords(asked))
+    assert e == resolve(from_keywords({**asked, "recipe": "tuned"}))
+    assert e.train.lr == rate
+    assert {key: value for key, value in config.flat(e.model_dump()).items() if key in TUNED} == TUNED
+    for method in ("random", "fedavg", "feddst"):
+        other = resolve(from_keywords({**asked, "method": method}))
+        assert (other.train, other.topology, other.wire) == (e.train, e.topology, e.wire)
+
+
+def test_what_is_said_wins_over_both_recipes():
+    said = {"topology": {"init_scale": "dense"}, "train": {"schedule": "step", "average": "ema"}, "wire": {"value_type": "float16"}}
+    e = resolve(said)
+    found = (e.topology.init_scale, e.train.schedule, e.train.average, e.wire.value_type)
+    assert found == ("dense", "step", "ema", "float16")
+
+
+def test_a_file_of_before_there_were_recipes_means_the_papers(tmp_path):
+    """A run's own file says by which versions it was made; a hand-written one that names no recipe means today's default."""
+    (tmp_path / "run.toml").write_text('data = "digits"\n[train]\nlr = 0.2\n[versions]\nfedrts = "0.1.0"\n', "utf-8")
+    (tmp_path / "own.toml").write_text('data = "digits"\n[train]\nlr = 0.2\n', "utf-8")
+    old, own = (resolve(from_file(tmp_path / name)) for name in ("run.toml", "own.toml"))
+    assert (old.recipe, old.wire.value_type, old.train.average) == ("paper", "float32", "off")
+    assert (own.recipe, own.wire.value_type, own.train.average) == ("tuned", "int8", "tail")
+
+
+def test_a_recipe_that_there_is_not():
+    with pytest.raises(InputError, match=r"recipe must be 'tuned' or 'paper' \(got 'papr'\)"):
+        resolve({"recipe": "papr"})
 
 
 def test_engine_as_a_word_and_as_a_table_merge():

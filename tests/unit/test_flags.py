@@ -36,7 +36,7 @@ OTHER = {
     "engine": "serial",
     "device": "cpu",
     "precision": "bf16",
-    "value_type": "int8",
+    "value_type": "float16",
     "init": "/start.safetensors",
     "out": "elsewhere",
 }

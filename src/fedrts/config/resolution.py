@@ -56,7 +56,8 @@ def _usual_rate(given: Tree) -> Tree:
     """The rate that goes with an optimiser that the user chose: recipes have one for plain descent."""
     train = given.get("train", {})
     named = train.get("optimizer") if isinstance(train, Mapping) else None
-    rate = optimizers.get(named).usual_rate if isinstance(named, str) else None
+    known = isinstance(named, str) and (named in optimizers.names() or ":" in named)  # others are refused by name
+    rate = optimizers.get(str(named)).usual_rate if known else None
     return {} if rate is None else {"train": {"lr": rate}}
 
 
