@@ -153,7 +153,7 @@ LISTS = {
         set(optimizers.names()), {"client/optimizers.py"}, r"(train|training|settings)\.optimizer", frozenset(optimizers.names())
     ),
     "schedule": Listed(set(schedules.names()), {"client/schedules.py"}, r"\bschedule\b", frozenset({"step", "constant"})),
-    "density schedule": Listed(set(falling.names()), {"sparse/falling.py"}, "density_schedule", frozenset({"cosine"})),
+    "density schedule": Listed(set(falling.names()), {"sparse/falling.py"}, "density_schedule", frozenset({"cosine", "linear"})),
     "value type": Listed(set(get_args(ValueType)), {"wire/value_types.py"}, r"\btype\b|value_type", frozenset({"float32"})),
 }
 
