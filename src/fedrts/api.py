@@ -212,7 +212,7 @@ def train(
     if keywords.get("data", config.CUSTOM) != config.CUSTOM:
         raise InputError(f"data = {keywords['data']!r} is for fedrts.run: fedrts.train trains on the datasets in `clients`; leave it out")
     if task is not None and ((loss or correct) is not None or metrics):
-        raise InputError("task brings its own loss and metrics: give either a task, or loss, correct and metrics")
+        raise InputError("task brings its own loss and metrics: give either a task, or loss and correct and metrics")
     if isinstance(metrics, str) or not isinstance(metrics, Sequence):
         raise InputError(f"metrics is {metrics!r}: give a list of names, or of fedrts.tasks.metrics.Metric")
     for name, function in (("loss", loss), ("correct", correct), ("prunable", prunable)):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -336,7 +337,7 @@ def test_a_run_with_metrics_resumes_to_the_same_lines():
         trained(metrics=["mae"], out="run", observer=Stopper())
     done("report", "run", "--no-png")
     assert Path("run/report/custom-custom-mae-rounds.csv").exists(), "an unfinished run shows it too"
-    with pytest.raises(InputError, match="loss"):
+    with pytest.raises(InputError, match=r"is not that of the checkpoint .*: give the same \(and metrics\)"):
         trained(metrics=["mae", "r2"], out="run", resume=True)
     resumed = trained(metrics=["mae"], out="run", resume=True)
     assert [line["mae"] for line in resumed.history] == [line["mae"] for line in whole.history]
@@ -379,10 +380,15 @@ def test_what_a_task_gives_is_recorded_and_what_it_lacks_is_said():
         result = own(spread=0.25)
     assert (result.summary["spread"], result.history[-1]["spread"]) == (0.25, 0.25)
     assert result.summary["metrics"]["spread"] == {"label": "spread", "format": "number", "lower_is_better": False}
+    with pytest.warns(Note, match="gives 'samples', which is left out"):
+        assert "samples" not in own(samples=3).summary
+    assert own(r2=np.float32(0.5)).summary["r2"] == 0.5
     assert own(r2=0.5).summary["metrics"]["r2"]["label"] == "R²", "a declared name needs no word"
     with pytest.raises(InputError, match=r"gives tensor\(1\.\) for 'r2': give a number"):
         own(r2=torch.ones(()))
     with pytest.warns(Note, match="the metric 'r2' is nan on these data"):
         assert own(r2=float("nan")).history[-1]["r2"] is None
+    with pytest.raises(InputError, match="the task Own brings its own metrics: let its evaluate give f1"):
+        trained(task=Own(F.mse_loss), loss=None, eval={"metrics": ["f1"]})
     with pytest.raises(InputError, match="gives no mae: it needs a loss"):
         trained(task=Own(F.mse_loss, metrics=("mae",)), loss=None)

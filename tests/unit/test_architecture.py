@@ -155,7 +155,7 @@ LISTS = {
     ),
     "schedule": Listed(set(schedules.names()), {"client/schedules.py"}, r"\bschedule\b", frozenset({"step", "constant"})),
     "metric": Listed(set(metrics.names()), {"tasks/__init__.py", "tasks/metrics.py"}, "metric", frozenset({"loss"})),
-    "density schedule": Listed(set(falling.names()), {"sparse/falling.py"}, "density_schedule", frozenset({"cosine"})),
+    "density schedule": Listed(set(falling.names()), {"sparse/falling.py"}, "density_schedule", frozenset({"cosine", "linear"})),
     "value type": Listed(set(get_args(ValueType)), {"wire/value_types.py"}, r"\btype\b|value_type", frozenset({"float32"})),
 }
 

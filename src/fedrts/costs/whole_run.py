@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -10,6 +11,7 @@ from fedrts.client.masks import REMEMBERED
 from fedrts.config import Experiment
 from fedrts.costs.estimate import Estimate
 from fedrts.costs.table import FRESH, HOLDER, Row
+from fedrts.methods.contract import State
 from fedrts.runs.build import Assembled
 from fedrts.sparse.schedule import Schedule
 from fedrts.wire.value_types import ValueType
@@ -131,34 +133,39 @@ def _entropy(share: float) -> float:
     return -share * math.log2(share) - (1 - share) * math.log2(1 - share) if 0 < share < 1 else 0.0
 
 
-def rehearsed(run: Assembled, samples: int, value_type: ValueType, end: int | None) -> RunCost:
-    """The cost of runs like this one with values of a type, from one client's set-up, an inner round and two outer ones.
+def rehearsed(run: Assembled, samples: int, types: Sequence[ValueType], end: int | None) -> dict[ValueType, RunCost]:
+    """The cost of runs like this one with values of each type, from one client's set-up, an inner round and two outer ones.
 
     Two, because a method may have nothing to tell in its first. The heavier one counts.
     """
     usual = run.plan.schedule
     schedule = replace(usual, end=_FAR * usual.interval)
-    plan = replace(run.plan, value_type=value_type, schedule=schedule)
-    estimate = Estimate(replace(run, plan=plan), samples, exact=False)
-    state = run.method.begin(run.setup)
-    first = schedule.first_outer
-    inner = next(t for t in range(schedule.end + 2) if not schedule.is_outer(t))
-    outers = (first, first + schedule.interval)
-    found: dict[int, tuple[Row, Row]] = {}
+    begun = run.method.begin(run.setup)
+    first = -1 if run.method.exchanges(replace(run.plan, schedule=schedule).round(-1, begun.mask)) else 0
     activations: int | None = None
+    found: dict[ValueType, RunCost] = {}
+    for name in types:
+        estimate = Estimate(replace(run, plan=replace(run.plan, value_type=name, schedule=schedule)), samples, exact=False)
+        activations = estimate.activations(begun, first) if activations is None else activations
+        found[name] = _played(estimate, begun, first, activations, end)
+    return found
+
+
+def _played(estimate: Estimate, state: State, first: int, activations: int, end: int | None) -> RunCost:
+    """The rounds of a rehearsal, which begins with round `first`, one after the other."""
+    run = estimate.run
+    schedule = run.plan.schedule
+    inner = next(t for t in range(schedule.end + 2) if not schedule.is_outer(t))
+    outers = (schedule.first_outer, schedule.first_outer + schedule.interval)
+    rows: dict[int, tuple[Row, Row]] = {}
     moves = False
-    for index in sorted({-1, inner, *outers}):
-        if not run.method.exchanges(plan.round(index, state.mask)):
-            continue
-        if activations is None:
-            activations = estimate.activations(state, index)
+    for index in sorted({inner, *outers} | ({-1} if first < 0 else set())):
         before = state.mask.fingerprint
-        rows, state = estimate.measured("", index, state, activations)
-        found[index] = _case(rows, HOLDER), _case(rows, FRESH)
+        measured, state = estimate.measured("", index, state, activations)
+        rows[index] = _case(measured, HOLDER), _case(measured, FRESH)
         moves = moves or (index in outers and state.mask.fingerprint != before)
-    heavier = max((found[index] for index in outers), key=lambda rows: down_and_up(rows[0]))
-    experiment = run.experiment
-    return RunCost(experiment, end, found.get(-1), found[inner], heavier, moves, run.layout.sizes, state.mask.counts)
+    heavier = max((rows[index] for index in outers), key=lambda pair: down_and_up(pair[0]))
+    return RunCost(run.experiment, end, rows.get(-1), rows[inner], heavier, moves, run.layout.sizes, state.mask.counts)
 
 
 def _case(rows: list[Row], case: str) -> Row:

@@ -209,7 +209,7 @@ def _costs(problem: Posed, density: float, types: Sequence[ValueType], end: int 
     try:
         sparse = config.complete(experiment.model_copy(update={"density": density}))
         run = put_together(sparse, copy.deepcopy(module), held, [torch.arange(samples)], noise=Repeatable)
-        return {name: rehearsed(run, samples, name, end) for name in types}
+        return rehearsed(run, samples, types, end)
     except InputError:
         if strict or density == 1:
             raise

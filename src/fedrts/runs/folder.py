@@ -265,7 +265,7 @@ class RunFolder:
             if saved.facts["identity"].get(what, identity[what]) != identity[what]:
                 return f"the {name} is not that of the checkpoint in {self.path}: give the same, or start a new run"
         if not alike(*(known.get("task", "") for known in (saved.facts["identity"], identity))):
-            return f"the loss, `correct`, metrics or task is not that of the checkpoint in {self.path}: give the same, or start a new run"
+            return f"the loss, `correct` or task is not that of the checkpoint in {self.path}: give the same (and metrics), or start anew"
         return None
 
     # -- results --------------------------------------------------------------------------------------------------

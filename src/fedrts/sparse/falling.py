@@ -19,9 +19,9 @@ from fedrts.registry import Registry
 from fedrts.sparse import budget
 from fedrts.sparse.layout import Layout
 
-Descent = Callable[[float], float]
+DensityCurve = Callable[[float], float]
 
-curves: Registry[Descent] = Registry("density schedule")
+curves: Registry[DensityCurve] = Registry("density schedule")
 register = curves.register
 names = curves.names
 get = curves.get

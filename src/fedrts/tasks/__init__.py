@@ -18,7 +18,7 @@ from fedrts.errors import InputError, note, reason
 from fedrts.sparse.mode import training
 from fedrts.tasks.crossentropy import linear_cross_entropy, rows_at_once
 from fedrts.tasks.measures import Meter, RightAnswers, labelled_rightly
-from fedrts.tasks.metrics import ACCURACY, LOSS, Metric, declaration, described
+from fedrts.tasks.metrics import ACCURACY, LOSS, Metric, declaration, may_be_named
 from fedrts.tasks.metrics import names as metric_names
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -66,7 +66,7 @@ def evaluated(task: Task, module: nn.Module, x: Tensor, y: Tensor, batch_size: i
     for name, value in found.items():
         if not isinstance(value, Real) or isinstance(value, bool):
             raise InputError(f"the task's evaluate gives {value!r} for '{name}': give a number, such as float(…)")
-    return found
+    return {name: value if isinstance(value, int | float) else float(value) for name, value in found.items()}
 
 
 def cross_entropy(output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -183,7 +183,7 @@ def judged_by(task: Task, more: Sequence[str | Metric]) -> Task:
     wanted = tuple(map(declaration, more))
     if not wanted:
         return task
-    if not isinstance(task, Classification):
+    if type(task) not in (Classification, Prediction):  # whose evaluate this one's takes the place of
         raise InputError(
             f"the task {type(task).__name__} brings its own metrics: let its evaluate give {', '.join(m.name for m in wanted)}"
         )
@@ -191,6 +191,7 @@ def judged_by(task: Task, more: Sequence[str | Metric]) -> Task:
         metric()  # an error where it cannot be measured
     named = {metric.name for metric in wanted}
     own = tuple(metric for metric in _beside_loss(task) if metric.name not in named)
+    assert isinstance(task, Classification)
     return Prediction(task.criterion, task.correct, (*own, *wanted))
 
 
@@ -220,13 +221,14 @@ def check(task: Task, module: nn.Module, x: Tensor, y: Tensor, test_x: Tensor, t
             f"the task's evaluate gives no {' and no '.join(missing)}: it needs a loss, and the metrics that the task's `metrics` names "
             '(without such an attribute "accuracy")'
         )
-    own = {metric.name for metric in declared(task)}
-    for metric in described(declared(task), found):
-        if metric.name not in {*own, *metric_names()}:
+    for name in sorted(found.keys() - {metric.name for metric in declared(task)} - set(metric_names())):
+        if may_be_named(name):
             note(
-                f"the task's evaluate gives '{metric.name}', which nothing declares: it is taken for a plain number of which more is "
-                "better; the task's `metrics` may have a fedrts.tasks.metrics.Metric for it"
+                f"the task's evaluate gives '{name}', which nothing declares: it is taken for a plain number of which more is better; "
+                "the task's `metrics` may have a fedrts.tasks.metrics.Metric for it"
             )
+        else:
+            note(f"the task's evaluate gives '{name}', which is left out: no metric can have that name; call it otherwise")
 
 
 @runtime_checkable

@@ -24,7 +24,7 @@ from fedrts.registry import Registry
 from fedrts.tasks.measures import AllRows, Explained, Judgement, MacroF1, MeanError, Meter, RightAnswers, area_under_roc, labelled_rightly
 
 MetricFormat = Literal["number", "percent"]
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _DERIVED = re.compile(r"^(valid|best|expected|average)_|_last10$")
 TAKEN = {
     *("round", "outer", "clients", "rejected", "density", "links_changed", "upload_bytes", "download_bytes", "flops", "seconds"),
@@ -62,9 +62,9 @@ class Metric:
     """In a report it takes the place of the metric that leads its task, and has the charts to itself."""
 
     def __post_init__(self) -> None:
-        if not _may_be_named(self.name):
+        if not may_be_named(self.name):
             raise InputError(
-                f"a metric cannot have the name '{self.name}': choose small letters, digits and _, and no other key of a run's files"
+                f"a metric cannot have the name '{self.name}': choose letters, digits and _, and no other key of a run's files"
             )
 
     def __call__(self) -> Meter:
@@ -99,7 +99,8 @@ class Metric:
         return {"label": self.label, "format": self.format, "lower_is_better": self.lower_is_better}
 
 
-def _may_be_named(name: str) -> bool:
+def may_be_named(name: str) -> bool:
+    """Can a metric have this name, or is it no word, or another key's?"""
     return bool(_NAME.fullmatch(name)) and name not in TAKEN and not _DERIVED.search(name)
 
 
@@ -175,7 +176,7 @@ def leading(declared: Sequence[Metric]) -> Metric:
 def described(declared: Sequence[Metric], found: Iterable[str]) -> tuple[Metric, ...]:
     """The declared metrics, and those that an evaluation gave beside them."""
     own = {metric.name for metric in declared}
-    return (*declared, *(known(name) for name in found if name not in own and not _DERIVED.search(name)))
+    return (*declared, *(known(name) for name in found if name not in own and may_be_named(name)))
 
 
 def followed(declared: Sequence[Metric]) -> list[Metric]:
@@ -201,6 +202,6 @@ def of_run(summary: Mapping[str, Any] | None, history: Sequence[Mapping[str, Any
         return [get(name) if name in names() else Metric(name, **entry) for name, entry in told.items()]
     valued = {key for line in (*history, summary or {}) for key, value in line.items() if isinstance(value, int | float)}
     *first, loss, corpus = _EARLIER
-    others = dict.fromkeys(key for line in history for key in line if key in valued and _may_be_named(key) and known(key) not in _EARLIER)
+    others = dict.fromkeys(key for line in history for key in line if key in valued and may_be_named(key) and known(key) not in _EARLIER)
     candidates = [*first, *map(known, others), loss, corpus]
     return [metric for metric in candidates if {metric.name, f"{metric.name}_last10"} & valued] or [candidates[0]]

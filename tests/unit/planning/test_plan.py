@@ -32,7 +32,8 @@ SOME = {"total": 12, "per_round": 4}
 def run_cost(**keywords: Any) -> RunCost:
     experiment, module, held, samples = costs.posed(config.from_keywords(keywords))
     run = put_together(experiment, module, held, [torch.arange(samples)], noise=Repeatable)
-    return rehearsed(run, samples, experiment.wire.value_type, keywords.get("topology", {}).get("end"))
+    value_type = experiment.wire.value_type
+    return rehearsed(run, samples, [value_type], keywords.get("topology", {}).get("end"))[value_type]
 
 
 def sent(summary: dict[str, Any]) -> int:
