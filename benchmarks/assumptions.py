@@ -85,7 +85,7 @@ def main() -> None:
         clients = {"total": CLIENTS, "per_round": PER_ROUND, "alpha": 0.5}
         with tempfile.TemporaryDirectory() as folder:
             fedrts.run(
-                method="recorded", density=0.3, rounds=ROUNDS, engine="serial", clients=clients, out=f"{folder}/run",
+                recipe="paper", method="recorded", density=0.3, rounds=ROUNDS, engine="serial", clients=clients, out=f"{folder}/run",
                 model_options={"hidden": [width, width]},
             )  # fmt: skip
         rounds = [torch.cat([entry.reshape(-1, entry.shape[-1]) for entry in magnitudes[index]]) for index in sorted(magnitudes)]

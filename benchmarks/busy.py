@@ -33,11 +33,11 @@ MODELS = {
 NEEDS = {"ray": "ray", "flower": "flwr"}
 """The packages of ways that are optional extras."""
 WAYS = {
-    "serial": ["run", "--engine", "serial"],
-    "batched": ["run", "--engine", "batched"],
-    "batched, 2 workers": ["run", "--engine", "batched", "--set", "engine.workers=2"],
-    "ray": ["run", "--engine", "ray"],
-    "flower": ["run", "--engine", "flower"],
+    "serial": ["run", "--recipe", "paper", "--engine", "serial"],
+    "batched": ["run", "--recipe", "paper", "--engine", "batched"],
+    "batched, 2 workers": ["run", "--recipe", "paper", "--engine", "batched", "--set", "engine.workers=2"],
+    "ray": ["run", "--recipe", "paper", "--engine", "ray"],
+    "flower": ["run", "--recipe", "paper", "--engine", "flower"],
     "compare --jobs 2": ["compare", "--methods", "fedrts,random", "--jobs", "2"],
 }
 ALLOWED = 1.5

@@ -245,7 +245,7 @@ class Sitting:
 def command(cell: Cell, out: Path | str) -> list[str]:
     """The arguments of `fedrts` that play a cell."""
     pairs = [("--set", f"{key}={json.dumps(value)}") for key, value in cell.settings.items()]
-    return ["run", *(word for pair in pairs for word in pair), "--out", str(out)]
+    return ["run", "--recipe", "paper", *(word for pair in pairs for word in pair), "--out", str(out)]
 
 
 def launched(arguments: Sequence[str], log: Path) -> Process:

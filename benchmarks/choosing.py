@@ -21,7 +21,7 @@ DENSITIES = (0.2, 0.1, 0.05)
 def cell(method: str, density: float, seeds: list[int]) -> tuple[str, float]:
     """Accuracy (mean of the last ten rounds) ± standard error over seeds, and bytes over dense FedAvg's."""
     with tempfile.TemporaryDirectory() as folder:
-        found = [fedrts.run(method=method, density=density, seed=seed, out=f"{folder}/{seed}").summary for seed in seeds]
+        found = [fedrts.run(recipe="paper", method=method, density=density, seed=seed, out=f"{folder}/{seed}").summary for seed in seeds]
     accuracy = [100 * summary["accuracy_last10"] for summary in found]
     error = f" ± {statistics.stdev(accuracy) / len(accuracy) ** 0.5:.1f}" if len(seeds) > 1 else ""
     return f"{statistics.mean(accuracy):.1f}{error}", statistics.mean(summary["comm_ratio"] for summary in found)

@@ -35,7 +35,7 @@ class Comparison:
     def arguments(self) -> str:
         reference = "--reference fedrts" if "fedrts" in self.methods and len(self.methods) > 1 else ""
         metric = "" if self.metric == "accuracy_last10" else f"--metric {self.metric}"
-        return " ".join(filter(None, (self.setting, f"--methods {','.join(self.methods)}", reference, metric)))
+        return " ".join(filter(None, ("--recipe paper", self.setting, f"--methods {','.join(self.methods)}", reference, metric)))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,22 @@ def timed(arguments: list[str], engine: str) -> tuple[Times, str] | None:
     """Seconds of the whole process, of its rounds and of processor time, and the engine that ran; None if it cannot run here."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        command = [sys.executable, "-m", "fedrts", "run", "--quiet", "--device", "cpu", "--engine", engine, "--out", str(run), *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "fedrts",
+            "run",
+            "--recipe",
+            "paper",
+            "--quiet",
+            "--device",
+            "cpu",
+            "--engine",
+            engine,
+            "--out",
+            str(run),
+            *arguments,
+        ]
         before, started = os.times(), time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         seconds, after = time.perf_counter() - started, os.times()

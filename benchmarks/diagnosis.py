@@ -293,6 +293,7 @@ def settings_of(options: argparse.Namespace, method: str, own: Mapping[str, Any]
     given = {name: value for name, value in given.items() if value is not None}
     if method == DENSE:
         given["density"] = 1.0
+    given["recipe"] = "paper"
     return config.merged(config.merged(given, config.from_assignments(options.set)), {"method": method, "method_options": dict(own)})
 
 

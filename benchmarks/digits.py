@@ -25,7 +25,8 @@ SEEDS = (0, 1, 2)
 
 def runs(**keywords: Any) -> list[fedrts.Result]:
     with tempfile.TemporaryDirectory() as folder:
-        return [fedrts.run(seed=seed, out=Path(folder, str(seed)).as_posix(), **keywords) for seed in SEEDS]
+        settings = {"recipe": "paper", **keywords}
+        return [fedrts.run(seed=seed, out=Path(folder, str(seed)).as_posix(), **settings) for seed in SEEDS]
 
 
 def mean_and_error(values: list[float]) -> str:

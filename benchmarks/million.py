@@ -62,6 +62,7 @@ def measure(clients: int) -> dict[str, Any]:
     before = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         fedrts.run(
+            recipe="paper",
             data="virtual",
             data_options={"clients": clients},
             model="mlp",

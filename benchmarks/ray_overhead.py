@@ -58,7 +58,9 @@ def ours(inner: str) -> dict[str, Any]:
     """Rounds of two actors, their clients one after the other (as Flower's) or side by side."""
     settings = {"name": "ray", "actors": ACTORS, "cpus": 1}
     clients = {"total": 20, "per_round": 10, "partition": "iid"}
-    run = assemble(config.resolve({"method": "fedavg", "clients": clients, "engine": settings, "rounds": WARM_UP + ROUNDS}))
+    run = assemble(
+        config.resolve({"recipe": "paper", "method": "fedavg", "clients": clients, "engine": settings, "rounds": WARM_UP + ROUNDS})
+    )
     chosen = run.experiment.engine
     if inner == "serial":
         chosen = EngineSettings(name="ray", actors=ACTORS, cpus=1)

@@ -40,7 +40,7 @@ from rivals.laps import Laps
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "speed.md"
 Result = dict[str, Any]
-QUIET = {"eval": {"every": 10**9}, "checkpoint": {"every": 10**9}, "rounds": 500}
+QUIET = {"recipe": "paper", "eval": {"every": 10**9}, "checkpoint": {"every": 10**9}, "rounds": 500}
 """The first rounds of a long run are played: too few to be evaluated or saved."""
 PAPER = {"data": "cifar10", "clients": {"total": 100, "per_round": 10}}
 

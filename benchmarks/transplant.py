@@ -62,7 +62,7 @@ def folder(options: argparse.Namespace, label: str, seed: int) -> Path:
 def common(options: argparse.Namespace) -> dict[str, Any]:
     """The settings that all runs share."""
     given = {name: getattr(options, name) for name in ("data", "model", "rounds", "density", "device")}
-    return config.merged(given, config.from_assignments(options.set))
+    return config.merged({"recipe": "paper", **given}, config.from_assignments(options.set))
 
 
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, int, dict[str, Any]]]:

@@ -46,7 +46,7 @@ class Scale(Table):
 
     def grid_of(self, settings: Mapping[str, Any]) -> Grid:
         """The grid of a part that has these settings."""
-        base = config.merged(self.experiment, settings)
+        base = config.merged(config.merged({"recipe": "paper"}, self.experiment), settings)
         return Grid(base, self.methods, self.densities, self.seeds, self.grid, options=self.options)
 
 
