@@ -38,7 +38,7 @@ WAYS = {
     "batched, 2 workers": ["run", "--recipe", "paper", "--engine", "batched", "--set", "engine.workers=2"],
     "ray": ["run", "--recipe", "paper", "--engine", "ray"],
     "flower": ["run", "--recipe", "paper", "--engine", "flower"],
-    "compare --jobs 2": ["compare", "--methods", "fedrts,random", "--jobs", "2"],
+    "compare --jobs 2": ["compare", "--recipe", "paper", "--methods", "fedrts,random", "--jobs", "2"],
 }
 ALLOWED = 1.5
 """Of the fair share."""
