@@ -195,8 +195,13 @@ def test_a_budget_decides_the_rounds_and_the_base_says_the_most():
 
 def test_seeds_of_a_setting_have_the_same_rounds(monkeypatch):
     """They are planned once, with a seed that none of them need have: more seeds may join later."""
-    asked = []
-    monkeypatch.setattr(planning, "rounds_within", lambda settings, *rest: asked.append(settings) or 7 + len(asked))
+    asked: list[dict[str, Any]] = []
+
+    def planned(settings, *rest):
+        asked.append(settings)
+        return 7 + len(asked)
+
+    monkeypatch.setattr(planning, "rounds_within", planned)
     cells = Grid(SMALL, ["fedrts", "random"], [0.5], seeds=[3, 4], budget=1e6).cells()
     assert [settings["seed"] for settings in asked] == [0, 0]
     assert [(cell.experiment.method, cell.experiment.seed, cell.experiment.rounds) for cell in cells] == [
