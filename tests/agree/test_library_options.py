@@ -1,6 +1,7 @@
 """Options that follow the authors' library where it differs from the paper: each against its rule, link by link."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -243,11 +244,26 @@ def test_a_blend_without_the_old_is_fedtiny_without_its_pool(toy):
 # -- fedrts_early ---------------------------------------------------------------------------------------------------------
 
 
-def drawn_by_hand(alpha, beta, seed, purpose):
-    """The draw of named keys: the package's Beta variates (tested on their own), ties apart."""
-    draws = posterior.draw(torch.tensor(alpha, dtype=torch.float32), torch.tensor(beta, dtype=torch.float32), random.key(seed, purpose))
-    chance = random.uniform(random.key(seed, f"{purpose}, ties"), len(alpha))
-    return [float(x) + 1e-9 * float(c) for x, c in zip(draws.double(), chance.double(), strict=True)]
+class Draws:
+    """The package's Beta variates (tested on their own), and of which posteriors they were drawn.
+
+    They are made by rejection: posteriors that differ in a last digit may give quite other ones, so that nobody can draw them again.
+    """
+
+    def __init__(self) -> None:
+        self.draw, self.made = posterior.draw, list[tuple[list[float], list[float], list[float]]]()
+
+    def __call__(self, alpha, beta, key):
+        found = self.draw(alpha, beta, key)
+        self.made.append((alpha.tolist(), beta.tolist(), found.double().tolist()))
+        return found
+
+    def by_hand(self, alpha, beta, seed, purpose):
+        """The next ones, if they were drawn of these posteriors; ties apart."""
+        *posteriors, draws = self.made.pop(0)
+        assert posteriors == [pytest.approx(alpha, abs=1e-5), pytest.approx(beta, abs=1e-5)]
+        chance = random.uniform(random.key(seed, f"{purpose}, ties"), len(alpha))
+        return [x + 1e-9 * float(c) for x, c in zip(draws, chance.double(), strict=True)]
 
 
 @st.composite
@@ -288,7 +304,9 @@ def test_the_earlier_fedrts_link_by_link(history):
                 values = torch.tensor([named[-1][i] for i in chosen])
                 message["votes"] = Selection(torch.tensor(chosen, dtype=torch.int64), links, values)
             sums.add(method.contribution(message, state, current), n)
-        after = method.update(state, sums.mean(), current, lambda purpose, index=index: random.key(seed + index, purpose))
+        drawn = Draws()
+        with mock.patch.object(posterior, "draw", drawn):
+            after = method.update(state, sums.mean(), current, lambda purpose, index=index: random.key(seed + index, purpose))
 
         full = [state.mask.expand(model).tolist() for model in models]
         weights = byhand.mean(full, samples)
@@ -303,7 +321,7 @@ def test_the_earlier_fedrts_link_by_link(history):
         new = active
         if current.outer:
             order = sorted(active)
-            draws = dict(zip(order, drawn_by_hand([alpha[i] for i in order], [beta[i] for i in order], seed + index, "drop"), strict=True))
+            draws = dict(zip(order, drawn.by_hand([alpha[i] for i in order], [beta[i] for i in order], seed + index, "drop"), strict=True))
             gone = set()
             for layer, q in zip(byhand.spans(sizes), quotas, strict=True):
                 gone |= set(byhand.largest({i: draws[i] for i in layer if i in active}, q))
@@ -315,7 +333,7 @@ def test_the_earlier_fedrts_link_by_link(history):
                 for i in layer:
                     u = gamma * (i in agreed) + (1 - gamma) * sum(share for share, own in zip(p, named, strict=True) if i in own)
                     shapes[i] = (scale * u + few, few if u > 0 else few + scale * (1 - few))
-            draws = drawn_by_hand([a for a, _ in shapes], [b for _, b in shapes], seed + index, "grow")
+            draws = drawn.by_hand([a for a, _ in shapes], [b for _, b in shapes], seed + index, "grow")
             new = set(kept)
             for layer, q in zip(byhand.spans(sizes), quotas, strict=True):
                 new |= set(byhand.largest({i: draws[i] for i in layer if i not in kept}, q))

@@ -86,7 +86,7 @@ def test_mistakes(fedrts, arguments):
 
 def test_too_small_a_budget_says_what_would_do(fedrts):
     ended = fedrts("run", *SMALL, "--rounds", "50", "--density", "0.5", "--budget", "100kB")
-    assert "nothing fits 100 kB in all: the least that 50 rounds can do with, density 0.5 as int8, needs " in ended.err
+    assert "nothing fits 100 kB in all: the least that 50 rounds can do with, density 0.5 as int2, needs " in ended.err
     compared = fedrts("compare", "--methods", "fedrts,random", "--densities", "0.5", "--out", "nowhere", *SMALL, "--budget", "1kB")
     assert "error: cell fedrts-d0.5-s0: 1 kB do not pay for one round, which takes " in compared.err
 

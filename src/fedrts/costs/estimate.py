@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +22,7 @@ from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
 from fedrts.wire import codec
 from fedrts.wire.codec import Kind
+from fedrts.wire.fields import Field, Frame, Message, OnOwnMask, Values
 
 ROUNDS = ("set-up", "inner", "outer")
 
@@ -33,6 +34,8 @@ class Estimate:
     run: Assembled
     samples: int
     exact: bool
+    at_most: bool = False
+    """Values whose length depends on them count as long as they can be."""
 
     def cost(self) -> Cost:
         run, training, macs = self.run, self.run.training, self.run.bench.macs
@@ -107,9 +110,10 @@ class Estimate:
             flops += bench.flops(order, bench.job(order, CLIENT, rows))
             job = at_work.job(order, CLIENT, seen)
             reply = at_work.carry_out(order, CLIENT, job)
-            fresh += codec.size(Kind.DOWNLOAD, exchange.down, order.sent, order.frame, held)
-            holder += codec.size(Kind.DOWNLOAD, exchange.down, order.sent, order.frame, held or order.frame.mask)
-            up += codec.size(Kind.UPLOAD, exchange.up, reply.message, frame)
+            more = self._longer(exchange.down, order.sent, order.frame)
+            fresh += codec.size(Kind.DOWNLOAD, exchange.down, order.sent, order.frame, held) + more
+            holder += codec.size(Kind.DOWNLOAD, exchange.down, order.sent, order.frame, held or order.frame.mask) + more
+            up += codec.size(Kind.UPLOAD, exchange.up, reply.message, frame) + self._longer(exchange.up, reply.message, frame)
             held = order.frame.mask
             parts = held_parts(job, order, bench.training, activations)
             if sum(parts.values()) > sum(memory.values()):
@@ -120,6 +124,11 @@ class Estimate:
             state = rounds.updated(plan, state, order, sums)
         amount = sum(memory.values()), sum(memory_on_mask.values()), memory
         return [Row("measured", name, case, down, up, flops, *amount) for case, down in ((HOLDER, holder), (FRESH, fresh))], state
+
+    def _longer(self, fields: Mapping[str, Field], message: Message, frame: Frame) -> int:
+        """Bytes that a message of the same fields may have more, where the most is asked for."""
+        irregular = {name: entry for name, entry in fields.items() if isinstance(entry, Values | OnOwnMask) and not entry.format.regular}
+        return sum(entry.most(frame) - entry.size(message[name], frame) for name, entry in irregular.items()) if self.at_most else 0
 
     def order(self, state: State, index: int, number: int = 0) -> Order:
         plan = self.run.plan

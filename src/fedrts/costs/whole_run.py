@@ -145,7 +145,7 @@ def rehearsed(run: Assembled, samples: int, types: Sequence[ValueType], end: int
     activations: int | None = None
     found: dict[ValueType, RunCost] = {}
     for name in types:
-        estimate = Estimate(replace(run, plan=replace(run.plan, value_type=name, schedule=schedule)), samples, exact=False)
+        estimate = Estimate(replace(run, plan=replace(run.plan, value_type=name, schedule=schedule)), samples, exact=False, at_most=True)
         activations = estimate.activations(begun, first) if activations is None else activations
         found[name] = _played(estimate, begun, first, activations, end)
     return found

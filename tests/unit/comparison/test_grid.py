@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import fedrts
-from fedrts import config
+from fedrts import config, planning
 from fedrts.comparison.grid import Grid, Tuning, parsed_axis, parsed_values
 from fedrts.comparison.record import described, record
 from fedrts.errors import InputError
@@ -175,3 +175,45 @@ def test_a_mistake_in_the_trials_leaves_the_folder_as_it_was(tmp_path, wrong):
 def test_what_is_no_list_of_names_or_numbers(tmp_path, wrong):
     with pytest.raises(InputError, match="must be a list"):
         fedrts.compare(**{"methods": ["random"], **wrong}, out=tmp_path / "out", **TINY)
+
+
+# -- the same bytes for all -------------------------------------------------------------------------------------------
+
+SMALL = {"model_options": {"hidden": [16]}, "clients": {"total": 4, "per_round": 2}}
+
+
+def rounds_of(budget, **base):
+    return {cell.name: cell.experiment.rounds for cell in Grid({**SMALL, **base}, ["fedrts", "fedavg"], [0.5], budget=budget).cells()}
+
+
+def test_a_budget_decides_the_rounds_and_the_base_says_the_most():
+    few = rounds_of(60_000)
+    assert few["fedavg-s0"] < few["fedrts-d0.5-s0"] < 50
+    assert rounds_of(60_000, rounds=2) == dict.fromkeys(few, 2)
+    assert rounds_of(1e9) == dict.fromkeys(few, 200), "four times those of digits"
+
+
+def test_seeds_of_a_setting_have_the_same_rounds(monkeypatch):
+    """They are planned once, with a seed that none of them need have: more seeds may join later."""
+    asked: list[dict[str, Any]] = []
+
+    def planned(settings, *rest):
+        asked.append(settings)
+        return 7 + len(asked)
+
+    monkeypatch.setattr(planning, "rounds_within", planned)
+    cells = Grid(SMALL, ["fedrts", "random"], [0.5], seeds=[3, 4], budget=1e6).cells()
+    assert [settings["seed"] for settings in asked] == [0, 0]
+    assert [(cell.experiment.method, cell.experiment.seed, cell.experiment.rounds) for cell in cells] == [
+        ("fedrts", 3, 8),
+        ("random", 3, 9),
+        ("fedrts", 4, 8),
+        ("random", 4, 9),
+    ]
+
+
+def test_trials_have_the_rounds_of_their_runs_unless_told_otherwise():
+    plain, short = (Grid(SMALL, ["random"], [0.5], tuning=Tuning((0.1,), rounds=rounds), budget=60_000) for rounds in (None, 3))
+    (cell,), ((trial, _),), ((shorter, _),) = plain.cells(), plain.trials(), short.trials()
+    assert trial.experiment.rounds == cell.experiment.rounds > 3
+    assert (shorter.experiment.rounds, shorter.experiment.end) == (3, 1)

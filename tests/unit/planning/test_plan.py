@@ -163,9 +163,9 @@ def test_a_dense_method_has_no_density_to_choose():
 def test_nothing_fits_and_what_would():
     words = r"nothing fits 9 kB in all: the least that 50 rounds can do with, density \S+ as \S+, needs (\S+) kB"
     with pytest.raises(InputError, match=words) as told:
-        fedrts.plan(**TINY, budget="9kB")
+        fedrts.plan(**TINY, value_type="int8", budget="9kB")
     needed = str(told.value).split("needs ")[1].split(" ")[0]
-    assert fedrts.plan(**TINY, budget=f"{float(needed) * 1.01}kB").chosen.rounds == 50
+    assert fedrts.plan(**TINY, value_type="int8", budget=f"{float(needed) * 1.01}kB").chosen.rounds == 50
     with pytest.raises(InputError, match="nothing fits 1 B a client and round"):
         fedrts.plan(**TINY, per_round="1B")
 
@@ -201,7 +201,9 @@ def test_a_run_keeps_to_its_budget(method, tmp_path):
 def test_so_it_does_in_every_value_type(value_type, tmp_path):
     with pytest.warns(Note, match=f"as asked for|{value_type}"):
         summary = fedrts.run(**TINY, value_type=value_type, clients=SOME, budget="400kB", out=tmp_path / "run").summary
-    assert 0.5 * 400_000 < sent(summary) <= 400_000
+    assert sent(summary) <= 400_000
+    if FORMATS[value_type].regular:  # others may come out shorter than anybody can foresee
+        assert sent(summary) > 0.5 * 400_000
 
 
 def test_a_run_does_what_is_said(tmp_path):

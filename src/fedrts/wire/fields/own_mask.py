@@ -17,7 +17,7 @@ from fedrts.wire.fields.coded import bitmaps, changes_size, read_positions, writ
 from fedrts.wire.fields.contract import Frame, OwnValues, Payload, carried
 from fedrts.wire.fields.values import Values
 from fedrts.wire.packing import Bits, Reader
-from fedrts.wire.value_types import ValueType
+from fedrts.wire.value_types import ValueFormat, ValueType
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class OnOwnMask:
     of: str = "weights"
     type: ValueType = "float32"
     counts: tuple[int, ...] | None = None
+
+    @property
+    def format(self) -> ValueFormat:
+        return self._values.format
 
     @property
     def lossless(self) -> bool:
