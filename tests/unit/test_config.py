@@ -256,7 +256,8 @@ TUNED = {"topology.init_scale": "sparse", "train.schedule": "cosine", "train.ave
     ("asked", "rate"),
     [
         ({}, 0.8),
-        ({"model": "cnn"}, 0.8),
+        ({"model": "cnn"}, 1.2),
+        ({"data": "sentences"}, 0.6),
         ({"data": "cifar10", "model": "resnet18_small"}, 0.6),
         ({"data": "cifar10"}, 0.1),
         ({"data": "fashion_mnist"}, 0.1),

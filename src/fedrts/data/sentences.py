@@ -52,6 +52,7 @@ RECIPE = Recipe(
         "clients": {"total": 20, "per_round": 5, "partition": "quantity", "alpha": 5.0},
         "train": {"batch_size": 16, "lr": 0.3, "epochs": 2},
     },
+    tuned={"tiny_gpt": {"train": {"lr": 0.6}}},
 )
 
 
