@@ -19,7 +19,7 @@ from fedrts.errors import InputError
 from fedrts.runs import checkpoint
 from fedrts.runs.folder import RunFolder
 
-WRITTEN = ("model.safetensors", "masks.safetensors", "history.jsonl", "topology.jsonl")
+WRITTEN = ("model.safetensors", "masks.safetensors", "average.safetensors", "history.jsonl", "topology.jsonl")
 TINY: dict[str, Any] = {
     "clients": {"total": 4, "per_round": 2},
     "train": {"epochs": 1},

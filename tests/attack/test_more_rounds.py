@@ -50,6 +50,9 @@ def same(one, other):
     assert torch.equal(one.state.weights, other.state.weights)
     assert one.state.mask == other.state.mask
     trail = [[{key: line[key] for key in line if key != "seconds"} for line in result.history] for result in (one, other)]
+    for line in [*trail[0][:-1], *trail[1][:-1]]:  # the average was judged where a run ended, or was to end
+        for key in [key for key in line if key.startswith("average_")]:
+            del line[key]
     assert trail[0] == trail[1]
 
 

@@ -130,7 +130,7 @@ def test_more_values_join(fedrts, compared, tiny, tmp_path):
     ("change", "words"),
     [
         (["--seeds", "0"], ["holds another comparison", "-s1 is not in this grid", "another --out"]),
-        (["--lr", "0.5"], ["holds another comparison", "train.lr is 0.2, not 0.5"]),
+        (["--lr", "0.5"], ["holds another comparison", "train.lr is 0.8, not 0.5"]),
     ],
 )
 def test_another_grid_in_the_same_folder_is_refused(fedrts, compared, tiny, change, words):

@@ -222,12 +222,12 @@ def test_every_recipe_resolves_to_the_papers_setting():
     from fedrts import config
 
     for name in ("cifar10", "cinic10", "svhn", "tinyimagenet"):
-        experiment = config.resolve({"data": name})
+        experiment = config.resolve({"data": name, "recipe": "paper"})
         assert experiment.model == "resnet18"
         assert (experiment.clients.total, experiment.clients.per_round, experiment.rounds, experiment.train.epochs) == (100, 10, 500, 5)
         assert (experiment.train.lr, experiment.train.batch_size) == (0.01, 64)
         assert (experiment.clients.partition, experiment.clients.alpha, experiment.clients.min_size) == ("dirichlet", 0.5, 10)
-    text = config.resolve({"data": "tinystories"})
+    text = config.resolve({"data": "tinystories", "recipe": "paper"})
     assert (text.model, text.train.batch_size, text.clients.partition, text.clients.alpha) == ("gpt2_32m", 16, "quantity", 5.0)
     assert config.resolve({"data": "fashion_mnist"}).model == "cnn"
     assert data.recipe("npz:any.npz").model == "mlp"

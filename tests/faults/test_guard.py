@@ -466,6 +466,7 @@ def test_indicators_count_with_the_capped_weight_and_values_with_the_whole():
 def test_dense_averaging_sends_what_dense_averaging_sends(settings, tmp_path):
     """However many are asked, vanish or are asked again: the ratio of a dense run is 1, up to headers."""
     base: dict[str, Any] = {"data": "toy_images", "model": "mlp", "method": "fedavg", "rounds": 6, "train": {"epochs": 1, "lr": 0.1}}
+    base["recipe"] = "paper"  # values as they are
     base["clients"] = {"total": 5, "per_round": 3, "partition": "iid", "min_size": 1}
     result = fedrts.run(**{**base, **settings, "clients": {**base["clients"], **settings.get("clients", {})}}, out=str(tmp_path / "run"))
     assert result.summary["comm_ratio"] == pytest.approx(1.0, abs=0.002)
@@ -484,6 +485,7 @@ def test_the_server_keeps_its_precision(toy, kind):
 
 def test_a_stopped_run_can_be_mended_and_resumed(tmp_path):
     common: dict[str, Any] = {
+        "recipe": "paper",
         "data": "toy_images",
         "model": "mlp",
         "method": "random",
@@ -547,6 +549,7 @@ def test_who_misbehaved_is_remembered_over_a_restart(tmp_path, monkeypatch):
                 raise Stop
 
     common: dict[str, Any] = {
+        "recipe": "paper",
         "data": "toy_images",
         "model": "mlp",
         "method": "fedrts",

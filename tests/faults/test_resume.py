@@ -186,7 +186,7 @@ def test_a_log_shorter_than_its_checkpoint_says_is_refused(start, killed):
 @pytest.mark.parametrize(
     ("key", "line", "changed", "old", "new"),
     [
-        ("train.lr", "lr = 0.2", "lr = 0.1", "0.2", "0.1"),
+        ("train.lr", "lr = 0.8", "lr = 0.1", "0.8", "0.1"),
         ("density", "density = 0.2", "density = 0.3", "0.2", "0.3"),
         ("seed", "seed = 5", "seed = 6", "5", "6"),
         ("rounds", "rounds = 12", "rounds = 20", "12", "20"),

@@ -75,7 +75,13 @@ def test_shares():
 
 
 def test_nothing_else_changes(tmp_path: Path):
-    common: dict[str, Any] = {"data": "digits", "rounds": 6, "device": "cpu", "train": {"epochs": 1}, "topology": {"interval": 2}}
+    common: dict[str, Any] = {
+        "data": "digits",
+        "rounds": 6,
+        "device": "cpu",
+        "train": {"epochs": 1, "average": "off"},
+        "topology": {"interval": 2},
+    }
     plain = fedrts.run(**common, out=tmp_path / "plain")
     averaged = fedrts.run(**{**common, "train": {"epochs": 1, "average": "ema"}}, out=tmp_path / "averaged")
     assert plain.average is None
@@ -109,7 +115,7 @@ def test_the_average_is_judged_exported_and_loaded(tmp_path: Path):
 
 
 def test_where_there_is_no_average_one_line_says_so(tmp_path: Path):
-    fedrts.run(data="digits", rounds=1, device="cpu", train={"epochs": 1}, out=tmp_path / "run")
+    fedrts.run(data="digits", rounds=1, device="cpu", train={"epochs": 1, "average": "off"}, out=tmp_path / "run")
     for words in (["evaluate"], ["export"]):
         code, said = command(*words, str(tmp_path / "run"), "--average")
         assert (code, said.count("\n")) == (2, 1)

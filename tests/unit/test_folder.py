@@ -79,7 +79,7 @@ def test_later_another_experiment_is_refused_and_named(tmp_path):
     fedrts.run(**TINY, out=tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     before = folder.experiment_file().read_bytes()
-    with pytest.raises(InputError, match=r"another experiment \(rounds is 3 there, not 9, train.lr is 0.2 there, not 0.5\)"):
+    with pytest.raises(InputError, match=r"another experiment \(rounds is 3 there, not 9, train.lr is 0.8 there, not 0.5\)"):
         revised(folder, rounds=9, lr=0.5)
     assert revised(folder, guard={"attempts": 2}) == {"guard": {"attempts": 2}}
     assert folder.experiment_file().read_bytes() == before

@@ -38,6 +38,7 @@ def stored():
 
 def assembled(name, **keywords):
     base = {
+        "recipe": "paper",
         "data": name,
         "model": "cnn",
         "model_options": {"width": 4},
