@@ -3,7 +3,7 @@
     python benchmarks/choosing.py               # three seeds
     python benchmarks/choosing.py --seeds 0     # one
 
-The default recipe (20 clients, 10 a round, Dirichlet 0.5, 50 rounds). Prints a Markdown table.
+The paper's recipe (20 clients, 10 a round, Dirichlet 0.5, 50 rounds). Prints a Markdown table.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def pages() -> dict[str, Makers]:
             "travels": lambda name=name: describe.travels(name),  # type: ignore[misc]
             "options": lambda name=name: describe.options(name),  # type: ignore[misc]
         }
-    return made | {"configuration.md": {"keys": keys, "recipes": recipes}, "commands.md": {"commands": commands}}
+    return made | {"configuration.md": {"keys": keys}, "recipes.md": {"recipes": recipes}, "commands.md": {"commands": commands}}
 
 
 def undocumented() -> list[str]:
@@ -122,12 +122,18 @@ def _shown(default: object) -> str:
 
 
 def recipes() -> str:
-    """What the data sets change in those defaults."""
+    """What the data sets change in the built-in defaults: in both recipes, and in the tuned one for a model."""
     names = [name for name in data.names() if data.data.get(name).__module__.startswith("fedrts.data.")]  # others may be registered too
     settings = {name: {"model": data.recipe(name).model, **config.flat(data.recipe(name).settings)} for name in names}
-    rows = [["data", "defaults of its own"]]
-    rows += [[f"`{name}`", ", ".join(f"`{key} = {value}`" for key, value in own.items())] for name, own in settings.items()]
+    rows = [["data", "both recipes", "tuned"]]
+    for name, own in settings.items():
+        tuned = [f"{model}: {_listed(config.flat(more))}" for model, more in data.recipe(name).tuned.items()]
+        rows.append([f"`{name}`", _listed(own), "; ".join(tuned)])
     return markdown(rows)
+
+
+def _listed(settings: dict[str, Any]) -> str:
+    return ", ".join(f"`{key} = {value}`" for key, value in settings.items())
 
 
 # -- the commands ---------------------------------------------------------------------------------------------------

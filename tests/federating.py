@@ -29,6 +29,7 @@ prepare()
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 EXPERIMENT = """
+recipe = "paper"
 data = "digits"
 method = "fedrts"
 rounds = 3
