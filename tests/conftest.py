@@ -65,8 +65,8 @@ def _no_run_folder_in_the_working_tree(monkeypatch):
     """A test that runs something says where: a run without `out` would leave its folder here."""
     create = RunFolder.create
 
-    def elsewhere(folder, experiment):
+    def elsewhere(folder, *given):
         assert not folder.path.resolve().is_relative_to(TREE), f"a test writes {folder.path}: give it an out under tmp_path"
-        create(folder, experiment)
+        create(folder, *given)
 
     monkeypatch.setattr(RunFolder, "create", elsewhere)

@@ -103,22 +103,33 @@ def run(
     return start(resolved, observer or default_observer(), data_dir)
 
 
-def start(resolved: Experiment, observer: Observer, data_dir: str | Path | None = None, door: Door | None = None) -> Result:
-    """Run a resolved experiment in a new folder; over Flower with nodes that come to `door` (None: on this machine)."""
+def start(
+    resolved: Experiment, observer: Observer, data_dir: str | Path | None = None, door: Door | None = None, *, tuned: bool = False
+) -> Result:
+    """Run a resolved experiment in a new folder; over Flower with nodes that come to `door` (None: on this machine).
+
+    `tuned`: the folder holds the trials by which its learning rate was chosen.
+    """
     if resolved.topology.init_mask == "given" and resolved.init is None:
         raise InputError("topology.init_mask = 'given' needs weights to start from: name their file with --init")
     resolved = with_folder(resolved)
     folder = RunFolder(str(resolved.out))
-    folder.create(resolved)
+    folder.create(resolved, tuned)
     try:
-        assembled = assemble(resolved, data_dir)
-        check_uploads(assembled, assembled.method.begin(assembled.setup))
-        kind(assembled.experiment.engine.name).require()  # what is missing shows before there is anything to lose
+        assembled = prepared(resolved, data_dir)
     except Exception:  # what shows only now leaves no folder behind that would be in the way of the next try
         folder.discard()
         raise
     folder.write_experiment(assembled.experiment)  # with what was left to `auto`
     return _play(assembled, folder, observer, data_dir, door)
+
+
+def prepared(resolved: Experiment, data_dir: str | Path | None = None) -> Assembled:
+    """A run that is ready to begin: what is missing or cannot be shows here, before there is anything to lose."""
+    assembled = assemble(resolved, data_dir)
+    check_uploads(assembled, assembled.method.begin(assembled.setup))
+    kind(assembled.experiment.engine.name).require()
+    return assembled
 
 
 def resume(

@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import tomli_w
 import fedrts as package
 from fedrts.comparison import play, pool
 from fedrts.errors import InputError
+from fedrts.report import read
 
 GRID = ["--methods", "fedrts,random,fedavg", "--densities", "0.1,0.2", "--seeds", "0,1", "--reference", "random"]
 CELLS = {f"{method}-d{density}-s{seed}" for method in ("fedrts", "random") for density in (0.1, 0.2) for seed in (0, 1)}
@@ -292,6 +294,7 @@ TUNED: dict[str, Any] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*may lie beyond:UserWarning")
 def test_a_rate_stays_once_it_is_used(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(pool, "play", lost)
@@ -308,6 +311,7 @@ def test_a_rate_stays_once_it_is_used(tmp_path, monkeypatch):
     assert "| 0.0001 (runs began with it) |" in found.markdown()
 
 
+@pytest.mark.filterwarnings("ignore:.*may lie beyond:UserWarning")
 def test_runs_of_several_rates_are_not_mixed(tmp_path):
     out = tmp_path / "out"
     package.compare(out=out, seeds=[0, 1], **TUNED)
@@ -315,6 +319,154 @@ def test_runs_of_several_rates_are_not_mixed(tmp_path):
     file.write_text(file.read_text().replace("lr = 0.2", "lr = 0.3"))
     with pytest.raises(InputError, match=r"train\.lr is 0\.2 in random-d0\.5-s0 and 0\.3 in random-d0\.5-s1\): remove"):
         package.compare(out=out, seeds=[0, 1], **TUNED)
+
+
+AUTO = ["compare", "--methods", "fedavg,random", "--densities", "0.5", "--tune-lr", "auto", "--lr", 0.06, "--jobs", 1, "--rounds", 4]
+AUTO += ["--epochs", 1, "--clients", 6, "--per-round", 3, "--set", "checkpoint.every=1"]
+
+
+@pytest.fixture(scope="module")
+def widened(fedrts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished comparison whose first rates are too small."""
+    out = tmp_path_factory.mktemp("widened") / "out"
+    ended = fedrts(*AUTO, "--out", out)
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith("tuning: 6\n")
+    assert "\ntuning, wider: " in ended.out
+    return out
+
+
+def valid_accuracy(trial: Path) -> float | None:
+    """The mean over a finished trial; None: it diverged."""
+    if not (trial / "summary.json").exists():
+        return None
+    history = [json.loads(line) for line in (trial / "history.jsonl").read_text("utf-8").splitlines()]
+    return float(sum(line["valid_accuracy"] for line in history) / len(history))
+
+
+def test_rates_widen_until_the_best_is_inside(widened):
+    """Every rate that was tried is there for a reason, and the best has a worse one on either side."""
+    record = tomllib.loads((widened / "compare.toml").read_text("utf-8"))
+    assert record["tuning"]["rates"] == "auto"
+    rows = {row["cell"]: row for row in read_csv(widened / "results.csv")}
+    text = (widened / "results.md").read_text("utf-8")
+    for name in ("fedavg", "random-d0.5"):
+        trials = {float(path.name.removeprefix(f"{name}-lr")): valid_accuracy(path) for path in widened.glob(f"tuning/{name}-lr*")}
+        assert {0.02, 0.06, 0.18} < set(trials)
+        ladder = sorted(trials)
+        assert all(after / before == pytest.approx(3, rel=0.01) for before, after in pairwise(ladder))
+        found = max((rate for rate in ladder if trials[rate] is not None), key=lambda rate: trials[rate] or 0.0)
+        assert float(rows[f"{name}-s0"]["train.lr"]) == found
+        assert ladder[0] < found < ladder[-1] <= found * 3.01, "no rate was tried beyond the neighbour of the best"
+        noted = {float(rate): None if score == "failed" else score for rate, score in record["tried"][name].items()}
+        assert noted == pytest.approx(trials)
+        assert f"| {name} | {found:g} |" in text
+    assert "until its best lay between two others, at most 7" in text
+    assert "may lie beyond" not in text
+
+
+def test_tuning_without_named_rates_goes_on_where_it_was_interrupted(fedrts, widened, tmp_path, monkeypatch):
+    """In the midst of a trial that joined later; the folder then ends with the same files, and finished trials are left alone."""
+    out = tmp_path / "out"
+    interrupt_in("fedavg-lr0.54", monkeypatch, lambda: fedrts(*AUTO, "--out", out, "--quiet"))
+    half = len((out / "tuning" / "fedavg-lr0.54" / "history.jsonl").read_text("utf-8").splitlines())
+    assert half == 2
+    finished = {file: file.stat().st_mtime_ns for file in out.glob("tuning/*/summary.json")}
+    assert len(finished) == 6
+    assert not (out / "runs").exists()
+    assert fedrts(*AUTO, "--out", out, "--quiet").code == 0
+    assert {file: file.stat().st_mtime_ns for file in finished} == finished
+    for name in ("results.md", "compare.toml"):
+        assert (out / name).read_bytes() == (widened / name).read_bytes()
+
+
+def interrupt_in(cell: str, monkeypatch, call) -> None:
+    """Ctrl-C after two rounds of this cell."""
+    with monkeypatch.context() as patched:
+        played = play.Reporter.played
+
+        def interrupted(self, record):
+            played(self, record)
+            if self.cell == cell and record.round == 1:
+                raise KeyboardInterrupt
+
+        patched.setattr(play.Reporter, "played", interrupted)
+        ended = call()
+    assert ended.code == 130
+    assert "interrupted" in ended.err
+
+
+def test_the_best_at_the_end_of_named_rates_is_told(fedrts, tiny, tmp_path):
+    out = tmp_path / "out"
+    flags = ["--methods", "fedavg", "--tune-lr", "0.0001,0.2", "--jobs", 1, "--out", out, "--quiet"]
+    ended = fedrts("compare", *flags, *tiny)
+    line = "fedavg: the best learning rate, 0.2, is the largest tried; a better one may lie beyond: use --tune-lr auto, or name more rates"
+    assert (ended.code, ended.err) == (0, f"note: {line}\n")
+    assert f"\n- {line}\n" in (out / "results.md").read_text("utf-8")
+
+
+def test_a_rate_that_diverges_is_the_worst_and_no_failure(fedrts, tiny, tmp_path):
+    out = tmp_path / "out"
+    ended = fedrts("compare", "--methods", "fedavg", "--tune-lr", "0.1,0.3,1e30", "--jobs", 1, "--out", out, "--quiet", *tiny)
+    assert (ended.code, ended.err) == (0, ""), "the best has a rate on either side"
+    text = (out / "results.md").read_text("utf-8")
+    assert text.count("| fedavg | 0.3 |") == 1
+    assert "| failed |" in text
+    assert tomllib.loads((out / "compare.toml").read_text("utf-8"))["tried"]["fedavg"]["1e+30"] == "failed"
+
+
+# -- a run that is tuned first --------------------------------------------------------------------------------------
+
+RUN = ["run", "--method", "fedavg", "--tune-lr", "auto", "--lr", 0.06, "--rounds", 4, "--epochs", 1, "--clients", 6, "--per-round", 3]
+RUN += ["--set", "checkpoint.every=1"]
+
+
+def test_a_run_tunes_its_rate_first(fedrts, widened, tmp_path, monkeypatch):
+    """With the trials of a comparison, then the run that a comparison would have; interrupted in between, with the same result."""
+    out = tmp_path / "run"
+    interrupt_in("fedavg-lr0.18", monkeypatch, lambda: fedrts(*RUN, "--out", out, "--quiet"))
+    refused = fedrts("resume", out)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "trials of learning rates, and no run yet: go on with the same `fedrts run`" in refused.err
+    untuned = fedrts("run", "--out", out)
+    assert (untuned.code, "is not empty" in untuned.err) == (2, True)
+    changed = fedrts(*RUN, "--out", out, "--batch-size", 8)
+    assert (changed.code, "train.batch_size" in changed.err) == (2, True)
+    ended = fedrts(*RUN, "--out", out)
+    assert (ended.code, ended.err) == (0, "")
+    rate = float(next(row for row in read_csv(widened / "results.csv") if row["method"] == "fedavg")["train.lr"])
+    assert f"learning rate {rate:g}, by accuracy on the validation split; tried: 0.02, 0.06, 0.18, 0.54" in ended.out
+    assert tomllib.loads((out / "experiment.toml").read_text("utf-8"))["train"]["lr"] == rate
+    tried, same = (tomllib.loads(file.read_text("utf-8"))["tried"]["fedavg"] for file in (out / "tuning.toml", widened / "compare.toml"))
+    assert tried == same
+    assert {path.name for path in (out / "tuning").iterdir()} == {path.name for path in (widened / "tuning").glob("fedavg-*")}
+    assert (out / "model.safetensors").read_bytes() == (widened / "runs" / "fedavg-s0" / "model.safetensors").read_bytes()
+    again = fedrts(*RUN, "--out", out)
+    assert (again.code, "holds a run already: continue it with `fedrts resume" in again.err) == (2, True)
+    assert len(read.find([out]).runs) == 1, "trials are no runs of a report"
+
+
+def test_no_rate_is_tried_in_the_folder_of_another_run(fedrts, run_dir):
+    before = contents(run_dir)
+    ended = fedrts("run", "--tune-lr", "auto", "--out", run_dir)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert f"{run_dir} holds a run already: continue it with `fedrts resume" in ended.err
+    assert contents(run_dir) == before
+
+
+def test_a_run_that_no_rate_can_mend_leaves_nothing(fedrts, tmp_path):
+    ended = fedrts("run", "--density", "0.0001", "--tune-lr", "0.1,0.2", "--out", tmp_path / "out")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert ended.err.startswith("error: density 0.0001 is infeasible")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_for_which_every_rate_diverges(fedrts, tiny, tmp_path):
+    ended = fedrts("run", *tiny, "--method", "fedavg", "--tune-lr", "1e30,1e35", "--out", tmp_path / "out", "--quiet")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "no learning rate of 1e+30, 1e+35 could be trained with" in ended.err
+    assert "is not finite" in ended.err
+    assert "another --out" in ended.err
 
 
 # -- refused --------------------------------------------------------------------------------------------------------
@@ -325,6 +477,7 @@ def test_runs_of_several_rates_are_not_mixed(tmp_path):
     [
         ([], ["--methods"]),
         (["--methods", "fedrtz"], ["'fedrtz'", "did you mean 'fedrts'"]),
+        (["--methods", "fedrts", "--tune-lr", "automatic"], ["--tune-lr takes learning rates, or auto", "'automatic'"]),
         (["--methods", "fedrts", "--seeds", "a"], ["--seeds takes whole numbers", "'a'"]),
         (["--methods", "fedrts", "--metric", "accurcy"], ["'accurcy'", "did you mean 'accuracy'"]),
         (["--methods", "fedrts,random", "--reference", "fedavg"], ["--reference fedavg is not among the methods"]),

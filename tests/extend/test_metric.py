@@ -223,6 +223,7 @@ def test_a_name_that_is_none_is_one_line(names: str, words: str):
     assert re.search(words, said), said
 
 
+@pytest.mark.filterwarnings("ignore:.*may lie beyond:UserWarning")
 def test_a_task_without_accuracy_leads_by_its_own(tmp_path: Path):
     """A data set with a task of its own: its first metric leads, in tables, tuning and target."""
     grid = ["--methods", "random,fedavg", "--densities", "0.7", "--seeds", "0,1", "--jobs", "1", "--out", "compared"]
@@ -244,6 +245,7 @@ def test_a_task_without_accuracy_leads_by_its_own(tmp_path: Path):
     assert (code, said.splitlines()[-1]) == (2, "error: there is no metric 'dise'; did you mean 'dice'?")
 
 
+@pytest.mark.filterwarnings("ignore:.*may lie beyond:UserWarning")
 def test_rates_are_tuned_to_the_lowest_where_lower_is_better():
     """Before accuracy in the list, doubt leads: the rate that leaves least of it is taken."""
     words = ["--set", "eval.metrics=mine:doubt,accuracy", "--tune-lr", "0.0001,0.3", "--seeds", "0", "--jobs", "1", "--out", "tuned"]

@@ -125,7 +125,7 @@ KEYWORDS = {
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
     """What would have been run, instead of running it."""
     caught: list[Experiment] = []
-    monkeypatch.setattr(api, "start", lambda resolved, observer, data_dir=None: caught.append(resolved))
+    monkeypatch.setattr(api, "start", lambda resolved, observer, data_dir=None, **_: caught.append(resolved))
     return caught
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedrts.cli.app import DataDir, ExperimentFile, Jobs, Quiet, app
 from fedrts.cli.flags import Given, takes
 from fedrts.cli.interrupt import as_interruption
+from fedrts.cli.lists import numbers, rates
 from fedrts.errors import InputError
 
 if TYPE_CHECKING:
     from fedrts.comparison.results import Compared
-
-Numeric = TypeVar("Numeric", int, float)
 
 
 @app.command()
@@ -44,7 +43,11 @@ def compare(
         ),
     ] = None,
     tune_lr: Annotated[
-        str | None, typer.Option(metavar="X,Y,…", help="Choose each method's learning rate among these on the validation split.")
+        str | None,
+        typer.Option(
+            metavar="auto|X,Y,…",
+            help="Choose each method's learning rate on a validation split: among these, or around its own until the best is inside.",
+        ),
     ] = None,
     tune_seed: Annotated[int | None, typer.Option(help="Of the trials of learning rates; none of --seeds. Default 1000.")] = None,
     tune_rounds: Annotated[int | None, typer.Option(help="Of a trial; default as many as a run.")] = None,
@@ -77,7 +80,7 @@ def compare(
         numbers("--densities", densities, float),
         comparison.seeds_of(base) if seeds is None else numbers("--seeds", seeds, int),
         dict(axes),
-        Tuning.of(None if tune_lr is None else numbers("--tune-lr", tune_lr, float), tune_seed, tune_rounds),
+        Tuning.of(None if tune_lr is None else rates(tune_lr), tune_seed, tune_rounds),
         budget=None if budget is None else units.size(budget),
         data_dir=data_dir,
     )
@@ -108,12 +111,3 @@ def end_with(*all_compared: Compared) -> None:
         cells = "1 cell" if len(failures) == 1 else f"{len(failures)} cells"
         print(f"{cells} failed, see {failures[0][0] / 'failures.json'}; the same command tries them again", file=sys.stderr)
         sys.exit(1)
-
-
-def numbers(flag: str, text: str, kind: type[Numeric]) -> list[Numeric]:
-    """`0,1,2` as numbers."""
-    try:
-        return [kind(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        what = "whole numbers" if kind is int else "numbers"
-        raise InputError(f"{flag} takes {what} with commas between them (got '{text}')") from None

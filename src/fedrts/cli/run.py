@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,10 +12,11 @@ import typer
 from fedrts.cli.app import Allow, DataDir, ExperimentFile, Quiet, RunDir, app
 from fedrts.cli.flags import Given, takes
 from fedrts.cli.interrupt import as_interruption
+from fedrts.cli.lists import rates
 
 if TYPE_CHECKING:
     from fedrts.api import Result
-    from fedrts.config import Experiment
+    from fedrts.config import Experiment, Tree
     from fedrts.observe import Observer
 
 
@@ -31,6 +33,13 @@ def run(
         str | None,
         typer.Option(metavar="SIZE", help="Send at most so much in all, such as 200MB: plans density, value type and rounds left open."),
     ] = None,
+    tune_lr: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|X,Y,…",
+            help="Choose the learning rate on a validation split first: among these, or around its own until the best is inside.",
+        ),
+    ] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Measure which engine and how many slots are fastest here; remembered.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Write a trace of some rounds, and tables, to RUN_DIR/profile.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder too.")] = False,
@@ -42,14 +51,32 @@ def run(
     from fedrts.runs.folder import resume_command
 
     layers = given.layers(experiment)
-    resolved = config.resolve(*(layers if budget is None else planning.within(layers, budget, data_dir)))
+    layers = layers if budget is None else planning.within(layers, budget, data_dir)
+    resolved = config.resolve(*layers)
+    if tune_lr is not None:
+        resolved = with_best_rate(layers, tune_lr, Path(str(api.with_folder(resolved).out)), data_dir, quiet)
     resolved = api.with_folder(measured(resolved, data_dir, quiet) if tune else resolved)
     folder = Path(str(resolved.out))
 
     def play(observer: Observer) -> Result:
-        return api.start(resolved, watched(observer, folder, profile), data_dir)
+        return api.start(resolved, watched(observer, folder, profile), data_dir, tuned=tune_lr is not None)
 
     interruptible(play, quiet, resume_command(folder, resolved.model_dump()), tensorboard)
+
+
+def with_best_rate(layers: list[Tree], text: str, out: Path, data_dir: Path | None, quiet: bool) -> Experiment:
+    """The experiment of these settings with the best of the learning rates that `text` names; trials are shown, and go to its folder."""
+    from fedrts.comparison.tuned_run import with_best_rate
+    from fedrts.comparison.watch import LiveWatcher
+
+    with as_interruption(f"interrupted while learning rates are tried; the same command with --out {shlex.quote(str(out))} goes on"):
+        if quiet:
+            return with_best_rate(layers, rates(text), out, data_dir=data_dir)[0]
+        with LiveWatcher() as watcher:
+            experiment, chosen = with_best_rate(layers, rates(text), out, data_dir=data_dir, watcher=watcher)
+    tried = ", ".join(f"{rate:g}" for rate in sorted(chosen.scores))
+    print(f"learning rate {experiment.train.lr:g}, by {chosen.metric.name} on the validation split; tried: {tried}")
+    return experiment
 
 
 def measured(experiment: Experiment, data_dir: Path | None, quiet: bool) -> Experiment:

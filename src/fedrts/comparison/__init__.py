@@ -12,17 +12,17 @@ from fedrts import config
 from fedrts.comparison import pool as pools
 from fedrts.comparison import record, tuning
 from fedrts.comparison.cluster import Cluster
-from fedrts.comparison.grid import Cell, Grid, Tuning, check_method
+from fedrts.comparison.grid import Cell, Grid, Group, Tuning, check_method
 from fedrts.comparison.keys import summary_key
 from fedrts.comparison.notebook import NotebookWatcher
 from fedrts.comparison.play import CellTask, News
 from fedrts.comparison.pool import Pool
 from fedrts.comparison.results import Compared
 from fedrts.engines.kinds import kind
-from fedrts.errors import InputError
+from fedrts.errors import InputError, note
 from fedrts.observe.notebook import in_notebook
 from fedrts.planning import units
-from fedrts.runs.folder import RunFolder
+from fedrts.runs.folder import TUNING, RunFolder
 from fedrts.tasks import metrics
 from fedrts.tasks.metrics import Metric, of_run
 
@@ -68,8 +68,12 @@ class Comparison:
     threads: int
     label: str = ""
     """Goes before the names of its cells."""
+    file: str = record.FILE
+    """Where it is written down what the folder holds."""
     cells: list[Cell] = field(init=False)
-    chosen: dict[tuning.Group, tuning.Chosen] = field(default_factory=dict, init=False)
+    chosen: dict[Group, tuning.Chosen] = field(default_factory=dict, init=False)
+    _added: dict[Group, list[float]] = field(default_factory=dict, init=False)
+    """Learning rates that are tried beside the first."""
 
     def __post_init__(self) -> None:
         self.cells = self.grid.cells()
@@ -78,22 +82,36 @@ class Comparison:
     def opened(self) -> Iterator[None]:
         """With the folder held, and what is compared written down; refused where it holds another comparison."""
         self.grid.trials()  # a mistake in them is told before anything is written
-        with record.held(self.out):
-            self.threads = record.record(self.out, self.grid, self.cells, self.threads, self.data_dir)
+        with record.held(self.out, self.file):
+            self.threads = record.record(self.out, self.grid, self.cells, self.threads, self.data_dir, self.file)
             yield
 
     def trial_tasks(self) -> list[CellTask]:
-        return [self._task(cell, "tuning") for cell, _ in self.grid.trials()]
+        return [self._task(cell, TUNING) for cell, _ in self.grid.trials()]
+
+    def wider_tasks(self) -> list[CellTask]:
+        """Trials beyond the rates played so far, for the groups whose best lies at their end."""
+        wider = {group: entry.wider for group, entry in self._judged().items() if entry.wider is not None}
+        for group, rate in wider.items():
+            self._added.setdefault(group, []).append(rate)
+        return [self._task(cell, TUNING) for cell, rate in self.grid.trials(self._added) if wider.get(cell.group) == rate]
 
     def choose_rates(self) -> None:
-        self.chosen = tuning.choose(self.grid.trials(), self.out / "tuning", tuning.used(self.cells, self.out / "runs"))
+        """Choose among the trials played, and write down what they came to."""
+        self.chosen = self._judged()
+        record.note_tried(self.out / self.file, self.chosen.values())
+
+    def _judged(self) -> dict[Group, tuning.Chosen]:
+        auto = self.grid.tuning is not None and self.grid.tuning.auto
+        return tuning.choose(self.grid.trials(self._added), self.out / TUNING, tuning.used(self.cells, self.out / "runs"), auto)
 
     def tasks(self) -> list[CellTask]:
         """The cells that can be played: all, but those of a group for which no learning rate was found."""
-        rated = [self._rated(cell) for cell in self.cells]
+        rated = [self.rated(cell) for cell in self.cells]
         return [self._task(cell, "runs") for cell in rated if cell is not None]
 
-    def _rated(self, cell: Cell) -> Cell | None:
+    def rated(self, cell: Cell) -> Cell | None:
+        """A cell with the learning rate that was chosen for it; None: there is none."""
         if self.grid.tuning is None:
             return cell
         rate = self.chosen[cell.group].rate
@@ -127,6 +145,30 @@ class Comparison:
 
 def play_all(comparisons: Sequence[Comparison], pool: Pool, watcher: Watcher) -> dict[str, News]:
     """Play what is not finished of all comparisons, trials of learning rates first; what failed, by name."""
+    tune_all(comparisons, pool, watcher)  # a rate that cannot be trained with is an answer, not a failure
+    return _play([task for comparison in comparisons for task in comparison.tasks()], "cells", pool, watcher)
+
+
+def tune_all(comparisons: Sequence[Comparison], pool: Pool, watcher: Watcher) -> dict[str, News]:
+    """Try learning rates, where comparisons are to choose them, until there is none left to try; what failed, by name."""
+    comparisons = [comparison for comparison in comparisons if comparison.grid.tuning is not None]
+    failed: dict[str, News] = {}
+    tasks = [task for comparison in comparisons for task in comparison.trial_tasks()]
+    what = "tuning"
+    while tasks:
+        failed |= _play(tasks, what, pool, watcher)
+        tasks = [task for comparison in comparisons for task in comparison.wider_tasks()]
+        what = "tuning, wider"
+    for comparison in comparisons:
+        comparison.choose_rates()
+        for entry in comparison.chosen.values():
+            if entry.remark is not None:
+                note(comparison.label + entry.remark)
+    return failed
+
+
+def _play(tasks: Sequence[CellTask], what: str, pool: Pool, watcher: Watcher) -> dict[str, News]:
+    """Play what is not finished of these tasks; what failed, by name."""
     failed: dict[str, News] = {}
 
     def tell(news: News) -> None:
@@ -134,17 +176,8 @@ def play_all(comparisons: Sequence[Comparison], pool: Pool, watcher: Watcher) ->
             failed[news.cell] = news
         watcher.tell(news)
 
-    def play(tasks: Sequence[CellTask], what: str) -> None:
-        watcher.expect(tasks, what)
-        pool.play([task for task in tasks if not task.is_finished], tell)
-
-    trials = [task for comparison in comparisons for task in comparison.trial_tasks()]
-    if trials:
-        play(trials, "tuning")
-        failed.clear()  # a rate that cannot be trained with is an answer, not a failure
-        for comparison in comparisons:
-            comparison.choose_rates()
-    play([task for comparison in comparisons for task in comparison.tasks()], "cells")
+    watcher.expect(tasks, what)
+    pool.play([task for task in tasks if not task.is_finished], tell)
     return failed
 
 
@@ -209,7 +242,7 @@ def compare(
     metric: str | None = None,
     reference: str | None = None,
     budget: str | float | None = None,
-    tune_lr: Iterable[float] | None = None,
+    tune_lr: Iterable[float] | str | None = None,
     tune_seed: int | None = None,
     tune_rounds: int | None = None,
     jobs: int = 1,
@@ -221,15 +254,16 @@ def compare(
 
     `fedrts.compare(methods=["fedrts", "random"], densities=[0.1, 0.2], seeds=range(5), reference="random", data="digits", out="compared")`
     `grid={"topology.interval": [5, 10]}` varies any other key. `budget="200MB"` gives every run the same bytes: as many rounds as they
-    pay for, at most `rounds`. A cell that fails is in `failures`, the others are in `rows`. With
-    `jobs` above 1 cells run in processes of their own: the calling script then needs `if __name__ == "__main__":`.
+    pay for, at most `rounds`. `tune_lr` names learning rates to choose from, or "auto". A cell that fails is in `failures`, the
+    others are in `rows`. With `jobs` above 1 cells run in processes of their own: the calling script then needs
+    `if __name__ == "__main__":`.
     """
     if isinstance(methods, str) or not all(isinstance(name, str) for name in methods):
         raise InputError("methods must be a list of names; options of a method are method_options, or keys of the grid")
     if grid is not None and not isinstance(grid, Mapping):
         raise InputError(f"grid must name keys and their values, as in {{'train.lr': [0.1, 0.2]}} (got {grid!r})")
     axes = {f"grid[{key!r}]": values for key, values in (grid or {}).items()}
-    lists = {"densities": densities, "seeds": seeds, "tune_lr": tune_lr, **axes}
+    lists = {"densities": densities, "seeds": seeds, "tune_lr": None if isinstance(tune_lr, str) else tune_lr, **axes}
     for name, given in lists.items():
         if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
             raise InputError(f"{name} must be a list (got {given!r})")
@@ -237,6 +271,7 @@ def compare(
         raise InputError(f"jobs must be a whole number (got {jobs!r})")
     layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
     base = config.combined(*layers)
+    rates = tune_lr if isinstance(tune_lr, str) else None if tune_lr is None else config.plain(list(tune_lr))
     folder = Path(data_dir) if data_dir is not None else None
     made = Grid(
         base,
@@ -244,7 +279,7 @@ def compare(
         config.plain(list(densities)),
         seeds_of(base) if seeds is None else config.plain(list(seeds)),
         {key: tuple(config.plain(list(values))) for key, values in (grid or {}).items()},
-        Tuning.of(None if tune_lr is None else config.plain(list(tune_lr)), tune_seed, tune_rounds),
+        Tuning.of(rates, tune_seed, tune_rounds),
         budget=None if budget is None else units.size(budget),
         data_dir=folder,
     )

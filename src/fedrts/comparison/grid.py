@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrts import config, data, planning
+from fedrts.comparison import ladder
 from fedrts.config import Experiment
 from fedrts.errors import InputError, nearest
 
@@ -21,25 +22,37 @@ VALIDATION = 0.1
 """Share of the training data by which learning rates are chosen."""
 TUNE_SEED = 1000
 
+Group = tuple[Any, ...]
+"""What cells have in common that differ in their seed alone."""
+
 
 @dataclass(frozen=True)
 class Tuning:
     """How learning rates are chosen: each of `rates` is tried once, with a seed that no result uses."""
 
-    rates: tuple[float, ...]
+    rates: Sequence[float] | str
+    """Or "auto": around the rate of the cell itself, and on until the best lies between two others."""
     seed: int = TUNE_SEED
     rounds: int | None = None
     """Of a trial; default: those of a run."""
 
     @staticmethod
-    def of(rates: Sequence[float] | None, seed: int | None, rounds: int | None) -> Tuning | None:
+    def of(rates: Sequence[float] | str | None, seed: int | None, rounds: int | None) -> Tuning | None:
         """The tuning that is asked for, if it is: without rates to try the other words mean nothing."""
         if rates is not None:
-            return Tuning(tuple(rates), TUNE_SEED if seed is None else seed, rounds)
+            return Tuning(rates if isinstance(rates, str) else tuple(rates), TUNE_SEED if seed is None else seed, rounds)
         for flag, given in (("--tune-seed", seed), ("--tune-rounds", rounds)):
             if given is not None:
                 raise InputError(f"{flag} is of the trials of learning rates: name these with --tune-lr, or leave it out")
         return None
+
+    @property
+    def auto(self) -> bool:
+        return self.rates == ladder.AUTO
+
+    def first_rates(self, own: float) -> Sequence[float]:
+        """The rates to begin with, in a cell whose `own` would be used without tuning."""
+        return self.rates if not isinstance(self.rates, str) else ladder.around(own)
 
 
 @dataclass(frozen=True)
@@ -52,8 +65,7 @@ class Cell:
     experiment: Experiment
 
     @property
-    def group(self) -> tuple[Any, ...]:
-        """What cells have in common that differ in their seed alone."""
+    def group(self) -> Group:
         return (self.experiment.method, self.experiment.density, *map(repr, self.place.values()))
 
     def settings(self) -> dict[str, Any]:
@@ -96,6 +108,8 @@ class Grid:
             self._check_tuning(self.tuning)
 
     def _check_tuning(self, tuning: Tuning) -> None:
+        if isinstance(tuning.rates, str) and not tuning.auto:
+            raise InputError(f"--tune-lr takes learning rates, or auto (got '{tuning.rates}')")
         if not tuning.rates:
             raise InputError("--tune-lr names no rate: give some, such as 0.01,0.03,0.1")
         if tuning.seed in self.seeds:
@@ -108,16 +122,20 @@ class Grid:
         found = [self._cell(seed, *point, {}, f"s{seed}") for seed in self.seeds for point in self._points()]
         return _named_apart(found)
 
-    def trials(self) -> list[tuple[Cell, float]]:
-        """The runs among which learning rates are chosen, and the rate of each."""
+    def trials(self, added: Mapping[Group, Sequence[float]] | None = None) -> list[tuple[Cell, float]]:
+        """The runs among which learning rates are chosen, and the rate of each; `added` are rates of single groups beside the first."""
         if self.tuning is None:
             return []
         tuning = self.tuning
         shorter = {} if tuning.rounds is None else {"rounds": tuning.rounds, "topology": {"end": None}}
+
+        def rates(untuned: Cell) -> list[float]:
+            return [*tuning.first_rates(untuned.experiment.train.lr), *(added or {}).get(untuned.group, ())]
+
         found = [
             (self._cell(tuning.seed, *point, config.merged({"train": {"lr": rate}}, shorter), f"lr{shown(rate)}"), rate)
             for point in self._points()
-            for rate in tuning.rates
+            for rate in rates(self._cell(tuning.seed, *point, shorter, "lr"))
         ]
         _named_apart([cell for cell, _ in found])
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ import tomli_w
 
 from fedrts import config, data
 from fedrts.comparison.grid import Cell, Grid
+from fedrts.comparison.tuning import Chosen
 from fedrts.config import Experiment
 from fedrts.errors import InputError
 from fedrts.files import write_atomically
 from fedrts.runs.folder import lock
 
 FILE = "compare.toml"
+TRIED = "tried"
 _FINGERPRINTS = ("fingerprints", "digests")
 """What names the data of cells: a sample of it, which is all that earlier versions noted, and all of it."""
 _REMEDY = "give all its values again (more of them are welcome), or choose another --out"
@@ -41,10 +43,10 @@ def held(out: Path, mark: str = FILE, what: str = "comparison") -> Iterator[None
         yield
 
 
-def record(out: Path, grid: Grid, cells: Sequence[Cell], threads: int, data_dir: Path | None = None) -> int:
+def record(out: Path, grid: Grid, cells: Sequence[Cell], threads: int, data_dir: Path | None = None, name: str = FILE) -> int:
     """Write what is compared; refused where the folder holds something else. The threads of a cell are those of the first start."""
     new = described(grid, cells, threads) | fingerprints(cells, data_dir)
-    file = out / FILE
+    file = out / name
     if file.exists():
         try:
             old = tomllib.loads(file.read_text("utf-8"))
@@ -55,8 +57,18 @@ def record(out: Path, grid: Grid, cells: Sequence[Cell], threads: int, data_dir:
                 raise
             raise InputError(f"{file} is damaged ({error}): restore it, or choose another --out") from error
         new |= {"threads": threads} | {kind: old.get(kind, {}) | new[kind] for kind in _FINGERPRINTS}
+        new |= {key: old[key] for key in (TRIED,) if key in old}
     write_atomically(file, tomli_w.dumps(new).encode())
     return threads
+
+
+def note_tried(file: Path, chosen: Iterable[Chosen]) -> None:
+    """Add what each learning rate came to on the validation split."""
+    content = tomllib.loads(file.read_text("utf-8"))
+    tried = {
+        entry.name: {f"{rate:g}": "failed" if score is None else score for rate, score in sorted(entry.scores.items())} for entry in chosen
+    }
+    write_atomically(file, tomli_w.dumps(content | {TRIED: tried}).encode())
 
 
 def fingerprints(cells: Sequence[Cell], data_dir: Path | None) -> dict[str, dict[str, str]]:
@@ -91,15 +103,25 @@ def described(grid: Grid, cells: Sequence[Cell], threads: int) -> dict[str, Any]
         "threads": threads,
         **({} if grid.budget is None else {"budget": grid.budget}),
         "grid": {key: list(values) for key, values in grid.axes.items()},
-        **({} if tuning is None else {"tuning": tuning | {"rates": list(tuning["rates"])}}),
+        **({} if tuning is None else {"tuning": tuning | {"rates": _plain(tuning["rates"])}}),
         "shared": config.nested(shared),
         "cells": {name: {key: value for key, value in own.items() if key not in shared} for name, own in settings.items()},
     }
 
 
+def _joined(old: list[float] | str, new: list[float] | str) -> bool:
+    """Are these the rates that were named before, and perhaps more?"""
+    return not isinstance(old, str) and not isinstance(new, str) and set(old) <= set(new)
+
+
+def _plain(rates: Sequence[float] | str) -> list[float] | str:
+    return rates if isinstance(rates, str) else list(rates)
+
+
 def _declared(cell: Cell, grid: Grid) -> dict[str, Any]:
-    """A cell's settings, without the rate that is yet to be chosen."""
-    return {key: value for key, value in cell.settings().items() if grid.tuning is None or key != "train.lr"}
+    """A cell's settings, without the rate that is yet to be chosen, unless the trials start from it."""
+    chosen_among_named = grid.tuning is not None and not grid.tuning.auto
+    return {key: value for key, value in cell.settings().items() if key != "train.lr" or not chosen_among_named}
 
 
 def _check_contained(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -124,7 +146,7 @@ def _check_tuning(out: Path, old: Mapping[str, Any] | None, new: Mapping[str, An
     """The same trials; more rates may join until a run of the table has begun with the best of those before."""
     if old == new:
         return
-    if old is None or new is None or {**old, "rates": new["rates"]} != new or not set(old["rates"]) <= set(new["rates"]):
+    if old is None or new is None or {**old, "rates": new["rates"]} != new or not _joined(old["rates"], new["rates"]):
         raise InputError(f"{out} holds another comparison: its learning rates were tuned otherwise; {_REMEDY}")
     if any((out / "runs").glob("*")):
         before = ",".join(map(str, old["rates"]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrts.comparison import table
+from fedrts.comparison import ladder, table
 from fedrts.comparison.grid import Cell, Grid
 from fedrts.comparison.keys import summary_key
 from fedrts.comparison.play import News
@@ -86,6 +86,7 @@ class Compared:
         parts += ["## What it costs", "All rounds and clients of a run together.", table.costs_table(self.rows, list(self.grid.axes))]
         if self.chosen:
             parts += ["## Learning rates", self._tuning_words(), self._rates()]
+            parts += ["\n".join(f"- {remark}" for remark in remarks)] if (remarks := self.remarks()) else []
         return parts
 
     def _caption(self) -> str:
@@ -97,6 +98,10 @@ class Compared:
         rates = " Learning rates were chosen on the validation split, see below." if self.chosen else ""
         return f"{' · '.join(words)}. {marks} **Best** and *second best* of each column.{rates}"
 
+    def remarks(self) -> list[str]:
+        """Lines on cells whose best learning rate lies at an end of those tried."""
+        return [entry.remark for entry in self.chosen if entry.remark is not None]
+
     @property
     def _tuned_by(self) -> Metric:
         return self.chosen[0].metric
@@ -106,15 +111,22 @@ class Compared:
         assert tuning is not None
         rounds = "" if tuning.rounds is None else f" of {tuning.rounds} rounds"
         label = self._tuned_by.label
+        whence = (
+            f"Every cell began with its own rate, and {ladder.STEP:g} times less and more, and tried further ones in such steps until its "
+            f"best lay between two others, at most {ladder.MOST}:"
+            if tuning.auto
+            else "Every method had the same rates to choose from,"
+        )
         return (
-            f"Every method had the same rates to choose from, one run{rounds} each with seed {tuning.seed}, judged by the mean {label} of "
+            f"{whence} one run{rounds} each with seed {tuning.seed}, judged by the mean {label} of "
             "the last ten rounds on the validation split. The runs above leave that split out of their training data too."
         )
 
     def _rates(self) -> str:
         assert self.grid.tuning is not None
-        rates = self.grid.tuning.rates
-        body = [[entry.name, _rate(entry), *(_score(entry.scores[rate], entry.metric) for rate in rates)] for entry in self.chosen]
+        rates = list(dict.fromkeys(rate for entry in self.chosen for rate in entry.scores))
+        rates = sorted(rates) if self.grid.tuning.auto else rates
+        body = [[entry.name, _rate(entry), *(_score(entry, rate) for rate in rates)] for entry in self.chosen]
         return markdown(["cell", "chosen", *(f"valid. {self._tuned_by.label} at {rate:g}" for rate in rates)], body)
 
     def write(self, metric: str | None = None, reference: str | None = None) -> None:
@@ -158,5 +170,8 @@ def _rate(entry: Chosen) -> str:
     return f"{entry.rate:g}" if entry.is_best else f"{entry.rate:g} (runs began with it)"
 
 
-def _score(value: float | None, metric: Metric) -> str:
-    return "failed" if value is None else metric.text(value)
+def _score(entry: Chosen, rate: float) -> str:
+    if rate not in entry.scores:
+        return ""
+    value = entry.scores[rate]
+    return "failed" if value is None else entry.metric.text(value)

@@ -1,20 +1,18 @@
-"""Learning rates, chosen on the validation split: the same rates are tried for every method and density, with a seed of their own."""
+"""Learning rates, chosen on the validation split: the same rule for every method and density, with a seed of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedrts import config
-from fedrts.comparison.grid import Cell
+from fedrts.comparison import ladder
+from fedrts.comparison.grid import Cell, Group
 from fedrts.errors import InputError
 from fedrts.runs.folder import RunFolder
 from fedrts.server.rounds import ALWAYS_EVALUATED
 from fedrts.tasks.metrics import ACCURACY, Metric, of_run
-
-Group = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -27,22 +25,43 @@ class Chosen:
     """The best, or one that was so when its first cell began; None: every trial failed."""
     metric: Metric = ACCURACY
     """What they were judged by."""
+    auto: bool = False
+    """Were they tried without being named?"""
 
     @property
     def is_best(self) -> bool:
-        return self.rate == _best(self.scores, self.metric)
+        return self.rate == ladder.best(self.scores, self.metric.lower_is_better)
+
+    @property
+    def wider(self) -> float | None:
+        """The rate to try next: beyond the end where the best lies, unless all rates were named."""
+        return ladder.wider(self.scores, self.metric.lower_is_better) if self.auto else None
+
+    @property
+    def remark(self) -> str | None:
+        """A line where a better rate may lie beyond those tried."""
+        edge = ladder.edge(self.scores, self.rate)
+        if edge is None or not self.is_best:
+            return None
+        most = f"after {len(self.scores)} trials " if self.auto else ""
+        remedy = f"start from it, with --lr {self.rate:g}" if self.auto else "use --tune-lr auto, or name more rates"
+        return f"{self.name}: {most}the best learning rate, {self.rate:g}, is the {edge} tried; a better one may lie beyond: {remedy}"
 
 
 def score(folder: Path) -> tuple[float | None, Metric | None]:
-    """Of a finished run the mean over its last ten rounds of the metric that leads, on the validation split, and which that is."""
+    """Of a finished run the mean over its last ten rounds of the metric that leads, on the validation split, and which that is.
+
+    None where one of these values is missing: it was not finite.
+    """
     run = RunFolder(folder)
     summary = run.summary()
     if summary is None:
         return None, None
     metric = of_run(summary)[0]
     key = f"valid_{metric.name}"
-    values = [line[key] for line in run.history()[-ALWAYS_EVALUATED:] if line.get(key) is not None]
-    return sum(values) / len(values) if values else None, metric
+    lines = run.history()[-ALWAYS_EVALUATED:]
+    values = [line[key] for line in lines if line.get(key) is not None]
+    return sum(values) / len(values) if values and len(values) == len(lines) else None, metric
 
 
 def used(cells: Sequence[Cell], folder: Path) -> dict[Group, float]:
@@ -61,7 +80,7 @@ def used(cells: Sequence[Cell], folder: Path) -> dict[Group, float]:
     return {group: rate for group, (_, rate) in found.items()}
 
 
-def choose(trials: Sequence[tuple[Cell, float]], folder: Path, used: Mapping[Group, float]) -> dict[Group, Chosen]:
+def choose(trials: Sequence[tuple[Cell, float]], folder: Path, used: Mapping[Group, float], auto: bool = False) -> dict[Group, Chosen]:
     """For every group the rate that it used before, or that with the best score; of equal ones the first."""
     scores: dict[Group, dict[float, float | None]] = {}
     names: dict[Group, str] = {}
@@ -71,10 +90,5 @@ def choose(trials: Sequence[tuple[Cell, float]], folder: Path, used: Mapping[Gro
         scores.setdefault(cell.group, {})[rate] = found
         metric = by or metric
         names.setdefault(cell.group, cell.name.rpartition("-")[0])
-    return {group: Chosen(names[group], tried, used.get(group, _best(tried, metric)), metric) for group, tried in scores.items()}
-
-
-def _best(tried: Mapping[float, float | None], metric: Metric) -> float | None:
-    known = {rate: value for rate, value in tried.items() if value is not None}
-    best = min if metric.lower_is_better else max
-    return best(known, key=lambda rate: known[rate]) if known else None
+    best = {group: ladder.best(tried, metric.lower_is_better) for group, tried in scores.items()}
+    return {group: Chosen(names[group], tried, used.get(group, best[group]), metric, auto) for group, tried in scores.items()}

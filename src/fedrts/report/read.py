@@ -18,7 +18,7 @@ from fedrts.config import Experiment, flat
 from fedrts.errors import InputError
 from fedrts.files import require_plain
 from fedrts.runs import file_schema
-from fedrts.runs.folder import RunFolder
+from fedrts.runs.folder import TUNING, TUNING_FILE, RunFolder
 from fedrts.tasks.metrics import ACCURACY, Metric, of_run
 
 Line = dict[str, Any]
@@ -170,8 +170,10 @@ def _is_private(path: Path) -> bool:
 
 
 def _is_trial(folder: Path) -> bool:
-    """Is this one of the short runs by which a comparison chose its learning rates?"""
-    return any(parent.name == "tuning" and (parent.parent / COMPARISON).exists() for parent in folder.parents)
+    """Is this one of the runs by which a comparison, or a run, chose its learning rates?"""
+    return any(
+        parent.name == TUNING and any((parent.parent / file).exists() for file in (COMPARISON, TUNING_FILE)) for parent in folder.parents
+    )
 
 
 def _failed_cells(path: Path) -> list[str]:

@@ -55,6 +55,14 @@ _IDENTITY = {
 _RESULTS = ("summary.json", "model.safetensors", "masks.safetensors", "average.safetensors", "fairness.json", "privacy.json")
 
 
+TUNING = "tuning"
+"""The folder of the trials by which a run chose its learning rate."""
+
+
+TUNING_FILE = "tuning.toml"
+"""What was tried there; before the run itself begins."""
+
+
 _LOGS = ("history.jsonl", "topology.jsonl")
 
 
@@ -79,18 +87,23 @@ class RunFolder:
 
     # -- starting -------------------------------------------------------------------------------------------------
 
-    def create(self, experiment: Experiment) -> None:
-        """Make the folder and write experiment.toml, before anything else happens."""
+    def refuse_another(self) -> None:
+        """An `InputError` where the folder holds a run."""
+        if (self.path / "experiment.toml").exists():
+            settings: dict[str, Any] = {}
+            with contextlib.suppress(InputError):  # `resume` tells what is wrong with it
+                settings = from_file(self.path / "experiment.toml")
+            again = resume_command(self.path, settings)
+            raise InputError(f"{self.path} holds a run already: continue it with `{again}`, or choose another --out")
+
+    def create(self, experiment: Experiment, tuned: bool = False) -> None:
+        """Make the folder and write experiment.toml, before anything else happens but trials of learning rates, where it is `tuned`."""
+        before = (TUNING, TUNING_FILE) if tuned else ()
         try:
-            if (self.path / "experiment.toml").exists():
-                settings: dict[str, Any] = {}
-                with contextlib.suppress(InputError):  # `resume` tells what is wrong with it
-                    settings = from_file(self.path / "experiment.toml")
-                again = resume_command(self.path, settings)
-                raise InputError(f"{self.path} holds a run already: continue it with `{again}`, or choose another --out")
+            self.refuse_another()
             self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            occupied = [entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")]
+            occupied = [entry.name for entry in self.path.iterdir() if not entry.name.startswith(".") and entry.name not in before]
         except OSError as error:
             raise InputError(f"cannot write the run folder {self.path}: {error.strerror}; choose another --out") from error
         if occupied:
@@ -125,6 +138,9 @@ class RunFolder:
         file = self.path / "experiment.toml"
         if self.path.is_file() and (self.path.parent / file.name).exists():
             raise InputError(f"{self.path} is a file of a run: name its folder, {self.path.parent}")
+        if not file.exists() and (self.path / TUNING_FILE).exists():
+            how = f"go on with the same `fedrts run` and --tune-lr, and --out {shlex.quote(str(self.path))}"
+            raise InputError(f"{self.path} holds trials of learning rates, and no run yet: {how}")
         if not file.exists():
             raise InputError(f"{self.path} is no run folder: it has no experiment.toml")
         require_plain(file)

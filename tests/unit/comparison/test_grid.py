@@ -53,6 +53,7 @@ def test_data_as_a_key_brings_its_recipe():
         ({"axes": {"train.lr": [0.1]}, "tuning": Tuning((0.1,))}, "give one of the two"),
         ({"seeds": [0, 1000], "tuning": Tuning((0.1,))}, "no result uses"),
         ({"tuning": Tuning(())}, "names no rate"),
+        ({"tuning": Tuning("automatic")}, "takes learning rates, or auto \\(got 'automatic'\\)"),
         ({"base": {"data_options": {"validation": 0.0}}, "tuning": Tuning((0.1,))}, "must not be 0"),
         ({"base": {"data": "cinic10", "data_options": {"train": "train+valid"}}, "tuning": Tuning((0.1,))}, "must not be 'train\\+valid'"),
         ({"densities": [0.1, 0.1000001]}, "two cells would have the name"),
@@ -73,6 +74,21 @@ def test_tuning_has_the_same_rates_for_all_and_a_validation_split():
     for cell in [*grid.cells(), *(cell for cell, _ in trials)]:
         assert cell.experiment.data_options["validation"] == 0.1
     assert {cell.group for cell in grid.cells()} == {cell.group for cell, _ in trials}
+
+
+def test_rates_that_nobody_names_lie_around_each_cells_own():
+    grid = Grid(TINY, ["random", "fedavg"], [0.1], axes={"data": ["digits", "sentences"]}, tuning=Tuning("auto"))
+    own = {cell.group: cell.experiment.train.lr for cell in grid.cells()}
+    assert len(own) == 4
+    assert len(set(own.values())) == 2
+    rates: dict[Any, list[float]] = {}
+    for cell, rate in grid.trials():
+        assert cell.experiment.train.lr == rate
+        rates.setdefault(cell.group, []).append(rate)
+    assert rates == {group: pytest.approx([rate, rate / 3, rate * 3], rel=0.005) for group, rate in own.items()}
+    group = next(iter(own))
+    more = [(cell.group, rate) for cell, rate in grid.trials({group: [7.0]})]
+    assert set(more) - {(cell.group, rate) for cell, rate in grid.trials()} == {(group, 7.0)}
 
 
 def test_a_data_set_with_a_validation_part_of_its_own_keeps_it():
@@ -157,6 +173,29 @@ def test_rates_join_until_a_run_of_the_table_begins(tmp_path):
     tuned(0.1, 0.3, 1.0)
     with pytest.raises(InputError, match=r"runs began with the best of the learning rates 0\.1,0\.3,1\.0; give these again"):
         tuned(0.1, 0.3, 1.0, 3.0)
+
+
+def test_rates_that_nobody_names_start_from_the_same_one_when_a_comparison_goes_on(tmp_path):
+    """Named rates do not depend on the experiment's own, which may then change; those around it do."""
+
+    def tuned(rates, lr):
+        grid = grid_of(base={**TINY, "train": {"lr": lr}}, tuning=Tuning(rates))
+        return record(tmp_path / str(rates), grid, grid.cells(), 1)
+
+    for rates in ("auto", (0.1,)):
+        (tmp_path / str(rates)).mkdir()
+        tuned(rates, 0.1)
+    tuned((0.1,), 0.2)
+    tuned("auto", 0.1)
+    with pytest.raises(InputError, match=r"train\.lr is 0\.1, not 0\.2"):
+        tuned("auto", 0.2)
+
+
+@pytest.mark.parametrize(("first", "then"), [("auto", (0.1, 0.3)), ((0.1, 0.3), "auto")])
+def test_named_rates_and_others_are_not_mixed(tmp_path, first, then):
+    record(tmp_path, grid_of(tuning=Tuning(first)), grid_of().cells(), 1)
+    with pytest.raises(InputError, match="tuned otherwise"):
+        record(tmp_path, grid_of(tuning=Tuning(then)), grid_of().cells(), 1)
 
 
 def test_the_seed_of_an_experiment_is_that_of_its_comparison(tmp_path):
