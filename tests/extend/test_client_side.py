@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helping import ask
-from outside import TINY, Beside, command
+from outside import TINY, Beside, assert_compared_and_reported, command
 
 MINE = '''
 from fedrts.client.optimizers import LocalOptimizer
@@ -47,21 +47,7 @@ def mine(beside: Beside) -> None:
 
 @pytest.mark.parametrize(("key", "usual", "own"), [("train.optimizer", "adamw", "mine:Lion"), ("train.schedule", "cosine", "mine:linear")])
 def test_it_runs_and_is_compared_and_reported(key: str, usual: str, own: str):
-    code, said = command(
-        "compare", "--methods", "random", "--grid", f"{key}={usual},{own}", "--out", "compared", "--jobs", "1", *TINY, "--set=rounds=4"
-    )
-    assert code == 0, said
-    table = Path("compared/results.csv").read_text("utf-8")
-    assert usual in table
-    assert own in table
-    cells = sorted(path.parent for path in Path("compared").rglob("summary.json"))
-    assert len({(cell / "model.safetensors").read_bytes() for cell in cells}) == 2, "one's own does something else"
-    code, said = command("report", "compared", "--no-png")
-    assert code == 0, said
-    assert own in Path("compared/report.html").read_text("utf-8")
-    mine = next(cell for cell in cells if own in (cell / "experiment.toml").read_text("utf-8"))
-    assert command("evaluate", str(mine))[0] == 2, "a folder's code runs only where it is allowed"
-    assert command("evaluate", str(mine), "--allow", own)[0] == 0
+    assert_compared_and_reported(key, usual, own)
 
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import io
 import json
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +16,16 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import fedrts
-from fedrts import cli
 from fedrts.errors import InputError, Note
 from fedrts.tasks.metrics import Metric, metric
+from outside import Beside, command
 
 MINE = '''
 import torch
 
 from fedrts.data.contract import Data
 from fedrts.tasks.metrics import Metric, metric
+from outside import Beside, command
 
 
 @metric("worst class recall", lower_is_better=False, format="percent")
@@ -88,23 +85,8 @@ PICTURES = ["--data", "mine:pictures", "--model", "mlp", "--set", "density=0.7",
 
 
 @pytest.fixture(autouse=True)
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "mine.py").write_text(MINE, "utf-8")
-    monkeypatch.chdir(tmp_path)
-    yield
-    sys.modules.pop("mine", None)
-
-
-def command(*words: str) -> tuple[int, str]:
-    """The exit code of a command, and what it said."""
-    said = io.StringIO()
-    before, sys.argv = sys.argv, ["fedrts", *words]
-    try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), pytest.raises(SystemExit) as ended:
-            cli.main()
-    finally:
-        sys.argv = before
-    return int(str(ended.value.code)), said.getvalue()
+def mine(beside: Beside) -> None:
+    beside("mine", MINE)
 
 
 def done(*words: str) -> str:

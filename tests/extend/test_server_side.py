@@ -14,7 +14,7 @@ from fedrts.errors import InputError
 from fedrts.server import rounds
 from fedrts.server.optimizer import Averaging
 from helping import ask
-from outside import TINY, Beside, command
+from outside import TINY, Beside, assert_compared_and_reported, command
 
 MINE = '''
 import torch
@@ -60,19 +60,7 @@ def mine(beside: Beside) -> None:
 
 @pytest.mark.parametrize(("key", "usual", "own"), [("guard.reducer", "mean", "mine:Krum"), ("train.server_optimizer", "adam", "mine:Yogi")])
 def test_it_runs_and_is_compared_and_reported(key: str, usual: str, own: str):
-    code, said = command("compare", "--methods", "random", "--grid", f"{key}={usual},{own}", "--out", "compared", "--jobs", "1", *TINY)
-    assert code == 0, said
-    table = Path("compared/results.csv").read_text("utf-8")
-    assert usual in table
-    assert own in table
-    cells = sorted(path.parent for path in Path("compared").rglob("summary.json"))
-    assert len({(cell / "model.safetensors").read_bytes() for cell in cells}) == 2, "one's own does something else"
-    code, said = command("report", "compared", "--no-png")
-    assert code == 0, said
-    assert own in Path("compared/report.html").read_text("utf-8")
-    mine = next(cell for cell in cells if own in (cell / "experiment.toml").read_text("utf-8"))
-    assert command("evaluate", str(mine))[0] == 2, "a folder's code runs only where it is allowed"
-    assert command("evaluate", str(mine), "--allow", own)[0] == 0
+    assert_compared_and_reported(key, usual, own)
 
 
 def test_the_result_is_what_the_reducer_says(toy):
