@@ -3,6 +3,8 @@
     python benchmarks/recipes.py rates      # seeds 200 to 202: the tuned recipe with each rate
     python benchmarks/recipes.py parts      # seeds 200 to 202: the tuned recipe without each of its parts
     python benchmarks/recipes.py compare    # seeds 0 to 4: both recipes as they are
+    python benchmarks/recipes.py honest     # seed 200: replies of honest clients that the guard refuses, for every method
+    python benchmarks/recipes.py average    # what the average of late models takes of a round
 
 Prints Markdown tables; benchmarks/results/recipes.md is one run of each. The last ten rounds count, on the test set; of language also
 the perplexity of the last model. All runs are of the default method, on the CPU.
@@ -13,10 +15,16 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import fedrts
+from fedrts import config
+from fedrts.runs.build import assemble
+from fedrts.server import rounds as loop
+from fedrts.server.averaging import LateAverage
 
 CHOOSING, REPORTING = (200, 201, 202), (0, 1, 2, 3, 4)
 PROBLEMS: dict[str, dict[str, Any]] = {
@@ -91,8 +99,40 @@ def compare() -> Iterable[str]:
             yield row([name, recipe], played(REPORTING, {**settings, "recipe": recipe}))
 
 
+def honest() -> Iterable[str]:
+    """The guard must refuse nobody who does as told."""
+    yield "| problem | recipe | methods | replies | refused | not finished |\n| --- | --- | ---: | ---: | ---: | --- |"
+    for name, settings in PROBLEMS.items():
+        for recipe in ("paper", "tuned"):
+            found = {method: played([CHOOSING[0]], {**settings, "recipe": recipe, "method": method}) for method in fedrts.methods.names()}
+            ended = [summaries[0] for summaries in found.values() if summaries is not None]
+            refused = sum(summary["rejected_replies"] for summary in ended)
+            replies = sum(summary["rounds"] * config.resolve(settings).clients.per_round for summary in ended)
+            stopped = ", ".join(method for method, summaries in found.items() if summaries is None)
+            yield f"| {name} | {recipe} | {len(ended)} | {replies:,} | {refused} | {stopped} |"
+
+
+def average() -> Iterable[str]:
+    """Seconds of entering a model into the average, over those of the whole round that made it."""
+    yield "| problem | ms of a round | ms of the average | share |\n| --- | ---: | ---: | ---: |"
+    for name, settings in PROBLEMS.items():
+        run = assemble(config.resolve({**config.from_keywords(settings), "device": "cpu", "eval": {"every": 10**6}}))
+        state, plan = run.method.begin(run.setup), replace(run.plan, rounds=10**6)
+        late = LateAverage("ema")
+        rounds, entering = [], []
+        for index in range(12):
+            started = time.perf_counter()
+            after = loop.play_round(plan, state, index).state
+            made = time.perf_counter()
+            state = late.enter(state, after, index)
+            rounds.append(made - started)
+            entering.append(time.perf_counter() - made)
+        whole, part = (1e3 * statistics.median(times[2:]) for times in (rounds, entering))
+        yield f"| {name} | {whole:.1f} | {part:.3f} | {part / whole:.2%} |"
+
+
 def main() -> None:
-    tables = {"rates": rates, "parts": parts, "compare": compare}
+    tables = {"rates": rates, "parts": parts, "compare": compare, "honest": honest, "average": average}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=tables)
     for line in tables[parser.parse_args().table]():
