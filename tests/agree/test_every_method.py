@@ -23,7 +23,7 @@ from fedrts.wire.value_types import FORMATS
 from helping import ask, order_of
 
 MODELS = ("mlp", "cnn", "tiny_gpt")
-SAME_AS_DENSE: dict[str, dict[str, Any]] = {"fedtiny": {"abns": False}}
+SAME_AS_DENSE: dict[str, dict[str, Any]] = {"fedtiny": {"abns": False}, "fedtopk": {"share": 1.0}}
 """Options under which a method equals dense averaging at density 1, where its defaults do not."""
 SHORT = [type for type, format in FORMATS.items() if not format.lossless]
 ROUNDED = {"fedpaq": 0.02}

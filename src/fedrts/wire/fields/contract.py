@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -79,6 +79,15 @@ class Frame:
         return self.layout.length - self.layout.parameters
 
 
+RESIDUAL = "residual"
+"""The client's tensor `[N_all]` of what its uploads so far have not told."""
+
+
+def owed(change: Tensor, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
+    """A `change [A + N_all − P]` of the parameters on the mask with what earlier uploads left of theirs; links off the mask are forgotten."""
+    return change + frame.mask.compact(tensors[RESIDUAL]) if RESIDUAL in tensors else change
+
+
 class Field(Protocol):
     """What one entry of a message is."""
 
@@ -116,4 +125,18 @@ class Field(Protocol):
 
     def charged(self, book: Book) -> float:
         """Bytes by one of the accountings on paper."""
+        ...
+
+
+@runtime_checkable
+class FeedsBack(Protocol):
+    """A field of an upload whose sender may remember what did not travel."""
+
+    @property
+    def feedback(self) -> bool:
+        """Does it?"""
+        ...
+
+    def left(self, payload: Payload, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
+        """The next residual `[N_all]`: the change and the last residual, less what the payload tells; 0 off the mask."""
         ...
