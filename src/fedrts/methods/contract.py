@@ -21,7 +21,7 @@ from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
 from fedrts.sparse.topk import by_layer
-from fedrts.wire.fields import FeedsBack, Field, Largest, OnOwnMask, Values
+from fedrts.wire.fields import FeedsBack, Field, OnOwnMask, Values
 from fedrts.wire.value_types import ValueType
 
 _FEW = 0.01
@@ -224,9 +224,9 @@ class Exchange:
         """
 
         def typed(entry: Field) -> Field:
-            model = isinstance(entry, OnOwnMask | Largest) or (isinstance(entry, Values) and entry.on == "mask")
+            model = isinstance(entry, OnOwnMask) or (isinstance(entry, Values) and entry.on == "mask")
             free = model and not (isinstance(entry, Values) and entry.fixed)
-            if isinstance(entry, Values | OnOwnMask | Largest) and free and entry.of == "weights" and entry.lossless:
+            if isinstance(entry, Values | OnOwnMask) and free and entry.of == "weights" and entry.lossless:
                 return replace(entry, type=type)
             return entry
 

@@ -60,6 +60,7 @@ class ClientRecords:
         return told | {
             "messages": torch.tensor([self.messages]),
             "holds": torch.tensor(holds, dtype=torch.int64).reshape(-1, 2),
+            "rounds": torch.tensor(list(self.traffic.rounds.items()), dtype=torch.int64).reshape(-1, 2),
             "strikes": torch.tensor(list(self.strikes.counts.items()), dtype=torch.int64).reshape(-1, 2),
             "uploads": torch.tensor([(client, *counts) for client, counts in self.uploads.items()], dtype=torch.int64).reshape(-1, 3),
             "late": torch.tensor(
@@ -80,6 +81,7 @@ class ClientRecords:
         names = list(ledger.traffic.masks)
         for client, number in tensors["holds"].tolist():
             ledger.traffic.holds[client] = names[number]
+        ledger.traffic.rounds.update(dict(tensors.get("rounds", torch.zeros(0, 2, dtype=torch.int64)).tolist()))
         ledger.strikes.counts.update(dict(tensors["strikes"].tolist()))
         counts = tensors.get("uploads", torch.zeros(0, 3, dtype=torch.int64))
         ledger.uploads = {client: (values, indices) for client, values, indices in counts.tolist()}

@@ -42,10 +42,20 @@ class OwnValues:
     values: Tensor | Short
 
 
-Payload = Tensor | Selection | Short | OwnValues
+@dataclass(frozen=True)
+class Series:
+    """A model as it stands, and the changes that led there."""
+
+    whole: Tensor | None
+    """`[n]`; None for a receiver that holds an earlier one, and gets what changed since."""
+    steps: tuple[OwnValues, ...]
+    """The last ones, in the order of time."""
+
+
+Payload = Tensor | Selection | Short | OwnValues | Series
 """What travels as one field."""
 Message = dict[str, Payload]
-PayloadKind = TypeVar("PayloadKind", Tensor, Selection, Short, OwnValues)
+PayloadKind = TypeVar("PayloadKind", Tensor, Selection, Short, OwnValues, Series)
 
 
 def carried(payload: Payload, kind: type[PayloadKind]) -> PayloadKind:
@@ -67,6 +77,9 @@ class Frame:
     """Of stochastic rounding."""
     reference: Tensor | None = None
     """The weights on the mask `[A + n − P]` as the client received them: quantised uploads are changes from these."""
+
+    missed: int | None = None
+    """How many broadcasts there were since the receiver's last one, with this one; None where it had none."""
 
     @property
     def on_mask(self) -> int:

@@ -98,6 +98,15 @@ class Largest:
     def _values(self) -> Values:
         return Values(self.of, type=self.type, feedback=self.feedback and not FORMATS[self.type].lossless)
 
+    def tensors(self, payload: OwnValues) -> list[Tensor]:
+        """All that a payload is made of, in tensors that have the same shapes for every payload."""
+        return [torch.from_numpy(payload.mask.packed()), *self._values.tensors(payload.values)]
+
+    def of_tensors(self, tensors: Sequence[Tensor], frame: Frame) -> OwnValues:
+        """Inverse of `tensors`."""
+        mask = Mask.unpacked(tensors[0].cpu().numpy(), frame.mask.sizes).to(frame.mask.bits.device)
+        return OwnValues(mask, self._values.of_tensors(tensors[1:], _on(mask, frame)))
+
     def _change(self, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
         """How far the parameters `[N_all]` have moved, with what earlier messages left of that."""
         if not frame.mask.is_full:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,7 +95,7 @@ class Values:
         return frame.mask.expand(values) if self.on == "mask" else values.clone()
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
-        *tensors, last = self._tensors(payload)
+        *tensors, last = self.tensors(payload)
         yield from self.format.write(tensors)
         yield raw(last)
 
@@ -110,7 +110,7 @@ class Values:
     def size(self, payload: Payload, frame: Frame) -> int:
         if self.format.regular:
             return self.most(frame)
-        *tensors, statistics = self._tensors(payload)
+        *tensors, statistics = self.tensors(payload)
         return self.format.size(tensors) + statistics.nbytes
 
     def most(self, frame: Frame) -> int:
@@ -121,7 +121,7 @@ class Values:
 
     def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
         try:
-            tensors = self._tensors(payload)
+            tensors = self.tensors(payload)
             found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
         except (AttributeError, TypeError):
             yield failed(f"'{self.of}' is not of the type asked for")
@@ -186,11 +186,16 @@ class Values:
             return tuple(entry.size for entry in entries)
         return tuple(length for entry in entries for length in _channels(entry))
 
-    def _tensors(self, payload: Payload) -> list[Tensor]:
+    def tensors(self, payload: Payload) -> list[Tensor]:
+        """What a payload is made of; statistics last."""
         if self.lossless:
             return [carried(payload, Tensor)]
         short = carried(payload, Short)
         return [*self.format.tensors(short.values), short.statistics]
+
+    def of_tensors(self, tensors: Sequence[Tensor], frame: Frame) -> Tensor | Short:
+        """Inverse of `tensors`."""
+        return tensors[0] if self.lossless else Short(self.format.of(tensors[:-1], self._groups(frame)), tensors[-1])
 
 
 def _channels(entry: Entry) -> list[int]:
