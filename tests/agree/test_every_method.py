@@ -18,7 +18,7 @@ from fedrts.sparse import budget, random
 from fedrts.sparse.mask import Mask
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
-from fedrts.wire.fields import OnOwnMask, Series, Values
+from fedrts.wire.fields import OnOwnMask, Steps, Values
 from fedrts.wire.value_types import FORMATS
 from helping import ask, order_of
 
@@ -177,6 +177,6 @@ def test_messages_survive_the_wire_and_the_guard(toy, method, index, type):
         _, mask, reader = codec.open_download(codec.encode(header, exchange.down, order.sent, order.frame), run.layout, None)
         assert mask == before.mask
         received = codec.read_fields(reader, exchange.down, order.frame)
-        sent = {name: replace(entry, steps=()) if isinstance(entry, Series) else entry for name, entry in order.sent.items()}  # to a new client
+        sent = {name: replace(payload, steps=()) if isinstance(payload, Steps) else payload for name, payload in order.sent.items()}
         assert all(same(received[name], sent[name]) for name in exchange.down)
         before = run.method.update(before, sums.mean(), order.round, lambda purpose: random.key(purpose))

@@ -1,18 +1,18 @@
 """Error feedback: what an upload does not tell is told later, and nothing is told twice."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import fedrts
+from fedrts.client.order import Order
 from fedrts.errors import InputError
 from fedrts.server import rounds
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import Guard
-from fedrts.sparse.mask import Mask
-from fedrts.testing.agreement import OFTEN, UNEQUAL, agree, both, unequal
-from fedrts.wire.fields import OnOwnMask
+from fedrts.testing.agreement import agree, both, unequal
 from fedrts.wire.quantise import Quantised
 from helping import order_of
 
@@ -27,14 +27,13 @@ def told(order, reply):
     return opened[:parameters].double()
 
 
-
-
 @pytest.mark.parametrize("type", SHORT)
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_what_was_sent_and_what_is_left_are_all_that_changed(toy, type, model):
     """Σ sent + e = Σ ΔW over the rounds of a client, on a mask that stays."""
     run = toy("random", model, wire={"value_type": type, "feedback": True}, clients={"total": 2, "per_round": 2})
-    state, residuals = run.method.begin(run.setup), {}
+    state = run.method.begin(run.setup)
+    residuals: dict[int, torch.Tensor] = {}
     sent = changed = 0.0
     for index in range(4):
         (exchange,) = run.plan.exchanges(run.plan.round(index, state.mask))
@@ -130,6 +129,18 @@ def test_only_clients_that_counted_remember(toy, monkeypatch, method):
     assert all(ledger.residuals[client] is before[client] for client in before)
 
 
+def test_the_next_round_goes_on_from_what_was_left(toy):
+    run = toy("random", "mlp", clients={"total": 3, "per_round": 3}, wire={"value_type": "int2", "feedback": True})
+    ledger = ClientRecords.of(run.plan.guard)
+    state = rounds.play_round(run.plan, run.method.begin(run.setup), 0, ledger).state
+    (exchange,) = run.plan.exchanges(run.plan.round(1, state.mask))
+    order = Order.of(exchange, run.plan.round(1, state.mask), run.layout, state, run.plan.key(1, "rounding 0"))
+    replies = run.plan.engine.run(replace(order, residuals=dict(ledger.residuals)), [0, 1, 2])
+    expected = {reply.client: reply.left for reply in replies}
+    rounds.play_round(run.plan, state, 1, ledger)
+    assert all(torch.equal(ledger.residuals[client], left) for client, left in expected.items())
+
+
 def test_residuals_survive_a_checkpoint():
     ledger = ClientRecords.of(Guard())
     assert "residuals" not in ledger.tensors()
@@ -141,7 +152,12 @@ def test_residuals_survive_a_checkpoint():
 @pytest.mark.parametrize("settings", [{"method": "fedtopk"}, {"method": "fedrts", "wire": FED}])
 def test_a_run_goes_on_to_the_same_bits(tmp_path, settings):
     """Stopped after three rounds and resumed, as if it had never been stopped."""
-    small = {"data": "digits", "clients": {"total": 4, "per_round": 2}, "train": {"epochs": 1}, "model_options": {"hidden": [8]}}
+    small: dict[str, Any] = {
+        "data": "digits",
+        "clients": {"total": 4, "per_round": 2},
+        "train": {"epochs": 1},
+        "model_options": {"hidden": [8]},
+    }
     small |= {"device": "cpu", "rounds": 6, "checkpoint": {"every": 1}, "topology": {"interval": 2}, **settings}
     whole = fedrts.run(out=tmp_path / "whole", **small)
     fedrts.run(out=tmp_path / "cut", **small)

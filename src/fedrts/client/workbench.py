@@ -1,7 +1,7 @@
 """What one client does with an exchange: the same program in every engine.
 
-A client keeps nothing between rounds but its data, and with error feedback what its uploads have not told. It binds the model to the vector it received, carries out the
-exchange's steps in order, and takes the upload's fields from its tensors.
+A client keeps nothing between rounds but its data, and with error feedback what its uploads have not told. It binds the model to
+the vector it received, carries out the exchange's steps in order, and takes the upload's fields from its tensors.
 """
 
 from __future__ import annotations

@@ -167,7 +167,8 @@ def _(entry: OnOwnMask) -> str:
 
 @in_words.register
 def _(entry: Largest) -> str:
-    return f"names and changes of the {entry.share:.3g} of each layer's links that changed most{'' if entry.lossless else f' ({entry.type})'}"
+    what = f"names and changes of the {entry.share:.0%} of each layer's links that changed most"
+    return what if entry.lossless else f"{what} ({entry.type})"
 
 
 @in_words.register

@@ -27,8 +27,9 @@ def check_feedback(experiment: Experiment, plan: Plan) -> None:
     if not any(exchange.fed_back for exchange in uploads):
         return
     what = "wire.feedback = true" if experiment.wire.feedback else f"'{experiment.method}'"
-    if not kind(experiment.engine.name).keeps_residuals:
-        raise InputError(f"{what} has clients remember what they did not send, for which {experiment.engine.name} has no place: use batched")
+    engine = experiment.engine.name
+    if not kind(engine).keeps_residuals:
+        raise InputError(f"{what} has clients remember what they did not send, for which {engine} has no place: use --engine batched")
     if experiment.privacy.on:
         raise InputError(f"{what} sends in a later round what [privacy] kept back in an earlier one: use one of them")
     size = len(plan.samples) * plan.layout.parameters * 4

@@ -53,10 +53,14 @@ class ClientRecords:
         names = list(self.traffic.masks)
         holds = [(client, names.index(name)) for client, name in self.traffic.holds.items()]
         packed = [mask.packed() for mask in self.traffic.masks.values()]
-        told = {} if not self.residuals else {
-            "residuals": torch.stack(list(self.residuals.values())),
-            "residual_clients": torch.tensor(list(self.residuals), dtype=torch.int64),
-        }
+        told = (
+            {}
+            if not self.residuals
+            else {
+                "residuals": torch.stack(list(self.residuals.values())),
+                "residual_clients": torch.tensor(list(self.residuals), dtype=torch.int64),
+            }
+        )
         return told | {
             "messages": torch.tensor([self.messages]),
             "holds": torch.tensor(holds, dtype=torch.int64).reshape(-1, 2),

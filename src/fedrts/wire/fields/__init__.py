@@ -8,7 +8,7 @@ are named; a `Short` where values travel in fewer bits.
 from __future__ import annotations
 
 from fedrts.wire.fields.coded import changes_size, positions_size, read_positions, write_positions
-from fedrts.wire.fields.contract import RESIDUAL, FeedsBack, Field, Frame, Message, OwnValues, Payload, Selection, Series, Short, carried
+from fedrts.wire.fields.contract import RESIDUAL, FeedsBack, Field, Frame, Message, OwnValues, Payload, Selection, Short, Steps, carried
 from fedrts.wire.fields.indices import Indices
 from fedrts.wire.fields.largest import Largest
 from fedrts.wire.fields.maps import Masks, Signs
@@ -30,9 +30,9 @@ __all__ = [
     "OwnValues",
     "Payload",
     "Selection",
-    "Series",
     "Short",
     "Signs",
+    "Steps",
     "Values",
     "carried",
     "changes_size",

@@ -43,7 +43,7 @@ class OwnValues:
 
 
 @dataclass(frozen=True)
-class Series:
+class Steps:
     """A model as it stands, and the changes that led there."""
 
     whole: Tensor | None
@@ -52,10 +52,10 @@ class Series:
     """The last ones, in the order of time."""
 
 
-Payload = Tensor | Selection | Short | OwnValues | Series
+Payload = Tensor | Selection | Short | OwnValues | Steps
 """What travels as one field."""
 Message = dict[str, Payload]
-PayloadKind = TypeVar("PayloadKind", Tensor, Selection, Short, OwnValues, Series)
+PayloadKind = TypeVar("PayloadKind", Tensor, Selection, Short, OwnValues, Steps)
 
 
 def carried(payload: Payload, kind: type[PayloadKind]) -> PayloadKind:
@@ -97,7 +97,7 @@ RESIDUAL = "residual"
 
 
 def owed(change: Tensor, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
-    """A `change [A + N_all − P]` of the parameters on the mask with what earlier uploads left of theirs; links off the mask are forgotten."""
+    """A `change [A + N_all − P]` of the parameters on the mask with what earlier uploads left of theirs, but for links off the mask."""
     return change + frame.mask.compact(tensors[RESIDUAL]) if RESIDUAL in tensors else change
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedrts.sparse.cost import Book
 from fedrts.wire.checks import Check, failed
 from fedrts.wire.errors import WireError
-from fedrts.wire.fields.contract import Frame, Payload, Series, carried
+from fedrts.wire.fields.contract import Frame, Payload, Steps, carried
 from fedrts.wire.fields.largest import Largest
 from fedrts.wire.packing import Reader, raw
 
@@ -48,19 +48,19 @@ class Missed:
             rings[name] = torch.cat([tensors[name][1:], part[None].to(tensors[name].device)])
         return {self.of: self.step.open(step, frame), "steps": (tensors["steps"] + 1).clamp(max=self.KEPT), **rings}
 
-    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Series:
+    def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Steps:
         count = int(tensors["steps"])
         rings = [tensors[name] for name in sorted(tensors) if name.startswith("step_")]
         steps = (self.step.of_tensors([ring[place] for ring in rings], frame) for place in range(self.KEPT - count, self.KEPT))
-        return Series(tensors[self.of].clone(), tuple(steps))
+        return Steps(tensors[self.of].clone(), tuple(steps))
 
     def open(self, payload: Payload, frame: Frame) -> Tensor:
         """The model; where it came as steps, from the one that `frame` has as reference."""
-        series = carried(payload, Series)
+        series = carried(payload, Steps)
         if series.whole is not None:
             return series.whole
         if frame.reference is None:
-            raise ValueError("steps lead nowhere without the model that they start from")
+            raise WireError("steps lead nowhere without the model that they start from")
         model = frame.reference
         for step in series.steps:
             model = self.step.open(step, _from(model, frame))
@@ -70,23 +70,23 @@ class Missed:
         return self.open(payload, frame).clone()
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
-        sent = self._sent(carried(payload, Series), frame)
+        sent = self._sent(carried(payload, Steps), frame)
         yield bytes([_WHOLE if sent.whole is not None else len(sent.steps)])
         if sent.whole is not None:
             yield raw(sent.whole)
         for step in sent.steps:
             yield from self.step.write(step, frame)
 
-    def read(self, reader: Reader, frame: Frame) -> Series:
+    def read(self, reader: Reader, frame: Frame) -> Steps:
         count = reader.byte()
         if count == _WHOLE:
-            return Series(reader.tensor(frame.layout.length, frame.dtype).to(frame.mask.bits.device), ())
+            return Steps(reader.tensor(frame.layout.length, frame.dtype).to(frame.mask.bits.device), ())
         if count > self.KEPT:
             raise WireError(f"{count} steps where there are at most {self.KEPT}")
-        return Series(None, tuple(self.step.read(reader, frame) for _ in range(count)))
+        return Steps(None, tuple(self.step.read(reader, frame) for _ in range(count)))
 
     def size(self, payload: Payload, frame: Frame) -> int:
-        sent = self._sent(carried(payload, Series), frame)
+        sent = self._sent(carried(payload, Steps), frame)
         return 1 + (self._whole(frame) if sent.whole is not None else self._of_steps(sent, frame))
 
     def most(self, frame: Frame) -> int:
@@ -98,17 +98,17 @@ class Missed:
     def charged(self, book: Book) -> float:
         return self.step.charged(book)
 
-    def _sent(self, series: Series, frame: Frame) -> Series:
+    def _sent(self, series: Steps, frame: Frame) -> Steps:
         """What travels to a receiver that missed so many broadcasts: the steps or the whole, whichever is less."""
         if series.whole is None:
             return series
         if frame.missed is not None and frame.missed <= len(series.steps):
-            steps = Series(None, series.steps[len(series.steps) - frame.missed :])
+            steps = Steps(None, series.steps[len(series.steps) - frame.missed :])
             if self._of_steps(steps, frame) < self._whole(frame):
                 return steps
-        return Series(series.whole, ())
+        return Steps(series.whole, ())
 
-    def _of_steps(self, series: Series, frame: Frame) -> int:
+    def _of_steps(self, series: Steps, frame: Frame) -> int:
         return sum(self.step.size(step, frame) for step in series.steps)
 
     def _whole(self, frame: Frame) -> int:

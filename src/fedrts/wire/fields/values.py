@@ -57,8 +57,10 @@ class Values:
         if self.lossless:
             return values.clone() if values is tensors[self.of] else values
         change, groups = self._change(values, tensors, frame), self._groups(frame)
-        rounded = self.format.nearest(change, groups, self.norm) if self.feedback else self.format.shorten(change, frame.key, groups, self.norm)
-        return Short(rounded, values[len(change) :].clone())
+        statistics = values[len(change) :].clone()
+        if self.feedback:
+            return Short(self.format.nearest(change, groups, self.norm), statistics)
+        return Short(self.format.shorten(change, frame.key, groups, self.norm), statistics)
 
     def left(self, payload: Payload, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
         sent = self.format.values(carried(payload, Short).values).to(frame.dtype)
