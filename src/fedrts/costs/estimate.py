@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from fedrts.client.order import Order
 from fedrts.client.workbench import Workbench
@@ -33,6 +34,8 @@ class Estimate:
     run: Assembled
     samples: int
     exact: bool
+    residuals: dict[int, Tensor] = field(default_factory=dict)
+    """What the client's rounds so far have not told."""
 
     def cost(self) -> Cost:
         run, training, macs = self.run, self.run.training, self.run.bench.macs
@@ -109,6 +112,7 @@ class Estimate:
             reply = at_work.carry_out(order, CLIENT, job)
             fresh += codec.size(Kind.DOWNLOAD, exchange.down, order.sent, order.frame, held)
             holder += codec.size(Kind.DOWNLOAD, exchange.down, order.sent, order.frame, held or order.frame.mask)
+            self.residuals.update({} if reply.left is None else {CLIENT: reply.left})
             up += codec.size(Kind.UPLOAD, exchange.up, reply.message, frame)
             held = order.frame.mask
             parts = held_parts(job, order, bench.training, activations)
@@ -124,7 +128,8 @@ class Estimate:
     def order(self, state: State, index: int, number: int = 0) -> Order:
         plan = self.run.plan
         current = plan.round(index, state.mask, number)
-        return Order.of(plan.exchanges(current)[number], current, plan.layout, state, plan.key(index, f"rounding {number}"))
+        order = Order.of(plan.exchanges(current)[number], current, plan.layout, state, plan.key(index, f"rounding {number}"))
+        return replace(order, residuals=self.residuals)
 
     def activations(self, state: State, index: int) -> int:
         """Bytes that autograd keeps of one batch, extrapolated from two small ones."""
