@@ -16,7 +16,7 @@ from helping import ask
 from plain import Plain, bits_of, rigl
 
 SKEWED = {"partition": "dirichlet", "alpha": 1.0, "min_size": 3}
-DENSE = {"fedavg", "fedpaq"}
+DENSE = {"fedavg", "fedpaq", "fedtopk"}
 
 
 def ready(run):

@@ -14,7 +14,7 @@ from fedrts.errors import blaming
 from fedrts.methods.contract import Exchange, Round, State
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import Frame, Message, carried
+from fedrts.wire.fields import RESIDUAL, Frame, Message, carried
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Order:
     sent: Message
     values: Tensor | None = None
     """The server's own weights on the mask, which may be more precise than what it sends."""
+    residuals: Mapping[int, Tensor] = field(default_factory=dict)
+    """What earlier uploads of each client have not told, in a simulation; a client without one has told everything."""
     held: Mapping[int, Mask | None] = field(default_factory=dict)
     """The mask that each client holds before its download, as far as the server knows."""
 
@@ -61,6 +63,18 @@ class Order:
         """Where among a model's statistics the variances are: `[v]`."""
         places = [torch.arange(span.start, span.stop) for span in self.frame.layout.variances()]
         return torch.cat([torch.zeros(0, dtype=torch.int64), *places]).to(self.frame.mask.bits.device)
+
+    def residual(self, client: int, weights: Tensor) -> dict[str, Tensor]:
+        """What a client with these `weights [n]` remembers, among its tensors; nothing where uploads have no error feedback."""
+        if self.exchange.fed_back is None:
+            return {}
+        zero = weights.new_zeros(self.frame.layout.parameters)
+        return {RESIDUAL: self.residuals[client].to(weights.device) if client in self.residuals else zero}
+
+    def left(self, message: Message, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """What a client remembers whose upload of its `tensors` is this message."""
+        fed_back = self.exchange.fed_back
+        return None if fed_back is None else fed_back.left(message["weights"], tensors, self.upload_frame())
 
     def upload_frame(self, key: int = 0) -> Frame:
         """What both sides know of an upload; the `key` of its rounding is the client's alone."""
@@ -101,6 +115,8 @@ class Reply:
     """Bytes of a second download, to a client that turned out to lack the mask."""
     at: float | None = None
     """When it came (`time.monotonic`), where that is not now."""
+    left: Tensor | None = None
+    """What the client remembers of its change because it did not travel, if this reply counts (`Exchange.fed_back`)."""
     more: bool = False
     """The next reply is there too: whoever looks at this one may look at both together."""
 

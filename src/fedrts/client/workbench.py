@@ -1,7 +1,7 @@
 """What one client does with an exchange: the same program in every engine.
 
-A client keeps nothing between rounds but its data. It binds the model to the vector it received, carries out the
-exchange's steps in order, and takes the upload's fields from its tensors.
+A client keeps nothing between rounds but its data, and with error feedback what its uploads have not told. It binds the model to
+the vector it received, carries out the exchange's steps in order, and takes the upload's fields from its tensors.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ class Workbench:
         """What `client` has before it when an order came."""
         tensors = {name: entry.put(order.sent[name], order.frame) for name, entry in order.exchange.down.items()}
         tensors["received"] = tensors["weights"].clone()
+        tensors |= order.residual(client, tensors["weights"])
         return Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", order.round.index, client), order.round.index)
 
     def upload(self, order: Order, tensors: Mapping[str, Tensor], key: int, fields: Mapping[str, Field] | None = None) -> Message:
@@ -132,7 +133,8 @@ class Workbench:
                 perform(step, job)
         message = self.upload(order, job.tensors, job.key)
         loss = float(job.loss / job.steps) if job.steps else float("nan")
-        return Reply(client, order.round.index, order.round.exchange, len(job.rows), message, arithmetic, loss)
+        left = order.left(message, job.tensors)
+        return Reply(client, order.round.index, order.round.exchange, len(job.rows), message, arithmetic, loss, left=left)
 
 
 @contextmanager

@@ -122,6 +122,9 @@ class Wire(Table):
     value_type: ValueType = Field(
         "float32", description="float32 (lossless), float16, or int8, int6, int4, int2 (unbiased rounding), both ways"
     )
+    feedback: bool = Field(
+        False, description="error feedback: a client adds what rounding left of its change to its next one (rounded to the nearest then)"
+    )
 
 
 class Checkpoint(Table):

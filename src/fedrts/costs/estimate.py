@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from fedrts.client.order import Order
 from fedrts.client.workbench import Workbench
@@ -36,6 +37,8 @@ class Estimate:
     exact: bool
     at_most: bool = False
     """Values whose length depends on them count as long as they can be."""
+    residuals: dict[int, Tensor] = field(default_factory=dict)
+    """What the client's rounds so far have not told."""
 
     def cost(self) -> Cost:
         run, training, macs = self.run, self.run.training, self.run.bench.macs
@@ -114,6 +117,7 @@ class Estimate:
             fresh += codec.size(Kind.DOWNLOAD, exchange.down, order.sent, order.frame, held) + more
             holder += codec.size(Kind.DOWNLOAD, exchange.down, order.sent, order.frame, held or order.frame.mask) + more
             up += codec.size(Kind.UPLOAD, exchange.up, reply.message, frame) + self._longer(exchange.up, reply.message, frame)
+            self.residuals.update({} if reply.left is None else {CLIENT: reply.left})
             held = order.frame.mask
             parts = held_parts(job, order, bench.training, activations)
             if sum(parts.values()) > sum(memory.values()):
@@ -133,7 +137,8 @@ class Estimate:
     def order(self, state: State, index: int, number: int = 0) -> Order:
         plan = self.run.plan
         current = plan.round(index, state.mask, number)
-        return Order.of(plan.exchanges(current)[number], current, plan.layout, state, plan.key(index, f"rounding {number}"))
+        order = Order.of(plan.exchanges(current)[number], current, plan.layout, state, plan.key(index, f"rounding {number}"))
+        return replace(order, residuals=self.residuals)
 
     def activations(self, state: State, index: int) -> int:
         """Bytes that autograd keeps of one batch, extrapolated from two small ones."""

@@ -155,6 +155,8 @@ class BatchedEngine:
         received = {name: entry.put(order.sent[name], order.frame) for name, entry in exchange.down.items()}
         tensors = {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in received.items()}
         tensors |= {"received": tensors["weights"], "weights": tensors["weights"].clone()}
+        residuals = [order.residual(client, received["weights"]) for client in clients]
+        tensors |= {name: torch.stack([own[name] for own in residuals]) for name in residuals[0]}
         keys = [random.key(bench.seed, "client", index, client) for client in clients]
         rows = [self.rows[client] for client in clients]
         nothing = tensors["weights"].new_zeros(len(clients))
@@ -169,7 +171,8 @@ class BatchedEngine:
         for place, message in enumerate(bench.uploads(order, cohort.tensors, keys)):
             loss = losses[place] / cohort.steps[place] if cohort.steps[place] else float("nan")
             held = len(rows[place])
-            replies.append(Reply(clients[place], index, order.round.exchange, held, message, flops[held], loss, more=True))
+            left = order.left(message, {name: tensor[place] for name, tensor in cohort.tensors.items()})
+            replies.append(Reply(clients[place], index, order.round.exchange, held, message, flops[held], loss, left=left, more=True))
         return replies
 
     @singledispatchmethod

@@ -61,6 +61,7 @@ class Actors(EngineKind):
     """Among Ray's actors, on this machine or many; the server itself only evaluates."""
 
     in_process = False
+    keeps_residuals = False
     has_cluster = True
 
     def refuses(self, experiment: Experiment) -> str | None:

@@ -21,7 +21,7 @@ from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
 from fedrts.sparse.topk import by_layer
-from fedrts.wire.fields import Field, OnOwnMask, Values
+from fedrts.wire.fields import FeedsBack, Field, OnOwnMask, Values
 from fedrts.wire.value_types import ValueType
 
 _FEW = 0.01
@@ -217,8 +217,11 @@ class Exchange:
     steps: tuple[Step, ...]
     up: Mapping[str, Field]
 
-    def with_values_as(self, type: ValueType) -> Exchange:
-        """This exchange with the weights in a shorter type, both ways, where the method does not say one itself."""
+    def with_values_as(self, type: ValueType, feedback: bool = False) -> Exchange:
+        """This exchange with the weights in a shorter type, both ways, where the method does not say one itself.
+
+        `feedback`: uploads on the common mask that lose something in it have error feedback.
+        """
 
         def typed(entry: Field) -> Field:
             model = isinstance(entry, OnOwnMask) or (isinstance(entry, Values) and entry.on == "mask")
@@ -228,7 +231,15 @@ class Exchange:
             return entry
 
         down, up = ({name: typed(entry) for name, entry in way.items()} for way in (self.down, self.up))
+        if feedback and isinstance(weights := up.get("weights"), Values) and not weights.fixed and not weights.lossless:
+            up["weights"] = replace(weights, feedback=True)
         return Exchange(down, self.steps, up)
+
+    @property
+    def fed_back(self) -> FeedsBack | None:
+        """The weights' field of the upload, where clients remember what it does not tell."""
+        weights = self.up.get("weights")
+        return weights if isinstance(weights, FeedsBack) and weights.feedback else None
 
     def charged(self, book: Book) -> tuple[float, float]:
         """Bytes (down, up) by an accounting on paper."""

@@ -17,7 +17,7 @@ from fedrts.methods.contract import Calibrate, Evaluate, Exchange, Means, ProbeC
 from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.schedule import Schedule
-from fedrts.wire.fields import Field, Frame, Indices, Masks, OnOwnMask, Signs, Values
+from fedrts.wire.fields import Field, Frame, Indices, Largest, Masks, Missed, OnOwnMask, Signs, Values
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,17 @@ def _(entry: Indices) -> str:
 @in_words.register
 def _(entry: OnOwnMask) -> str:
     return f"{entry.of} on the client's own mask"
+
+
+@in_words.register
+def _(entry: Largest) -> str:
+    what = f"names and changes of the {entry.share:.0%} of each layer's links that changed most"
+    return what if entry.lossless else f"{what} ({entry.type})"
+
+
+@in_words.register
+def _(entry: Missed) -> str:
+    return f"for every round since the client's last: {in_words(entry.step)}; all weights where that is less"
 
 
 @in_words.register

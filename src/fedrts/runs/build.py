@@ -27,6 +27,7 @@ from fedrts.errors import InputError, note, reason
 from fedrts.methods.base import Method, Sparse
 from fedrts.methods.contract import Round, Setup
 from fedrts.registry import import_path
+from fedrts.runs.feedback import check_feedback
 from fedrts.runs.initial_weights import load_weights
 from fedrts.runs.likeness import likeness
 from fedrts.server import optimizer
@@ -169,11 +170,13 @@ def put_together(
         eval_every=e.eval.every,
         guard=e.guard,
         value_type=e.wire.value_type,
+        feedback=e.wire.feedback,
         dropout=e.clients.dropout,
         optimizer=_server_optimizer(e),
         average=LateAverage(t.average, training.schedule_rounds or e.rounds, t.average_share, t.average_decay),
         metrics=declared(held.task),
     )
+    check_feedback(experiment, plan)
     return Assembled(experiment, method, module, layout, setup, plan, held, rows, training, bench)
 
 

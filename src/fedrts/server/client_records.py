@@ -30,6 +30,12 @@ class ClientRecords:
 
     departed: dict[int, int] = field(default_factory=dict)
     """The round from which on a client takes part no more."""
+    residuals: dict[int, Tensor] = field(default_factory=dict)
+    """What the uploads of simulated clients that counted have not told: `[N_all]` each, in main memory. Others' clients keep their own."""
+
+    def remember(self, left: Mapping[int, Tensor]) -> None:
+        """A round was applied: clients whose replies counted in it remember what is left."""
+        self.residuals |= {client: residual.cpu() for client, residual in left.items()}
 
     def count(self, clients: Iterable[int], fields: Mapping[str, Field]) -> None:
         """`clients` were asked for an upload of these fields."""
@@ -47,9 +53,18 @@ class ClientRecords:
         names = list(self.traffic.masks)
         holds = [(client, names.index(name)) for client, name in self.traffic.holds.items()]
         packed = [mask.packed() for mask in self.traffic.masks.values()]
-        return {
+        told = (
+            {}
+            if not self.residuals
+            else {
+                "residuals": torch.stack(list(self.residuals.values())),
+                "residual_clients": torch.tensor(list(self.residuals), dtype=torch.int64),
+            }
+        )
+        return told | {
             "messages": torch.tensor([self.messages]),
             "holds": torch.tensor(holds, dtype=torch.int64).reshape(-1, 2),
+            "rounds": torch.tensor(list(self.traffic.rounds.items()), dtype=torch.int64).reshape(-1, 2),
             "strikes": torch.tensor(list(self.strikes.counts.items()), dtype=torch.int64).reshape(-1, 2),
             "uploads": torch.tensor([(client, *counts) for client, counts in self.uploads.items()], dtype=torch.int64).reshape(-1, 3),
             "late": torch.tensor(
@@ -70,6 +85,7 @@ class ClientRecords:
         names = list(ledger.traffic.masks)
         for client, number in tensors["holds"].tolist():
             ledger.traffic.holds[client] = names[number]
+        ledger.traffic.rounds.update(dict(tensors.get("rounds", torch.zeros(0, 2, dtype=torch.int64)).tolist()))
         ledger.strikes.counts.update(dict(tensors["strikes"].tolist()))
         counts = tensors.get("uploads", torch.zeros(0, 3, dtype=torch.int64))
         ledger.uploads = {client: (values, indices) for client, values, indices in counts.tolist()}
@@ -77,5 +93,7 @@ class ClientRecords:
             ledger.lateness.counts[client] = late
             if again:
                 ledger.lateness.again[client] = again
+        if "residuals" in tensors:
+            ledger.residuals = dict(zip(tensors["residual_clients"].tolist(), tensors["residuals"], strict=True))
         ledger.departed.update(dict(tensors.get("departed", torch.zeros(0, 2, dtype=torch.int64)).tolist()))
         return ledger

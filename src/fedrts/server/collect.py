@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from fedrts.client.order import Failure, Order, Reply
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
@@ -67,6 +69,8 @@ class Tally:
     resent_bytes: int = 0
     """Of second downloads."""
     flops: float = 0.0
+    left: dict[int, Tensor] = field(default_factory=dict)
+    """What the clients whose replies counted remember of their changes."""
 
     def add(self, other: Tally) -> None:
         """Take in the tally of other clients' replies to the same question."""
@@ -78,6 +82,7 @@ class Tally:
         self.upload_bytes += other.upload_bytes
         self.resent_bytes += other.resent_bytes
         self.flops += other.flops
+        self.left |= other.left
 
 
 def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
@@ -110,6 +115,8 @@ def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
             contribution = question.method.contribution(opened, question.state, order.round)
             result.sums.add(contribution, reply.samples, votes[reply.client])
         result.counted.append(reply.client)
+        if reply.left is not None:
+            result.left[reply.client] = reply.left
         if len(result.counted) == question.wanted:
             break
     return result

@@ -15,7 +15,7 @@ from fedrts.client.order import Order
 from fedrts.sparse.mask import Mask
 from fedrts.wire import codec
 from fedrts.wire.codec import Kind
-from fedrts.wire.fields import Field, Frame, Message
+from fedrts.wire.fields import Field, Frame, Message, Missed
 
 
 @dataclass
@@ -27,6 +27,13 @@ class MaskMemory:
     masks: LastMasks = field(default_factory=LastMasks)
     lengths: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
     """Bytes by which a mask is told to a client that holds another one (or none), by their fingerprints."""
+
+    rounds: dict[int, int] = field(default_factory=dict)
+    """Client → round of its last download, where downloads go on from there (`Missed`)."""
+
+    def missed_by(self, client: int, round: int) -> int | None:
+        """How many broadcasts a client lacks in a round; None where it never had one."""
+        return round - self.rounds[client] if client in self.rounds else None
 
     def held_by(self, client: int) -> Mask | None:
         """The mask that a client holds, as far as the server can tell the difference to it."""
@@ -70,10 +77,15 @@ class Lengths:
 
 def addressed(order: Order, clients: Sequence[int], traffic: MaskMemory) -> tuple[Order, int]:
     """The order with the mask that each client holds before it, and the bytes of all downloads; from now on they hold the order's."""
-    lengths = Lengths(order.exchange.down, order.sent, order.frame, traffic.lengths)
+    down, index = order.exchange.down, order.round.index
+    in_steps = any(isinstance(entry, Missed) for entry in down.values())
+    lengths: dict[int | None, Lengths] = {}
     held, size = {}, 0
     for client in clients:
-        held[client] = traffic.held_by(client)
-        size += lengths.download(held[client])
+        held[client], missed = traffic.held_by(client), traffic.missed_by(client, index)
+        if missed not in lengths:
+            lengths[missed] = Lengths(down, order.sent, replace(order.frame, missed=missed), traffic.lengths)
+        size += lengths[missed].download(held[client])
         traffic.send(client, order.frame.mask)
+        traffic.rounds |= {client: index} if in_steps else {}
     return replace(order, held=held), size

@@ -17,7 +17,7 @@ from fedrts.client.order import Order
 from fedrts.errors import InputError
 from fedrts.registry import Registry
 from fedrts.server.aggregate import Sums
-from fedrts.wire.fields import Field, Values
+from fedrts.wire.fields import Field, Largest, Values
 
 if TYPE_CHECKING:
     from fedrts.server.guard import Guard
@@ -64,7 +64,7 @@ def those(trait: str) -> str:
 
 def check_reducer(guard: Guard, fields: Mapping[str, Field]) -> None:
     """Can the guard's reducer make one model of uploads of these fields?"""
-    if not get(guard.reducer).takes_own_masks and "weights" in fields and not isinstance(fields["weights"], Values):
+    if not get(guard.reducer).takes_own_masks and "weights" in fields and not isinstance(fields["weights"], Values | Largest):
         raise InputError(
             f"guard.reducer = '{guard.reducer}' needs weights on one mask; this method's clients have masks of their own: "
             f"use {those('takes_own_masks')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fedrts.server.aggregate import Sums
 from fedrts.server.assessment import assess
 from fedrts.server.averaging import LateAverage, average_of
 from fedrts.server.client_records import ClientRecords
-from fedrts.server.collect import DROPPED, EXCUSED, LATE, LATE_AGAIN, Question, add_up
+from fedrts.server.collect import DROPPED, EXCUSED, LATE, LATE_AGAIN, Question, Tally, add_up
 from fedrts.server.engine import Adding, Engine, Remote
 from fedrts.server.guard import Guard
 from fedrts.server.mask_memory import addressed
@@ -53,6 +53,8 @@ class Plan:
     eval_every: int
     guard: Guard = field(default_factory=Guard)
     value_type: ValueType = "float32"
+    feedback: bool = False
+    """Do clients add what rounding left of a change to their next one?"""
     dropout: float = 0.0
     optimizer: ServerOptimizer = field(default_factory=Averaging)
     average: LateAverage = field(default_factory=LateAverage)
@@ -87,7 +89,7 @@ class Plan:
         return Round.of(index, self.schedule, mask, self.layout, exchange)
 
     def exchanges(self, round: Round) -> list[Exchange]:
-        return [exchange.with_values_as(self.value_type) for exchange in self.method.exchanges(round)]
+        return [exchange.with_values_as(self.value_type, self.feedback) for exchange in self.method.exchanges(round)]
 
     def key(self, index: int, purpose: str) -> int:
         return random.key(self.seed, "server", index, purpose)
@@ -242,16 +244,20 @@ def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: Client
     state = before
     clients = plan.sample(index, attempt, _not_asked(plan, index, ledger, record))
     needed = plan.needed(ledger.departed)
+    left: dict[int, Tensor] = {}
     for number in range(len(plan.method.exchanges(plan.round(index, state.mask)))):
         current = plan.round(index, state.mask, number)
         exchange = plan.exchanges(current)[number]  # of the mask as the exchange before left it
         order = Order.of(exchange, current, plan.layout, state, plan.key(index, f"rounding {number}"))
-        sums = _collect(plan, order, state, attempt, clients, ledger, record)
+        order = replace(order, residuals=ledger.residuals)
+        found = _collect(plan, order, state, attempt, clients, ledger, record)
         if len(record.clients) < needed:
             return None
         clients = list(record.clients)
+        left |= found.left
         with phase("update"):
-            state = updated(plan, state, order, sums)
+            state = updated(plan, state, order, found.sums)
+    ledger.remember(left)
     if index < 0:
         return state
     return plan.average.enter(before, plan.optimizer.step(before, state, plan.layout.parameters), index)
@@ -272,8 +278,8 @@ def updated(plan: Plan, state: State, order: Order, sums: Sums) -> State:
     return plan.method.update(state, sums.mean(), order.round, lambda purpose: plan.key(order.round.index, purpose))
 
 
-def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list[int], ledger: ClientRecords, record: Record) -> Sums:
-    """Send an order to `clients` and sum what may count of their replies; `record.clients` are those that did."""
+def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list[int], ledger: ClientRecords, record: Record) -> Tally:
+    """Send an order to `clients` and add up what may count of their replies; `record.clients` are those that did."""
     samples = {client: plan.samples[client] for client in clients}
     gone = [client for client in clients if plan.drops_out(order.round.index, attempt, client)]
     order, size = addressed(order, clients, ledger.traffic)
@@ -300,7 +306,7 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     missing = dict.fromkeys(gone, DROPPED) | found.missing
     record.rejected += found.rejected + [{"client": client, "reason": reason} for client, reason in missing.items()]
     record.clients = sorted(found.counted)
-    return found.sums
+    return found
 
 
 def density(layout: Layout, mask: Mask) -> float:

@@ -43,6 +43,10 @@ class ValueFormat(ABC):
         """`values [m]` in this type; where they are rounded at random, `key` decides."""
 
     @abstractmethod
+    def nearest(self, values: Tensor, groups: Groups, norm: Norm) -> Tensor | Quantised:
+        """`values [m]` in this type, each the nearest that there is: not right on average, and never farther off than at random."""
+
+    @abstractmethod
     def values(self, short: Tensor | Quantised) -> Tensor:
         """What was meant `[m]`."""
 
@@ -92,6 +96,9 @@ class Floats(ValueFormat):
     def shorten(self, values: Tensor, key: int, groups: Groups, norm: Norm) -> Tensor:
         return values.to(self.dtype)
 
+    def nearest(self, values: Tensor, groups: Groups, norm: Norm) -> Tensor:
+        return values.to(self.dtype)
+
     def values(self, short: Tensor | Quantised) -> Tensor:
         assert isinstance(short, Tensor)
         return short
@@ -127,6 +134,9 @@ class Rounded(ValueFormat):
 
     def shorten(self, values: Tensor, key: int, groups: Groups, norm: Norm) -> Quantised:
         return Quantised.of(values, key, groups, norm, self.top)
+
+    def nearest(self, values: Tensor, groups: Groups, norm: Norm) -> Quantised:
+        return Quantised.nearest(values, groups, norm, self.top)
 
     def values(self, short: Tensor | Quantised) -> Tensor:
         assert isinstance(short, Quantised)

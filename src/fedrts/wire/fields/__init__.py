@@ -8,24 +8,31 @@ are named; a `Short` where values travel in fewer bits.
 from __future__ import annotations
 
 from fedrts.wire.fields.coded import changes_size, positions_size, read_positions, write_positions
-from fedrts.wire.fields.contract import Field, Frame, Message, OwnValues, Payload, Selection, Short, carried
+from fedrts.wire.fields.contract import RESIDUAL, FeedsBack, Field, Frame, Message, OwnValues, Payload, Selection, Short, Steps, carried
 from fedrts.wire.fields.indices import Indices
+from fedrts.wire.fields.largest import Largest
 from fedrts.wire.fields.maps import Masks, Signs
+from fedrts.wire.fields.missed import Missed
 from fedrts.wire.fields.own_mask import OnOwnMask
 from fedrts.wire.fields.values import Values
 
 __all__ = [
+    "RESIDUAL",
+    "FeedsBack",
     "Field",
     "Frame",
     "Indices",
+    "Largest",
     "Masks",
     "Message",
+    "Missed",
     "OnOwnMask",
     "OwnValues",
     "Payload",
     "Selection",
     "Short",
     "Signs",
+    "Steps",
     "Values",
     "carried",
     "changes_size",

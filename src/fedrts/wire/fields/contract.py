@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -42,10 +42,20 @@ class OwnValues:
     values: Tensor | Short
 
 
-Payload = Tensor | Selection | Short | OwnValues
+@dataclass(frozen=True)
+class Steps:
+    """A model as it stands, and the changes that led there."""
+
+    whole: Tensor | None
+    """`[n]`; None for a receiver that holds an earlier one, and gets what changed since."""
+    steps: tuple[OwnValues, ...]
+    """The last ones, in the order of time."""
+
+
+Payload = Tensor | Selection | Short | OwnValues | Steps
 """What travels as one field."""
 Message = dict[str, Payload]
-PayloadKind = TypeVar("PayloadKind", Tensor, Selection, Short, OwnValues)
+PayloadKind = TypeVar("PayloadKind", Tensor, Selection, Short, OwnValues, Steps)
 
 
 def carried(payload: Payload, kind: type[PayloadKind]) -> PayloadKind:
@@ -68,6 +78,9 @@ class Frame:
     reference: Tensor | None = None
     """The weights on the mask `[A + n − P]` as the client received them: quantised uploads are changes from these."""
 
+    missed: int | None = None
+    """How many broadcasts there were since the receiver's last one, with this one; None where it had none."""
+
     @property
     def on_mask(self) -> int:
         """A model's values on the mask: `A + n − P`."""
@@ -77,6 +90,15 @@ class Frame:
     def statistics(self) -> int:
         """How many of a model's values, the last ones, are buffers; these are never quantised."""
         return self.layout.length - self.layout.parameters
+
+
+RESIDUAL = "residual"
+"""The client's tensor `[N_all]` of what its uploads so far have not told."""
+
+
+def owed(change: Tensor, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
+    """A `change [A + N_all − P]` of the parameters on the mask with what earlier uploads left of theirs, but for links off the mask."""
+    return change + frame.mask.compact(tensors[RESIDUAL]) if RESIDUAL in tensors else change
 
 
 class Field(Protocol):
@@ -116,4 +138,18 @@ class Field(Protocol):
 
     def charged(self, book: Book) -> float:
         """Bytes by one of the accountings on paper."""
+        ...
+
+
+@runtime_checkable
+class FeedsBack(Protocol):
+    """A field of an upload whose sender may remember what did not travel."""
+
+    @property
+    def feedback(self) -> bool:
+        """Does it?"""
+        ...
+
+    def left(self, payload: Payload, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
+        """The next residual `[N_all]`: the change and the last residual, less what the payload tells; 0 off the mask."""
         ...

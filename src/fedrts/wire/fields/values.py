@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedrts.sparse.cost import VALUE_BYTES, Book
 from fedrts.sparse.layout import Entry
 from fedrts.wire.checks import Check, failed, finite
-from fedrts.wire.fields.contract import Frame, Payload, Short, carried
+from fedrts.wire.fields.contract import Frame, Payload, Short, carried, owed
 from fedrts.wire.packing import Reader, raw
 from fedrts.wire.quantise import Norm, blocks_of
 from fedrts.wire.value_types import FORMATS, ValueFormat, ValueType
@@ -35,10 +35,14 @@ class Values:
     norm: Norm = "linf"
     fixed: bool = False
     """The method's own choice of a type, which no setting changes."""
+    feedback: bool = False
+    """What rounding leaves of a change the client adds to its next one. Values are then rounded to the nearest: see `left`."""
 
     def __post_init__(self) -> None:
         if not self.lossless and self.on != "mask":
             raise ValueError("shorter types are for values on the mask")
+        if self.feedback and self.lossless:
+            raise ValueError("error feedback is for values that lose something on their way")
 
     @property
     def lossless(self) -> bool:
@@ -52,9 +56,21 @@ class Values:
         values = self.chosen(tensors, frame)
         if self.lossless:
             return values.clone() if values is tensors[self.of] else values
+        change, groups = self._change(values, tensors, frame), self._groups(frame)
+        statistics = values[len(change) :].clone()
+        if self.feedback:
+            return Short(self.format.nearest(change, groups, self.norm), statistics)
+        return Short(self.format.shorten(change, frame.key, groups, self.norm), statistics)
+
+    def left(self, payload: Payload, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
+        sent = self.format.values(carried(payload, Short).values).to(frame.dtype)
+        return frame.mask.expand(self._change(self.chosen(tensors, frame), tensors, frame) - sent)
+
+    def _change(self, values: Tensor, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
+        """What is to be told of the parameters among `values`: how far they moved, or (to whom holds no reference) what they are."""
         kept = len(values) - frame.statistics
-        change = values if frame.reference is None else values - frame.reference
-        return Short(self.format.shorten(change[:kept], frame.key, self._groups(frame), self.norm), values[kept:].clone())
+        change = values[:kept] if frame.reference is None else values[:kept] - frame.reference[:kept]
+        return owed(change, tensors, frame) if self.feedback else change
 
     def chosen(self, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
         """The numbers that travel, of one sender or (as leading axis of tensors) of several; the very tensor where they are all of it."""
@@ -81,7 +97,7 @@ class Values:
         return frame.mask.expand(values) if self.on == "mask" else values.clone()
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
-        *tensors, last = self._tensors(payload)
+        *tensors, last = self.tensors(payload)
         yield from self.format.write(tensors)
         yield raw(last)
 
@@ -96,7 +112,7 @@ class Values:
     def size(self, payload: Payload, frame: Frame) -> int:
         if self.format.regular:
             return self.most(frame)
-        *tensors, statistics = self._tensors(payload)
+        *tensors, statistics = self.tensors(payload)
         return self.format.size(tensors) + statistics.nbytes
 
     def most(self, frame: Frame) -> int:
@@ -107,7 +123,7 @@ class Values:
 
     def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
         try:
-            tensors = self._tensors(payload)
+            tensors = self.tensors(payload)
             found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
         except (AttributeError, TypeError):
             yield failed(f"'{self.of}' is not of the type asked for")
@@ -172,11 +188,16 @@ class Values:
             return tuple(entry.size for entry in entries)
         return tuple(length for entry in entries for length in _channels(entry))
 
-    def _tensors(self, payload: Payload) -> list[Tensor]:
+    def tensors(self, payload: Payload) -> list[Tensor]:
+        """What a payload is made of; statistics last."""
         if self.lossless:
             return [carried(payload, Tensor)]
         short = carried(payload, Short)
         return [*self.format.tensors(short.values), short.statistics]
+
+    def of_tensors(self, tensors: Sequence[Tensor], frame: Frame) -> Tensor | Short:
+        """Inverse of `tensors`."""
+        return tensors[0] if self.lossless else Short(self.format.of(tensors[:-1], self._groups(frame)), tensors[-1])
 
 
 def _channels(entry: Entry) -> list[int]:

@@ -1,0 +1,46 @@
+"""Where error feedback can be: which uploads, which engines, how much memory."""
+
+from __future__ import annotations
+
+from fedrts.config import Experiment
+from fedrts.engines.kinds import kind
+from fedrts.errors import InputError, note
+from fedrts.server.rounds import Plan
+from fedrts.sparse.mask import Mask
+from fedrts.wire.fields import Values
+
+_MUCH = 2**30
+"""Bytes of residuals from which on a run says so."""
+
+
+def check_feedback(experiment: Experiment, plan: Plan) -> None:
+    """Refuse what error feedback cannot be had with; say what it takes where that is much."""
+    mask, outer = Mask.full(plan.layout.sizes), plan.schedule.is_outer
+    kinds = {next((index for index in range(plan.rounds) if outer(index) == wanted), 0) for wanted in (True, False)}
+    exchanges = [exchange for index in sorted(kinds) for exchange in plan.exchanges(plan.round(index, mask))]
+    uploads = [exchange for exchange in exchanges if "weights" in exchange.up]
+    if experiment.wire.feedback:
+        for exchange in uploads:
+            if exchange.fed_back is None:
+                weights = exchange.up["weights"]
+                raise InputError(f"wire.feedback = true: {_obstacle(weights, experiment)}")
+    if not any(exchange.fed_back for exchange in uploads):
+        return
+    what = "wire.feedback = true" if experiment.wire.feedback else f"'{experiment.method}'"
+    engine = experiment.engine.name
+    if not kind(engine).keeps_residuals:
+        raise InputError(f"{what} has clients remember what they did not send, for which {engine} has no place: use --engine batched")
+    if experiment.privacy.on:
+        raise InputError(f"{what} sends in a later round what [privacy] kept back in an earlier one: use one of them")
+    size = len(plan.samples) * plan.layout.parameters * 4
+    if size > _MUCH:
+        note(f"error feedback keeps what each client did not send: {size / 2**30:.1f} GiB of memory, and of every checkpoint, at most")
+
+
+def _obstacle(weights: object, experiment: Experiment) -> str:
+    """Why an upload's weights have no error feedback, and the remedy."""
+    if not isinstance(weights, Values):
+        return f"clients of '{experiment.method}' upload weights on masks of their own; leave it out, or choose another method"
+    if weights.fixed:
+        return f"'{experiment.method}' rounds in its own way; leave it out, or use 'fedavg' with wire.value_type"
+    return "values that travel whole leave nothing to feed back; set wire.value_type (int8, int4, …), or leave it out"
