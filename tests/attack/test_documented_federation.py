@@ -77,7 +77,7 @@ class Study:
         return running.text
 
     def client(self, place: str, *more: str) -> Running:
-        (words,) = commands("client")
+        words = next(words for words in commands("client") if "--data" in words and "--allow" not in words)
         return self.at(place, [*(word.replace("clinic-a", place) for word in words), *more])
 
     def lines(self) -> list[dict[str, Any]]:

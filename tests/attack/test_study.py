@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,9 @@ def test_a_study_from_a_wrong_site_to_its_end(start: Start, study: Folder):
     server.until("cannot go on without client 1 (site-1)")
     second = start(*site(study, 1, "b"))
     second.until("worked for client 1")
+    due = time.monotonic() + 120
+    while not history(study) and time.monotonic() < due:  # both have trained together
+        time.sleep(0.1)
 
     first.kill(signal.SIGTERM)
     assert first.ended(60) == 130
