@@ -238,11 +238,14 @@ def train(
     more: dict[str, Any] = {}
     if folder is not None and begun:  # what was decided stays: the model may show another mask by now, and more rounds may be asked for
         planned = _planned(folder)
+        base["recipe"] = planned.recipe
         base["topology"] = {"init_mask": planned.topology.init_mask, "end": planned.end}
         base["train"] = {"schedule_rounds": planned.train.schedule_rounds}
         more = _prolonged(folder, planned, rounds)
         base = config.merged(base, more)
-    resolved = config.complete(config.validated(Experiment, config.merged(config.merged(base, given), options)))
+    settings = config.merged(base, given)
+    settings = config.merged(config.recipe_settings(settings), config.merged(settings, options))
+    resolved = config.complete(config.validated(Experiment, settings))
     held, rows = federate(clients, test, task or Classification())
     if task is None:
         held = replace(held, task=predicting(loss, correct, metrics, is_label(held.y)))

@@ -137,9 +137,10 @@ def _check_contained(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) 
         now = config.flat(new["shared"]) | new["cells"][name]
         before = config.with_newer_keys(config.flat(old["shared"]) | own, now)
         for key in sorted(before.keys() | now.keys()):
-            if before.get(key) != now.get(key):
+            if key != "recipe" and before.get(key) != now.get(key):  # which says nothing that the other keys do not say
                 what = f"in its cell {name} {key} is {before.get(key)!r}, not {now.get(key)!r}"
-                raise InputError(f"{out} holds another comparison: {what}; {_REMEDY}")
+                older = "" if "recipe" in old["shared"] else "it is older than recipes: add --recipe paper, "
+                raise InputError(f"{out} holds another comparison: {what}; {older}{_REMEDY}")
 
 
 def _check_tuning(out: Path, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> None:

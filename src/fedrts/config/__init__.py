@@ -6,7 +6,7 @@ Defaults are the paper's setting; a data set's recipe overrides them; then come 
 from __future__ import annotations
 
 from fedrts.config.foreign import foreign
-from fedrts.config.resolution import CUSTOM, combined, complete, make_method, method_class, resolve, with_newer_keys
+from fedrts.config.resolution import CUSTOM, combined, complete, make_method, method_class, recipe_settings, resolve, with_newer_keys
 from fedrts.config.sources import (
     SHORT,
     from_assignments,
@@ -43,6 +43,7 @@ __all__ = [
     "nested",
     "parsed_toml",
     "plain",
+    "recipe_settings",
     "resolve",
     "usual_end",
     "validated",

@@ -32,7 +32,7 @@ def resolve(*layers: Tree) -> Experiment:
     given = combined(*layers)
     name = given.get("data", data.DEFAULT)
     recipe = data.recipe(name) if isinstance(name, str) and name != CUSTOM else Recipe()
-    settings = merged(_recipe(recipe, given), given)
+    settings = merged(recipe_settings(given, recipe), given)
     _fit_per_round(settings, given)
     experiment = validated(Experiment, settings)
     if experiment.model == "auto":
@@ -43,8 +43,9 @@ def resolve(*layers: Tree) -> Experiment:
     return experiment
 
 
-def _recipe(recipe: Recipe, given: Tree) -> Tree:
-    """The settings under which a model learns this data, of the recipe that is asked for."""
+def recipe_settings(given: Tree, recipe: Recipe | None = None) -> Tree:
+    """The settings under which a model learns data with this recipe (or data of one's own), tuned or the paper's as is `given`."""
+    recipe = recipe or Recipe()
     if given.get("recipe", Experiment.model_fields["recipe"].default) == "paper":
         return recipe.settings
     model = given.get("model", "auto")

@@ -57,7 +57,7 @@ class BudgetPlan:
 
     @property
     def why(self) -> str:
-        return reason(self.chosen, self.fitting, self.experiment.rounds)
+        return reason(self.chosen, self.fitting, self.experiment.rounds, "wire.value_type" in self.said)
 
     def command(self, file: Path | None = None, said: Mapping[str, Any] | None = None) -> str:
         """The command that runs what is recommended; `said` are flat keys beside those of the experiment `file`."""
@@ -131,10 +131,15 @@ def of_settings(
     given = config.combined(*layers)
     problem = costs.posed(_anywhere(given), module, input_shape, classes, data_dir=data_dir)
     experiment, said = problem[0], config.flat(given)
-    least = experiment.rounds if "rounds" in said else 1
-    most = experiment.rounds if "rounds" in said or allowance.total == math.inf else MOST_HORIZONS * experiment.rounds
+    _check_steady(experiment)
     end = said.get("topology.end")
-    tried = [entry for density in _densities(experiment, said) for entry in _costs(problem, density, _types(said), end).items()]
+    least = experiment.rounds if "rounds" in said else end or 1  # no run ends before its topology is fixed
+    most = experiment.rounds if "rounds" in said or allowance.total == math.inf else MOST_HORIZONS * experiment.rounds
+    tried = [
+        entry
+        for density in _densities(experiment, said)
+        for entry in _costs(problem, density, _types(said), end, strict="density" in said).items()
+    ]
     fitting = [_row(cost, name, paid, allowance.link) for name, cost in tried if (paid := allowance.rounds(cost, most)) >= least]
     if not fitting:
         raise InputError(_nothing_fits(allowance, experiment, tried))
@@ -181,13 +186,23 @@ def rounds_within(settings: config.Tree, budget: float, most: int | None = None,
     """Rounds of this one setting that a budget in all pays for, at most `most` (by default a multiple of the experiment's)."""
     problem = costs.posed(_anywhere(settings), data_dir=data_dir)
     experiment = problem[0]
+    _check_steady(experiment)
     value_type = experiment.wire.value_type
     cost = _costs(problem, experiment.density, [value_type], config.flat(settings).get("topology.end"), strict=True)[value_type]
     allowance = Allowance(units.shown_size(budget), total=budget)
     affordable = allowance.rounds(cost, most or MOST_HORIZONS * experiment.rounds)
     if not affordable:
         raise InputError(f"{allowance.words} do not pay for one round, which takes {units.shown_size(allowance.needed(cost, 1))}")
+    if affordable < (end := config.flat(settings).get("topology.end", 1)):
+        raise InputError(f"{allowance.words} pay for {affordable} rounds, and topology.end is {end}: lower it, or leave it out")
     return affordable
+
+
+def _check_steady(experiment: Experiment) -> None:
+    if experiment.topology.density_start is not None:
+        raise InputError(
+            "a budget is planned for a density that stays: leave out topology.density_start, or say density and rounds yourself"
+        )
 
 
 def _densities(experiment: Experiment, said: Mapping[str, Any]) -> tuple[float, ...]:

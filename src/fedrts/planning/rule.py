@@ -51,10 +51,10 @@ def recommended(fitting: Sequence[Fitting]) -> Fitting:
     return max((one for one in lasting if one.bits == bits), key=lambda one: one.density)
 
 
-def reason(chosen: Fitting, fitting: Sequence[Fitting], horizon: int) -> str:
+def reason(chosen: Fitting, fitting: Sequence[Fitting], horizon: int, type_said: bool = False) -> str:
     """Why it is the one, in a line."""
     rounds = f"all {horizon} rounds" if chosen.rounds == horizon else f"{chosen.rounds} of {horizon} rounds, the most that fit"
-    if all(one.bits == chosen.bits for one in fitting):
+    if type_said:
         bits = f"{chosen.value_type} as asked for"
     elif chosen.bits >= FREE_BITS:
         bits = f"{chosen.bits} bits a value, which cost no accuracy in our measurements"

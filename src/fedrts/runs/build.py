@@ -173,7 +173,7 @@ def put_together(
         feedback=e.wire.feedback,
         dropout=e.clients.dropout,
         optimizer=_server_optimizer(e),
-        average=LateAverage(t.average, training.schedule_rounds or e.rounds, t.average_share, t.average_decay),
+        average=LateAverage(t.average, e.rounds, t.average_share, t.average_decay),
         metrics=declared(held.task),
     )
     check_feedback(experiment, plan)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from fedrts.config import Experiment
 from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note
+from fedrts.server import reducers
+from fedrts.server.optimizer import Averaging
 from fedrts.server.rounds import Plan
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import Values
+from fedrts.wire.fields import Missed, Values
 
 _MUCH = 2**30
 """Bytes of residuals from which on a run says so."""
@@ -32,6 +34,17 @@ def check_feedback(experiment: Experiment, plan: Plan) -> None:
         raise InputError(f"{what} has clients remember what they did not send, for which {engine} has no place: use --engine batched")
     if experiment.privacy.on:
         raise InputError(f"{what} sends in a later round what [privacy] kept back in an earlier one: use one of them")
+    if not reducers.get(experiment.guard.reducer).mergeable:
+        raise InputError(
+            f"{what} has clients count as told what guard.reducer = '{experiment.guard.reducer}' may leave out: "
+            f"use {reducers.those('mergeable')}"
+        )
+    in_steps = any(isinstance(entry, Missed) for exchange in exchanges for entry in exchange.down.values())
+    if in_steps and not (isinstance(plan.optimizer, Averaging) and plan.optimizer.rate == 1):
+        raise InputError(
+            f"{what} tells clients in steps of the server's model, which a server optimiser would move beside them: "
+            "set train.server_optimizer = 'sgd' and train.server_lr = 1"
+        )
     size = len(plan.samples) * plan.layout.parameters * 4
     if size > _MUCH:
         note(f"error feedback keeps what each client did not send: {size / 2**30:.1f} GiB of memory, and of every checkpoint, at most")

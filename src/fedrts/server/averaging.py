@@ -28,7 +28,7 @@ class LateAverage:
 
     name: AverageName = "off"
     rounds: int = 1
-    """For which the run was planned."""
+    """All rounds of the run."""
     share: float = 0.4
     """Of the rounds, the last ones: those of the tail."""
     decay: float = 0.9

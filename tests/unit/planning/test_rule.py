@@ -40,4 +40,4 @@ def test_the_reason():
     free = "8 bits a value, which cost no accuracy in our measurements"
     assert reason(made(0.2, 8, 50), fitting, 50) == f"first all 50 rounds, then {free}, then the largest density that fits"
     assert f"because {FREE_BITS} do not fit" in reason(made(0.1, 4, 50), fitting, 50)
-    assert reason(fitting[0], fitting[:1], 50) == "first all 50 rounds, then int8 as asked for, then density 0.2"
+    assert reason(fitting[0], fitting[:1], 50, type_said=True) == "first all 50 rounds, then int8 as asked for, then density 0.2"
