@@ -64,7 +64,7 @@ class Result:
     state: State
     """The server's state: flat weights, mask, and the method's own memory."""
     average: nn.Module | None = None
-    """The average of late models (`train.average`), where there is one."""
+    """The average of late models (`train.average`), where there is one and the model can be copied."""
 
     def __repr__(self) -> str:
         """A line for a notebook; the fields hold the rest."""
@@ -418,11 +418,17 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         observer.finished(summary)
     finally:
         observer.stopped()
-    average = None
-    if late is not None:
-        average = copy.deepcopy(run.module)
-        run.layout.bind(average, late.weights.clone())
-    return Result(run.module.eval(), masks, history, summary, state, average and average.eval())
+    return Result(run.module.eval(), masks, history, summary, state, None if late is None else _average(run, late))
+
+
+def _average(run: Assembled, late: State) -> nn.Module | None:
+    """A copy of the model with the average's weights; None of a model that cannot be copied."""
+    try:
+        module = copy.deepcopy(run.module)
+    except Exception:  # whatever a user's own module raises
+        return None
+    run.layout.bind(module, late.weights.clone())
+    return module.eval()
 
 
 def _write_round(folder: RunFolder, played: Played, run: Assembled, ledger: ClientRecords, pace: Pace) -> None:
