@@ -40,7 +40,7 @@ def recommended(fitting: Sequence[Fitting]) -> Fitting:
 
     - Rounds: a run that stops early has not learned; no density makes up for it. Where no setting has all rounds of the horizon,
       those with most rounds are left.
-    - Bits: on CIFAR-10, 8 bits at density 0.2 send as much as 32 bits at 0.05 and are 8 points better, as good as 32 bits at 0.2.
+    - Bits: on digits, 8 bits at density 0.2 send as much as 32 bits at 0.05 and are better, as good as 32 bits at 0.2 (docs/plan.md).
       Fewer bits than `FREE_BITS` are taken only where nothing else fits, and then as many as possible.
     - Density: what bytes are left buys links.
     """
