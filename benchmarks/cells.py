@@ -15,14 +15,14 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedrts.comparison.pool import cores
 from fedrts.errors import InputError
-from studies import Cell, Scores, Study
+from studies import Scores
 
 RESULT_FILES = ("experiment.toml", "summary.json", "history.jsonl", "topology.jsonl", "played.json", "diverged.json")
 """What is kept of a finished run."""
@@ -41,6 +41,25 @@ MOST_BYTES = 15 << 20
 GPU_SECONDS = {"resnet18_small": 32 / 200}
 """What a round costs until results tell: seconds between the ends of two cells, over their rounds."""
 UNKNOWN_SECONDS = 0.5
+
+
+class Cell(Protocol):
+    """One run of a study."""
+
+    @property
+    def study(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def recipe(self) -> str: ...
+
+
+class Study(Protocol):
+    """Knows which cells are needed, given the scores of those that are finished."""
+
+    def cells(self, name: str, scores: Scores) -> Iterator[Cell]: ...
 
 
 class Process(Protocol):
@@ -71,6 +90,13 @@ class Known:
     @property
     def scores(self) -> Scores:
         return {name: entry["valid_accuracy"] for name, entry in self.trials.items()}
+
+    def result(self, cell: str) -> str:
+        """What a finished cell came to, in words."""
+        if cell in self.runs:
+            return f"test accuracy {self.runs[cell]['summary']['accuracy_last10']:.4f}"
+        score = self.scores.get(cell)
+        return "diverged" if score is None else f"validation accuracy {score:.4f}"
 
     def __contains__(self, cell: str) -> bool:
         return cell in self.trials or cell in self.runs or cell in self.diverged
@@ -203,15 +229,9 @@ class Sitting:
         self.failures_in_a_row = 0
         self.read(home, self.known[one.cell.study])
         self.costs.learn(played_of(home))
-        self.tell(f"{one.cell.study} {one.cell.name}: finished after {self.clock() - one.started:.0f} s{self._result(one.cell)}")
+        result = self.known[one.cell.study].result(one.cell.name)
+        self.tell(f"{one.cell.study} {one.cell.name}: finished after {self.clock() - one.started:.0f} s, {result}")
         return 1
-
-    def _result(self, cell: Cell) -> str:
-        known = self.known[cell.study]
-        if cell.name in known.runs:
-            return f", test accuracy {known.runs[cell.name]['summary']['accuracy_last10']:.4f}"
-        score = known.scores.get(cell.name)
-        return ", diverged" if score is None else f", validation accuracy {score:.4f}"
 
     def _account(self, one: _Running) -> None:
         """Add what a cell had of the GPU to what it had before, where there is anything to go on from."""
@@ -245,7 +265,7 @@ class Sitting:
 def command(cell: Cell, out: Path | str) -> list[str]:
     """The arguments of `fedrts` that play a cell."""
     pairs = [("--set", f"{key}={json.dumps(value)}") for key, value in cell.settings.items()]
-    return ["run", "--recipe", "paper", *(word for pair in pairs for word in pair), "--out", str(out)]
+    return ["run", "--recipe", cell.recipe, *(word for pair in pairs for word in pair), "--out", str(out)]
 
 
 def launched(arguments: Sequence[str], log: Path) -> Process:
@@ -328,7 +348,7 @@ def unpacked(file: Path, beside: Path | None = None) -> Iterator[Path]:
         yield Path(place)
 
 
-def restore(file: Path, folder: Path, studies: Mapping[str, Study]) -> None:
+def restore(file: Path, folder: Path, studies: Iterable[str]) -> None:
     """Put what a file carries where it is missing, so that cells that were cut off go on."""
     folder.mkdir(parents=True, exist_ok=True)
     with unpacked(file, folder) as place:

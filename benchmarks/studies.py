@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from fedrts.errors import InputError
 
@@ -58,6 +58,7 @@ class Cell:
     seed: int
     shared: Mapping[str, Any]
     """Settings of all cells."""
+    recipe: ClassVar[str] = "paper"
 
     @property
     def name(self) -> str:
@@ -87,7 +88,7 @@ class Choice:
     def best(self, entrant: str) -> float | None:
         """The best rate so far; None before any is finished. Of equal ones it is the lowest."""
         known = self.scores[entrant]
-        return max(sorted(known), key=lambda rate: _worth(known[rate])) if known else None
+        return max(sorted(known), key=lambda rate: worth(known[rate])) if known else None
 
     def is_at_edge(self, entrant: str) -> bool:
         """Is the best rate the lowest or the highest of those that are finished?"""
@@ -163,7 +164,7 @@ class Study:
         for entrant in part.entrants:
             names = {rate: [self._trial(name, entrant, density, rate, seed).name for seed in self.choosing_seeds] for rate in rates}
             there = {rate: cells for rate, cells in names.items() if all(cell in scores for cell in cells)}
-            found[entrant.name] = {rate: _mean([scores[cell] for cell in cells]) for rate, cells in there.items()}
+            found[entrant.name] = {rate: mean([scores[cell] for cell in cells]) for rate, cells in there.items()}
         return Choice(rates, found, all(len(own) == len(rates) for own in found.values()))
 
     def _trial(self, name: str, entrant: Entrant, density: float, rate: float, seed: int) -> Cell:
@@ -177,10 +178,12 @@ def _wider(choice: Choice) -> set[float]:
     return ({lowest * DOWN} if lowest in best else set()) | ({highest * UP} if highest in best else set())
 
 
-def _mean(values: Sequence[Score]) -> Score:
+def mean(values: Sequence[Score]) -> Score:
+    """None where one of them is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if len(known) == len(values) else None
 
 
-def _worth(score: Score) -> float:
+def worth(score: Score) -> float:
+    """A score as a number that orders."""
     return float("-inf") if score is None else score
