@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from fedrts.comparison.pool import cores
 from fedrts.errors import InputError
@@ -84,7 +84,7 @@ class Known:
     diverged: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, raw: Mapping[str, Any]) -> Known:
+    def of(cls, raw: Mapping[str, Any]) -> Self:
         return cls(*({entry["cell"]: entry for entry in raw.get(kind, [])} for kind in ("trials", "runs", "diverged")))
 
     @property

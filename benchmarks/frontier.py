@@ -29,7 +29,7 @@ from evidence import as_lines, interruptible, versions_of
 from fedrts.comparison.pool import default_jobs
 from fedrts.comparison.table import ABSENT, markdown
 from fedrts.errors import InputError
-from frontiers import FRONTIERS, MB, SENT, Choice, Frontier
+from frontiers import FRONTIERS, LATER, MB, Choice, Frontier, round_of
 from studies import Scores
 
 RESULTS = Path(__file__).parent / "results"
@@ -51,8 +51,11 @@ class Known(cells.Known):
 
     @property
     def scores(self) -> Scores:
-        sent = {name + SENT: entry.get("sent") for name, entry in self.trials.items()}
-        return {name: entry["score"] for name, entry in self.trials.items()} | sent
+        found: dict[str, float | None] = {}
+        for name, entry in self.trials.items():
+            first = {name + round_of(index): sent for index, sent in enumerate(entry.get("first", []))}
+            found |= {name: entry["score"], name + LATER: entry.get("later"), **first}
+        return found
 
     def result(self, cell: str) -> str:
         if cell in self.runs:
@@ -83,11 +86,15 @@ def read_cell(home: Path, known: cells.Known) -> None:
     lines = [json.loads(line) for line in (home / "history.jsonl").read_text("utf-8").splitlines()]
     sent = [line["upload_bytes"] + line["download_bytes"] for line in lines]
     if home.name.endswith("-price"):
-        known.trials[home.name] = {**own, "score": statistics.mean(sent[-10:])}
+        known.trials[home.name] = {**own, "score": statistics.mean(sent[-10:]), "first": sent}
     elif "validation" in settings.get("data_options", {}):
-        value = summary[f"average_valid_{frontier.metric}"]
-        score = -value if frontier.lower_is_better else value
-        known.trials[home.name] = {**own, "score": score, "sent": sum(sent) / len(sent), "rounds": settings["rounds"]}
+        known.trials[home.name] = {
+            **own,
+            "score": summary["average_valid_accuracy"],
+            "sent": sum(sent),
+            "rounds": len(sent),
+            "later": statistics.mean(sent[len(sent) // 2 :]),
+        }
     else:
         known.runs[home.name] = {**own, "result": summary[f"average_{frontier.metric}"], "sent": sum(sent), "summary": summary}
 
@@ -210,7 +217,7 @@ def render(name: str, frontier: Frontier, known: Known) -> list[str]:
         ]
     else:
         parts += ["No result is finished yet: configurations are being chosen."]
-    return [*parts, *_chosen(frontier, choices)]
+    return [*parts, *_chosen(frontier, choices, known)]
 
 
 def _results(frontier: Frontier, choices: Sequence[Choice], found: Sequence[Point]) -> str:
@@ -241,19 +248,22 @@ def _words(point: Point, frontier: Frontier, is_best: bool) -> str:
     return f"{text} ({statistics.mean(point.last):.{digits}f}; {point.sent:.1f} MB, {point.rounds} rounds{few})"
 
 
-def _chosen(frontier: Frontier, choices: Sequence[Choice]) -> list[str]:
+def _chosen(frontier: Frontier, choices: Sequence[Choice], known: Known) -> list[str]:
     body = []
     for choice in choices:
         for one in choice.tried:
             score = choice.scores.get(one.name, ABSENT)
-            told = ABSENT if isinstance(score, str) else "diverged" if score is None else f"{abs(score):.4f}"
-            body.append([TITLES[choice.contestant.name], one.shape.name, f"{one.rate:g}", f"**{told}**" if one == choice.best else told])
+            told = ABSENT if isinstance(score, str) else "diverged" if score is None else f"{score:.4f}"
+            first = known.trials.get(f"{choice.contestant.name}-{one.name}-s{frontier.choosing_seeds[0]}", {})
+            sent = f"{first['sent'] / MB:.1f}, {first['rounds']}" if "sent" in first else ABSENT
+            told = f"**{told}**" if one == choice.best else told
+            body.append([TITLES[choice.contestant.name], one.shape.name, f"{one.rate:g}", told, sent])
     seeds = ", ".join(map(str, frontier.choosing_seeds))
     words = (
-        f"Configurations, chosen at {frontier.chosen_at:g} MB: {frontier.metric} of the average of the late models on "
+        f"Configurations, chosen at {frontier.chosen_at:g} MB: accuracy of the average of the late models on "
         f"{frontier.validation:.0%} of the training data that the run did not train on (seed {seeds}); **best**."
     )
-    return [words, markdown(["", "shape", "learning rate", f"{frontier.metric}, validation"], body)]
+    return [words, markdown(["", "shape", "learning rate", "accuracy, validation", "MB, rounds"], body)]
 
 
 def draw(name: str, frontier: Frontier, found: Sequence[Point]) -> None:
@@ -267,8 +277,8 @@ def draw(name: str, frontier: Frontier, found: Sequence[Point]) -> None:
         if not own:
             continue
         x, y, error = [point.sent for point in own], [point.mean for point in own], [point.error for point in own]
-        bold = {"linewidth": 2.5, "zorder": 3} if contestant.name == "fedrts" else {"linewidth": 1.3}
-        axes.errorbar(x, y, error, marker="o", markersize=4, capsize=2, label=TITLES[contestant.name], **bold)
+        width = 2.5 if contestant.name == "fedrts" else 1.3
+        axes.errorbar(x, y, error, marker="o", markersize=4, capsize=2, label=TITLES[contestant.name], linewidth=width)
     axes.set_xscale("log")
     if frontier.lower_is_better:
         axes.invert_yaxis()

@@ -4,15 +4,16 @@ A contestant is a method with a few shapes of its own (density, share or width, 
 learning rate, then other rates at the best shape, all on a validation split. What is chosen gets results at every budget. Every contestant
 has as many configurations: where the best rate of one lies at the edge of its rates, all try one rate more.
 
-Rounds follow from bytes. A short run of each shape tells what its rounds cost; a trial has as many as its budget pays for, and the results
-as many as they would by the bytes that the chosen trial has really sent.
+Rounds follow from bytes. A short run of each shape tells what its first rounds cost, when clients get the model or the mask for the first
+time, and what later ones do. A trial has as many rounds as its budget pays for at the latter price; the results keep to the budget, by
+the bytes of those first rounds and of the later ones of the chosen trial.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import accumulate, count
 from typing import Any, ClassVar
 
 from fedrts.errors import InputError
@@ -212,9 +213,10 @@ class Frontier:
         assert best is not None
         if contestant.rounds is not None:
             return self._play(name, contestant, best, f"s{seed}", contestant.rounds, seed)
-        sent = mean([scores[_trial_name(contestant, best, trial) + SENT] for trial in self.choosing_seeds])
-        assert sent is not None
-        return self._play(name, contestant, best, f"{budget:g}MB-s{seed}", self._rounds(budget * MB / sent), seed)
+        later = mean([scores[_trial_name(contestant, best, trial) + LATER] for trial in self.choosing_seeds])
+        first = [scores[_price_name(contestant, best.shape) + round_of(index)] for index in range(PRICED_ROUNDS)]
+        rounds = self._rounds(affordable(budget * MB, first, later))
+        return self._play(name, contestant, best, f"{budget:g}MB-{rounds}-s{seed}", rounds, seed)
 
     def _rounds(self, affordable: float) -> int:
         return max(1, min(int(affordable), self.most_rounds))
@@ -226,8 +228,20 @@ class Frontier:
         return Play(name, f"{contestant.name}-{middle}-{last}", {**self.shared, **chosen, **held_out})
 
 
-SENT = ":bytes"
-"""Ends the names under which `Scores` have a trial's bytes a round."""
+LATER = ":later"
+"""Ends the names under which `Scores` have the mean bytes of a trial's later rounds."""
+
+
+def round_of(index: int) -> str:
+    """Ends the names under which `Scores` have the bytes of a short run's rounds."""
+    return f":{index}"
+
+
+def affordable(budget: float, first: Sequence[Score], later: Score) -> float:
+    """Rounds whose bytes a budget pays for, where the first ones cost `first` each and all others `later`."""
+    assert later is not None
+    paid = [total for total in accumulate(cost or 0.0 for cost in first) if total <= budget]
+    return len(paid) if len(paid) < len(first) else len(paid) + (budget - paid[-1]) / later
 
 
 def _price_name(contestant: Contestant, shape: Shape) -> str:

@@ -2,6 +2,7 @@
 
     python benchmarks/recipes.py rates      # seeds 200 to 202: the tuned recipe with each rate
     python benchmarks/recipes.py parts      # seeds 200 to 202: the tuned recipe without each of its parts
+    python benchmarks/recipes.py bits       # seeds 200 to 204: the tuned recipe with each value type
     python benchmarks/recipes.py compare    # seeds 0 to 4: both recipes as they are
     python benchmarks/recipes.py honest     # seed 200: replies of honest clients that the guard refuses, for every method
     python benchmarks/recipes.py average    # what the average of late models takes of a round
@@ -40,6 +41,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "a constant rate": {"train": {"schedule": "constant"}},
     "float32": {"wire": {"value_type": "float32"}},
 }
+BITS = ("float32", "int8", "int6", "int4", "int2")
 Summary = dict[str, Any]
 
 
@@ -91,6 +93,14 @@ def parts() -> Iterable[str]:
             yield row([name, words], played(CHOOSING, {**settings, **changed}))
 
 
+def bits() -> Iterable[str]:
+    """What fewer bits cost in as many rounds at the same density."""
+    yield heading("problem", "values")
+    for name, settings in PROBLEMS.items():
+        for value_type in BITS:
+            yield row([name, value_type], played((*CHOOSING, 203, 204), {**settings, "wire": {"value_type": value_type}}))
+
+
 def compare() -> Iterable[str]:
     """Both recipes on seeds by which nothing was chosen."""
     yield heading("problem", "recipe")
@@ -132,7 +142,7 @@ def average() -> Iterable[str]:
 
 
 def main() -> None:
-    tables = {"rates": rates, "parts": parts, "compare": compare, "honest": honest, "average": average}
+    tables = {"rates": rates, "parts": parts, "bits": bits, "compare": compare, "honest": honest, "average": average}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=tables)
     for line in tables[parser.parse_args().table]():
