@@ -245,19 +245,21 @@ def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: Client
     clients = plan.sample(index, attempt, _not_asked(plan, index, ledger, record))
     needed = plan.needed(ledger.departed)
     left: dict[int, Tensor] = {}
+    kept: dict[int, int] = {}
     for number in range(len(plan.method.exchanges(plan.round(index, state.mask)))):
         current = plan.round(index, state.mask, number)
         exchange = plan.exchanges(current)[number]  # of the mask as the exchange before left it
         order = Order.of(exchange, current, plan.layout, state, plan.key(index, f"rounding {number}"))
-        order = replace(order, residuals=ledger.residuals)
+        order = replace(order, residuals=ledger.residuals, kept=ledger.kept)
         found = _collect(plan, order, state, attempt, clients, ledger, record)
         if len(record.clients) < needed:
             return None
         clients = list(record.clients)
         left |= found.left
+        kept |= found.kept
         with phase("update"):
             state = updated(plan, state, order, found.sums)
-    ledger.remember(left)
+    ledger.remember(left, kept)
     if index < 0:
         return state
     return plan.average.enter(before, plan.optimizer.step(before, state, plan.layout.parameters), index)
