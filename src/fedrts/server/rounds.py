@@ -53,6 +53,8 @@ class Plan:
     eval_every: int
     guard: Guard = field(default_factory=Guard)
     value_type: ValueType = "float32"
+    download_type: ValueType | None = None
+    """Of downloads alone; None: as `value_type`."""
     feedback: bool = False
     """Do clients add what rounding left of a change to their next one?"""
     dropout: float = 0.0
@@ -89,7 +91,8 @@ class Plan:
         return Round.of(index, self.schedule, mask, self.layout, exchange)
 
     def exchanges(self, round: Round) -> list[Exchange]:
-        return [exchange.with_values_as(self.value_type, self.feedback) for exchange in self.method.exchanges(round)]
+        down = self.download_type or self.value_type
+        return [exchange.with_values_as(self.value_type, self.feedback, down) for exchange in self.method.exchanges(round)]
 
     def key(self, index: int, purpose: str) -> int:
         return random.key(self.seed, "server", index, purpose)
