@@ -29,7 +29,7 @@ from fedrts.wire.fields import Field, Frame, Message, OnOwnMask, Values
 ROUNDS = ("set-up", "inner", "outer")
 
 
-class Measured(NamedTuple):
+class PlayedRound(NamedTuple):
     """A round that a client has really played."""
 
     rows: list[Row]
@@ -110,7 +110,7 @@ class Estimate:
 
     # -- measured ---------------------------------------------------------------------------------------------------------
 
-    def measured(self, name: str, index: int, state: State, activations: int) -> Measured:
+    def measured(self, name: str, index: int, state: State, activations: int) -> PlayedRound:
         """A round that the client really plays."""
         plan, bench, rows = self.run.plan, self.run.bench, torch.arange(self.samples)
         at_work, seen = (bench, rows) if self.exact else (_for_few(bench, FEW), torch.arange(FEW))
@@ -141,7 +141,7 @@ class Estimate:
             state = rounds.updated(plan, state, order, sums)
         amount = sum(memory.values()), sum(memory_on_mask.values()), memory
         cases = ((HOLDER, holder), (FRESH, fresh))
-        return Measured([Row("measured", name, case, down, up, flops, *amount) for case, down in cases], state, orders)
+        return PlayedRound([Row("measured", name, case, down, up, flops, *amount) for case, down in cases], state, orders)
 
     def _longer(self, fields: Mapping[str, Field], message: Message, frame: Frame) -> int:
         """Bytes that a message of the same fields may have more, where the most is asked for."""

@@ -10,7 +10,7 @@ from functools import cache, cached_property, lru_cache
 from fedrts.client.masks import REMEMBERED
 from fedrts.client.order import Order
 from fedrts.config import Experiment
-from fedrts.costs.estimate import Estimate, Measured
+from fedrts.costs.estimate import Estimate, PlayedRound
 from fedrts.costs.table import FRESH, HOLDER, Row
 from fedrts.runs.build import Assembled
 from fedrts.server.rounds import Plan, sampled
@@ -273,7 +273,7 @@ def _steady(run: Assembled, samples: int, types: Sequence[ValueType], end: int |
     activations = estimate.activations(state, first)
     inner = next(t for t in range(plan.schedule.end + 2) if not plan.schedule.is_outer(t))
     outers = (plan.schedule.first_outer, plan.schedule.first_outer + plan.schedule.interval)
-    played: dict[int, Measured] = {}
+    played: dict[int, PlayedRound] = {}
     moves = False
     for index in sorted({inner, *outers} | ({-1} if first < 0 else set())):
         before = state.mask.fingerprint
@@ -290,7 +290,7 @@ def _steady(run: Assembled, samples: int, types: Sequence[ValueType], end: int |
     return found
 
 
-def _typed(measured: Measured, plan: Plan) -> tuple[Row, Row]:
+def _typed(measured: PlayedRound, plan: Plan) -> tuple[Row, Row]:
     """The rows (of a holder, of a fresh client) of a round that was played with whole values, in the types of another plan."""
     down = up = memory = 0
     for order in measured.orders:
