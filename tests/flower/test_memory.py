@@ -162,6 +162,27 @@ def test_a_server_that_goes_back_finds_the_memories_of_then(method: str, keyword
     assert not [line for line in link.said if "not told" in line]
 
 
+@pytest.mark.parametrize("spoil", ["other numbers", "a later round", "nothing"])
+def test_a_node_whose_model_is_not_the_servers_asks_for_the_whole(spoil: str):
+    """As after a server went back and played a round again to another end."""
+    run, link = long("fedtopk", {}), two_nodes()
+
+    def misled(message: Message, worker: Worker) -> Message:
+        memories = worker.records.memories
+        if message.metadata.message_type == WORK and (held := memories.model()) is not None:
+            memories.shelf.held = {name: tensor for name, tensor in memories.shelf.held.items() if not name.startswith("model-")}
+            if spoil != "nothing":
+                memories.keep_model(held[0] + 99 * (spoil == "a later round"), held[1] + 1e-3 * (spoil == "other numbers"))
+        return worker.reply(message)
+
+    link.manners[7] = misled
+    lines, state = played(connected(run, link))
+    expected, reference = played(run)
+    assert torch.equal(state.values, reference.values)
+    assert [line["rejected"] for line in lines] == [[]] * 7
+    assert link.down == sum(line["download_bytes"] for line in lines) > sum(line["download_bytes"] for line in expected)
+
+
 def test_a_memory_that_is_lost_is_said_at_both_ends():
     run, link = long("fedavg", FED), two_nodes()
     ready, ledger = connected(run, link), ClientRecords.of(run.plan.guard)
