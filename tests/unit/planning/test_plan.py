@@ -75,6 +75,17 @@ def test_the_bytes_of_a_falling_density_are_foreseen(method, curve, tmp_path):
     assert found.heaviest >= steady[0].heaviest
 
 
+def test_a_falling_density_is_planned_for_a_budget(tmp_path):
+    """To densities that it can fall to, and what is recommended keeps to the budget."""
+    keywords: dict[str, Any] = TINY | {"topology": {"interval": 2, "density_start": 0.6}, "clients": SOME, "rounds": 16}
+    found = fedrts.plan(**keywords, budget="160kB")
+    assert {one.density for one in found.fitting} <= {density for density in planning.DENSITIES if density <= 0.6} | {found.chosen.density}
+    assert 0.16 < found.chosen.density <= 0.6
+    with pytest.warns(Note, match="planned for 160 kB"):
+        summary = fedrts.run(**keywords, budget="160kB", out=tmp_path / "run").summary
+    assert 0.9 * 160_000 < sent(summary) <= 160_000
+
+
 def test_rounds_of_a_falling_density_are_priced_one_by_one():
     """Written out: before each round the links of the budget at the density of then, and four bytes both ways for each that is gone."""
     topology = {"interval": 2, "density_start": 0.9, "density_schedule": "linear", "end": 7}
@@ -298,8 +309,8 @@ def test_one_budget(budgets, words):
 @pytest.mark.parametrize("method", ["fedrts", "random", "feddst", "fedtiny", "fedpaq", "prunefl"])
 def test_a_run_keeps_to_its_budget(method, tmp_path):
     keywords = TINY | {"method": method, "clients": SOME, "rounds": 15}
-    with pytest.warns(Note, match="planned for 400 kB in all: "):
-        summary = fedrts.run(**keywords, budget="400kB", out=tmp_path / "run").summary
+    with pytest.warns(Note, match="planned for 160 kB in all: "):
+        summary = fedrts.run(**keywords, budget="160kB", out=tmp_path / "run").summary
     assert summary["rounds"] == 15
     assert (0.5 if summary["density_target"] < 1 else 0.1) * 400_000 < sent(summary) <= 400_000
 
@@ -307,7 +318,7 @@ def test_a_run_keeps_to_its_budget(method, tmp_path):
 @pytest.mark.parametrize("value_type", FORMATS)
 def test_so_it_does_in_every_value_type(value_type, tmp_path):
     with pytest.warns(Note, match=f"as asked for|{value_type}"):
-        summary = fedrts.run(**TINY, value_type=value_type, clients=SOME, budget="400kB", out=tmp_path / "run").summary
+        summary = fedrts.run(**TINY, value_type=value_type, clients=SOME, budget="160kB", out=tmp_path / "run").summary
     assert sent(summary) <= 400_000
     if FORMATS[value_type].regular:  # others may come out shorter than anybody can foresee
         assert sent(summary) > 0.5 * 400_000
