@@ -118,7 +118,7 @@ def experiment(method: str = "fedrts", **keywords: Any) -> Assembled:
         "topology": {"interval": 2, "end": 4},
         "engine": {"name": "flower", "timeout": 5, "wait": 0.2},
     }
-    if method not in ("fedpaq", "fedavg"):
+    if method not in ("fedpaq", "fedavg", "fedtopk"):
         base["density"] = 0.5
     return assemble(config.resolve(base, config.from_keywords(keywords)))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import pkgutil
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,8 @@ from fedrts.wire.fields import Frame
 if TYPE_CHECKING:
     from fedrts.flower.deployment import Door
 
+_TUNER = "fedrts.comparison.tuned_run:with_best_rate"
+"""Looked up when it is asked for: it plays runs, and so lies in a room above this one."""
 ANYWHERE = {"device": "cpu", "init": None}
 """A model can be looked at on a machine that lacks the device it was trained on and the file it started from."""
 
@@ -84,6 +87,7 @@ def run(
     experiment: str | Path | None = None,
     *,
     budget: str | float | None = None,
+    tune_lr: Iterable[float] | str | None = None,
     data_dir: str | Path | None = None,
     observer: Observer | None = None,
     **keywords: Any,
@@ -92,15 +96,28 @@ def run(
 
     `fedrts.run(data="digits", method="fedrts", density=0.1, rounds=50, lr=0.2, topology={"interval": 5}, out="runs/a")`
     With a `budget` such as "200MB" the run sends at most so much: density, value type and rounds that are not given are planned.
+    `tune_lr` names learning rates of which the best on a validation split is taken first, or "auto": rates around the experiment's own.
     `data_dir` is the folder of data sets (default: `FEDRTS_DATA`, or ~/.cache/fedrts); it is no part of the experiment.
     """
     for name in ("model", "method"):
         if isinstance(keywords.get(name), nn.Module | Method):
             kind_of = type(keywords[name]).__name__
             raise InputError(f"{name} is a {kind_of}: fedrts.run takes names (and {name}_options), objects are for fedrts.train")
-    layers = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
-    resolved = config.resolve(*(layers if budget is None else planning.within(layers, budget, data_dir)))
-    return start(resolved, observer or default_observer(), data_dir)
+    given = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
+    layers = given if budget is None else planning.within(given, budget, data_dir)
+    resolved = config.resolve(*layers)
+    if tune_lr is not None:
+        resolved = _tuned(layers, tune_lr, Path(str(with_folder(resolved).out)), data_dir)
+    return start(resolved, observer or default_observer(), data_dir, tuned=tune_lr is not None)
+
+
+def _tuned(layers: Sequence[config.Tree], rates: Iterable[float] | str, out: Path, data_dir: str | Path | None) -> Experiment:
+    """The experiment with the best of these learning rates; trials go to its folder."""
+    if not isinstance(rates, str | Iterable):
+        raise InputError(f"tune_lr must be a list, or 'auto' (got {rates!r})")
+    named = rates if isinstance(rates, str) else config.plain(list(rates))
+    chosen: Experiment = pkgutil.resolve_name(_TUNER)(layers, named, out, data_dir=None if data_dir is None else Path(data_dir))[0]
+    return chosen
 
 
 def start(

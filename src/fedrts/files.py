@@ -75,6 +75,15 @@ def write_atomically(path: Path, data: bytes, temporary: str = ".{}.tmp") -> Non
         raise
 
 
+def write_privately(path: Path, data: bytes) -> None:
+    """The same in a file that only its owner may read."""
+    before = os.umask(0o077)
+    try:
+        write_atomically(path, data)
+    finally:
+        os.umask(before)
+
+
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
     """A failure to write as one line that names the file."""

@@ -179,8 +179,6 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path, settings):
         ({"method": "fedpaq", "wire": FED}, "its own way"),
         ({"wire": FED, "privacy": {"clip": 1.0}}, r"\[privacy\]"),
         ({"method": "fedtopk", "privacy": {"clip": 1.0}}, r"\[privacy\]"),
-        ({"wire": FED, "engine": "flower"}, "flower has no place"),
-        ({"method": "fedtopk", "engine": "flower"}, "flower has no place"),
     ],
 )
 def test_what_cannot_be_had_together_is_refused(toy, settings, words):

@@ -12,7 +12,7 @@ from fedrts.observe import Silent
 from fedrts.server import rounds
 from fedrts.server.optimizer import Averaging
 from fedrts.sparse import budget
-from helping import ask
+from helping import ask, order_of
 from plain import Plain, bits_of, rigl
 
 SKEWED = {"partition": "dirichlet", "alpha": 1.0, "min_size": 3}
@@ -239,3 +239,46 @@ def test_moments_survive_an_interruption(toy, method, kind, tmp_path):
     assert "server_first" in whole.state.memory
     assert all(torch.equal(resumed.state[name], whole.state[name]) for name in whole.state.memory)
     assert [line["loss"] for line in resumed.history] == [line["loss"] for line in whole.history]
+
+
+# -- a type for downloads ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", sorted(set(methods.names()) - {"fedpaq", "fedtopk"}))
+def test_downloads_may_have_a_type_of_their_own(toy, method):
+    """Round 0 and the set-up: downloads are those of int8 both ways, uploads as long as int4's."""
+    both = {}
+    for up, down in (("int8", None), ("int4", None), ("int8", "int8"), ("int4", "int8"), ("float32", "int8"), ("int8", "float32")):
+        run = toy(method, "cnn", wire={"value_type": up, **({} if down is None else {"download_type": down})})
+        both[up, down] = rounds.play_round(run.plan, ready(run), 0)
+    record = {types: played.record for types, played in both.items()}
+    assert torch.equal(both["int8", None].state.values, both["int8", "int8"].state.values)
+    assert record["int4", "int8"].download_bytes == record["int8", None].download_bytes > record["int4", None].download_bytes
+    assert record["int4", "int8"].upload_bytes < record["int8", "int8"].upload_bytes < record["float32", "int8"].upload_bytes
+    assert record["int8", "float32"].download_bytes > record["int8", None].download_bytes
+    assert not torch.equal(both["int8", "float32"].state.values, both["int8", None].state.values)
+
+
+def test_a_client_receives_the_downloads_type_and_sends_changes_from_there(toy):
+    run = toy("random", "mlp", wire={"value_type": "int2", "download_type": "int8"})
+    state = run.method.begin(run.setup)
+    (exchange,) = run.plan.exchanges(run.plan.round(0, state.mask))
+    order = order_of(run, exchange, state, 0)
+    scales = state.values.split(256)
+    largest = torch.cat([part.abs().max().expand(len(part)) for part in scales])
+    assert float(((order.reference - state.values).abs() / largest).max()) <= 1 / 127
+    assert not torch.equal(order.reference, state.values)
+    (reply,) = run.plan.engine.run(order, [0])
+    assert set(reply.message["weights"].values.levels.unique().tolist()) <= {-1, 0, 1}
+    opened = exchange.up["weights"].open(reply.message["weights"], order.opening_frame)
+    assert torch.equal(opened, state.values + reply.message["weights"].values.values())
+
+
+def test_top_k_may_have_one_too(toy):
+    up, down, both = (
+        rounds.play_round((run := toy("fedtopk", "mlp", method_options=options)).plan, run.method.begin(run.setup), 0).state
+        for options in ({"values": "int4"}, {"values": "int4", "values_down": "int8"}, {"values": "int4", "values_down": "int4"})
+    )
+    assert torch.equal(up["public"], both["public"])
+    assert torch.equal(up.values, down.values)
+    assert float((down["public"] - down.values).norm()) < float((up["public"] - up.values).norm())

@@ -23,6 +23,7 @@ from fedrts.engines.settings import EngineSettings
 from fedrts.errors import InputError
 from fedrts.observe import Silent
 from fedrts.server import rounds
+from fedrts.server.client_records import ClientRecords
 from fedrts.tasks import Classification
 from fedrts.testing.agreement import OFTEN, agree, in_double, unequal
 
@@ -69,6 +70,28 @@ def test_two_actors_agree_with_one_client_after_the_other(method, model, keyword
     for a, b in zip(found, again, strict=True):
         assert torch.equal(a.state.weights, b.state.weights)
         assert a.state.mask == b.state.mask
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "wire"), [("fedtopk", {}), ("fedrts", {"value_type": "int4", "feedback": True})])
+def test_what_clients_remember_is_what_it_is_in_one_process(toy, method, wire):
+    """One client after the other in two actors: the bits of the serial engine, and its memories."""
+    run = toy(method, "mlp", wire=wire, clients={"total": 5, "per_round": 3})
+    here, there = (ClientRecords.of(run.plan.guard) for _ in range(2))
+    expected = list(rounds.play(run.plan, run.method.begin(run.setup), -1, here))
+    with spread(TWO.but(slots=0), run.bench, run.rows, 64) as engine:
+        found = []
+        for step in rounds.play(replace(run.plan, engine=engine), run.method.begin(run.setup), -1, there):
+            found.append(step)
+            if step.record.round == 1:
+                os.kill(ray.get(engine.actors[0].__ray_call__.remote(_process)), signal.SIGKILL)
+    same = ("clients", "rejected", "upload_bytes", "download_bytes", "flops")
+    for a, b in zip(expected, found, strict=True):
+        assert [getattr(a.record, key) for key in same] == [getattr(b.record, key) for key in same]
+        torch.testing.assert_close(a.state.values, b.state.values, rtol=0, atol=0)
+    assert sorted(here.residuals) == sorted(there.residuals)
+    assert all(torch.equal(here.residuals[client], there.residuals[client]) for client in here.residuals)
+    assert any(residual.count_nonzero() for residual in there.residuals.values())
 
 
 class Mortal(nn.Module):

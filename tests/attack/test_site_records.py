@@ -166,7 +166,7 @@ def test_nothing_leaves_where_what_is_spent_cannot_be_written(tmp_path: Path, mo
     def full(path: Path, data: bytes) -> None:
         raise InputError(f"cannot write {path}: No space left on device")
 
-    monkeypatch.setattr("fedrts.flower.state.write_atomically", full)
+    monkeypatch.setattr("fedrts.flower.state.write_privately", full)
     facts, replies = site.answer(order(run))
     assert not replies
     assert str(tmp_path) not in facts["reasons"][0]

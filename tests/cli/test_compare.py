@@ -20,6 +20,7 @@ import tomli_w
 import fedrts as package
 from fedrts.comparison import play, pool
 from fedrts.errors import InputError
+from fedrts.observe import Silent
 from fedrts.report import read
 
 GRID = ["--methods", "fedrts,random,fedavg", "--densities", "0.1,0.2", "--seeds", "0,1", "--reference", "random"]
@@ -444,6 +445,31 @@ def test_a_run_tunes_its_rate_first(fedrts, widened, tmp_path, monkeypatch):
     again = fedrts(*RUN, "--out", out)
     assert (again.code, "holds a run already: continue it with `fedrts resume" in again.err) == (2, True)
     assert len(read.find([out]).runs) == 1, "trials are no runs of a report"
+
+
+def test_python_tunes_as_the_command_line_does(fedrts, tiny, tmp_path):
+    """`fedrts.run(tune_lr=…)`: the same trials, the same rate, the same bytes."""
+    common: dict[str, Any] = {"method": "fedavg", "lr": 0.06, "rounds": 4, "epochs": 1, "clients": 6, "per_round": 3, "out": tmp_path / "a"}
+    result = package.run(**common, tune_lr="auto", checkpoint={"every": 1}, observer=Silent())
+    assert fedrts(*RUN, "--out", tmp_path / "b", "--quiet").code == 0
+    tried = [tomllib.loads((tmp_path / name / "tuning.toml").read_text("utf-8"))["tried"] for name in "ab"]
+    assert tried[0] == tried[1]
+    lines = [(tmp_path / name / "experiment.toml").read_text("utf-8").replace(str(tmp_path / name), "") for name in "ab"]
+    assert lines[0] == lines[1]
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    assert result.summary["rounds"] == 4
+    named = package.run(**common | {"out": tmp_path / "c"}, tune_lr=(0.0001, 0.2, 1e30), observer=Silent())
+    assert tomllib.loads((tmp_path / "c" / "experiment.toml").read_text("utf-8"))["train"]["lr"] == 0.2
+    assert named.summary["accuracy"] is not None
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"), [(0.1, "must be a list"), ("best", "or auto"), ([], "names no rate"), ([0.1, 0.1], "two cells")]
+)
+def test_what_python_cannot_tune_by(tmp_path, rates, words):
+    with pytest.raises(InputError, match=words):
+        package.run(method="fedavg", rounds=4, tune_lr=rates, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_rate_is_tried_in_the_folder_of_another_run(fedrts, run_dir):

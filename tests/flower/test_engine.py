@@ -53,6 +53,8 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ("feddst", {"wire": {"value_type": "float16"}}),
         ("feddst", {"wire": {"value_type": "int4"}}),
         ("fedrts", {"wire": {"value_type": "int2"}}),
+        ("fedrts", {"wire": {"value_type": "int2", "download_type": "int8"}}),
+        ("feddst", {"wire": {"value_type": "float32", "download_type": "int4"}}),
         ("fedtiny", {}),
         ("grasp", {}),
         ("prunefl", {"train": {"optimizer": "adam", "server_optimizer": "adam"}}),

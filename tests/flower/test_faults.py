@@ -162,6 +162,23 @@ def test_a_server_killed_at_any_moment_goes_on_to_the_same_result(start: Start, 
     assert timeless(folder.path / "run") == timeless(tmp_path / "serial")
 
 
+@pytest.mark.parametrize("settings", [{"method": "fedtopk"}, {"method": "fedrts", "wire": {"value_type": "int2", "feedback": True}}])
+def test_a_run_on_real_nodes_is_resumed_to_the_bits_of_the_serial_engine(tmp_path: Path, settings: dict[str, Any]):
+    """Its newest checkpoint is lost: nodes of a new process play the last round again, from the memories of the first ones."""
+    small: dict[str, Any] = {"recipe": "paper", "data": "digits", "clients": {"total": 4, "per_round": 2}, "train": {"epochs": 1}}
+    small |= {"model_options": {"hidden": [8]}, "device": "cpu", "rounds": 6, "checkpoint": {"every": 1}, "topology": {"interval": 2}}
+    fedrts.run(out=tmp_path / "here", engine="serial", **small, **settings)
+    fedrts.run(out=tmp_path / "there", engine={"name": "flower", "nodes": 2}, **small, **settings)
+    model = (tmp_path / "here" / "model.safetensors").read_bytes()
+    assert (tmp_path / "there" / "model.safetensors").read_bytes() == model
+    max((tmp_path / "there" / "checkpoint").glob("*.safetensors")).unlink()
+    for name in ("summary.json", "model.safetensors"):
+        (tmp_path / "there" / name).unlink()
+    fedrts.resume(tmp_path / "there")
+    assert (tmp_path / "there" / "model.safetensors").read_bytes() == model
+    assert all("not told" not in log.read_text() for log in (tmp_path / "there").glob("node-*.log"))
+
+
 def test_a_full_disk_stops_the_server_resumably(start: Start, folder: Folder, tmp_path: Path):
     command = [sys.executable, "-m", "fedrts", *map(str, folder.server())]
     start(*folder.client(0, "0,1,2"))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedrts.client.order import Order, Reply
 from fedrts.sparse.mask import Mask
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
 
 
-def encode_order(order: Order, client: int, held: Mask | None) -> bytes:
-    """An order as it travels to a client that holds the mask `held`, or none."""
+def encode_order(order: Order, client: int, held: Mask | None, missed: int | None = None) -> bytes:
+    """An order as it travels to a client that holds the mask `held`, or none, and lacks the last `missed` broadcasts, or all."""
     header = Header(Kind.DOWNLOAD, *_belongs_to(order), order.round.index, order.round.exchange, client)
-    return codec.encode(header, order.exchange.down, order.sent, order.frame, held)
+    frame = order.frame if missed is None else replace(order.frame, missed=missed)
+    return codec.encode(header, order.exchange.down, order.sent, frame, held)
 
 
 def encode_reply(reply: Reply, order: Order) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,8 @@ from fedrts.errors import blaming
 from fedrts.methods.contract import Exchange, Round, State
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import RESIDUAL, Frame, Message, carried
+from fedrts.wire.fields import RESIDUAL, Frame, Message, Payload, Steps, carried
+from fedrts.wire.packing import raw
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,12 @@ class Order:
     """The server's own weights on the mask, which may be more precise than what it sends."""
     residuals: Mapping[int, Tensor] = field(default_factory=dict)
     """What earlier uploads of each client have not told, in a simulation; a client without one has told everything."""
+    kept: Mapping[int, int] = field(default_factory=dict)
+    """The name under which each client elsewhere keeps that of its last upload that counted; one without a name has told everything."""
     held: Mapping[int, Mask | None] = field(default_factory=dict)
     """The mask that each client holds before its download, as far as the server knows."""
+    missed: Mapping[int, int | None] = field(default_factory=dict)
+    """How many broadcasts each client lacks, with this one; None: it never had one."""
 
     @staticmethod
     def of(exchange: Exchange, round: Round, layout: Layout, state: State, key: int) -> Order:
@@ -49,6 +55,11 @@ class Order:
         """The weights on the mask as clients receive them, where they do."""
         down = self.exchange.down.get("weights")
         return None if down is None else carried(down.open(self.sent["weights"], self.frame), Tensor)
+
+    @cached_property
+    def model_name(self) -> str | None:
+        """Of the model as clients receive it, where it travels as steps from an earlier one; None elsewhere."""
+        return fingerprint(self.reference) if self.reference is not None and any(map(in_steps, self.sent.values())) else None
 
     @cached_property
     def reference_norm(self) -> float:
@@ -90,6 +101,16 @@ class Order:
         return replace(self.frame, reference=self.values if self.reference is not None else None)
 
 
+def in_steps(payload: Payload) -> bool:
+    """Is this a model for clients that may hold an earlier one?"""
+    return isinstance(payload, Steps)
+
+
+def fingerprint(tensor: Tensor) -> str:
+    """A name for these very bits."""
+    return hashlib.blake2b(raw(tensor), digest_size=16).hexdigest()
+
+
 def called(clients: Sequence[int], most: int = 20) -> str:
     """`client 3`, or `clients 1, 4, 7`; not more of them by number than `most`."""
     numbers = ", ".join([*map(str, clients[:most]), *(["…"] if len(clients) > most else [])])
@@ -117,6 +138,8 @@ class Reply:
     """When it came (`time.monotonic`), where that is not now."""
     left: Tensor | None = None
     """What the client remembers of its change because it did not travel, if this reply counts (`Exchange.fed_back`)."""
+    kept: int | None = None
+    """The name under which a client elsewhere keeps that."""
     more: bool = False
     """The next reply is there too: whoever looks at this one may look at both together."""
 

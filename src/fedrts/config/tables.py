@@ -122,6 +122,7 @@ class Wire(Table):
     value_type: ValueType = Field(
         "float32", description="float32 (lossless), float16, or int8, int6, int4, int2 (unbiased rounding), both ways"
     )
+    download_type: ValueType | None = Field(None, description="the same of downloads alone; default: as wire.value_type")
     feedback: bool = Field(
         False, description="error feedback: a client adds what rounding left of its change to its next one (rounded to the nearest then)"
     )

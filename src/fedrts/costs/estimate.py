@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,16 @@ from fedrts.wire.codec import Kind
 from fedrts.wire.fields import Field, Frame, Message, OnOwnMask, Values
 
 ROUNDS = ("set-up", "inner", "outer")
+
+
+class PlayedRound(NamedTuple):
+    """A round that a client has really played."""
+
+    rows: list[Row]
+    state: State
+    """After it."""
+    orders: list[Order]
+    """One of each exchange."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +62,8 @@ class Estimate:
             if activations is None:
                 activations = self.activations(state, index)
             rows += self.on_paper(name, index, state, activations)
-            measured, state = self.measured(name, index, state, activations)
-            rows += measured
+            measured = self.measured(name, index, state, activations)
+            rows, state = rows + measured.rows, measured.state
         rows.sort(key=lambda row: (list(ACCOUNTINGS).index(row.accounting), ROUNDS.index(row.round)))
         return Cost(
             model=run.experiment.model,
@@ -99,16 +110,18 @@ class Estimate:
 
     # -- measured ---------------------------------------------------------------------------------------------------------
 
-    def measured(self, name: str, index: int, state: State, activations: int) -> tuple[list[Row], State]:
-        """The rows of a round that the client really plays, and the state after it."""
+    def measured(self, name: str, index: int, state: State, activations: int) -> PlayedRound:
+        """A round that the client really plays."""
         plan, bench, rows = self.run.plan, self.run.bench, torch.arange(self.samples)
         at_work, seen = (bench, rows) if self.exact else (_for_few(bench, FEW), torch.arange(FEW))
         holder = fresh = up = 0
         flops = 0.0
         memory = memory_on_mask = dict[str, int]()
         held: Mask | None = None
+        orders: list[Order] = []
         for number in range(len(plan.method.exchanges(plan.round(index, state.mask)))):
             order = self.order(state, index, number)
+            orders.append(order)
             exchange, frame = order.exchange, order.upload_frame()
             flops += bench.flops(order, bench.job(order, CLIENT, rows))
             job = at_work.job(order, CLIENT, seen)
@@ -127,7 +140,8 @@ class Estimate:
             sums.add(plan.method.contribution(opened, state, order.round), reply.samples)
             state = rounds.updated(plan, state, order, sums)
         amount = sum(memory.values()), sum(memory_on_mask.values()), memory
-        return [Row("measured", name, case, down, up, flops, *amount) for case, down in ((HOLDER, holder), (FRESH, fresh))], state
+        cases = ((HOLDER, holder), (FRESH, fresh))
+        return PlayedRound([Row("measured", name, case, down, up, flops, *amount) for case, down in cases], state, orders)
 
     def _longer(self, fields: Mapping[str, Field], message: Message, frame: Frame) -> int:
         """Bytes that a message of the same fields may have more, where the most is asked for."""

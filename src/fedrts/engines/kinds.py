@@ -49,8 +49,6 @@ class EngineKind(ABC):
     """Can clients train in bf16?"""
     has_sites: ClassVar[bool] = False
     """May the clients' data be on other machines?"""
-    keeps_residuals: ClassVar[bool] = True
-    """Can clients remember between rounds what their uploads have not told?"""
     has_cluster: ClassVar[bool] = False
     """Are there machines on which the cells of a comparison may run too?"""
 

@@ -4,6 +4,7 @@ An actor gets the data once, through Ray's object store (of which all actors on 
 order, which is the same for all, and the numbers of its clients. It judges and adds up their replies itself. So sums come back and no
 client's model: traffic follows actors × model. Shares and the order in which their sums are added are a function of the round's clients
 alone, and a share that was lost with its actor is worked through again: the result has the same bits, whatever happened on the way.
+What clients remember (error feedback) stays with the server, and comes and goes with them: traffic then follows clients × model.
 """
 
 from __future__ import annotations
@@ -61,7 +62,6 @@ class Actors(EngineKind):
     """Among Ray's actors, on this machine or many; the server itself only evaluates."""
 
     in_process = False
-    keeps_residuals = False
     has_cluster = True
 
     def refuses(self, experiment: Experiment) -> str | None:
@@ -194,13 +194,15 @@ class RayEngine:
 
     def answer(self, question: Question) -> Tally:
         """Every actor's tally of its share, added in the order of the shares."""
-        lean = replace(question, order=replace(question.order, held={}), state=replace(question.state))  # without what is cached
-        packed = self.ray.put(pack(lean))
+        order, residuals = replace(question.order, held={}, missed={}, residuals={}), question.order.residuals
+        packed = self.ray.put(pack(replace(question, order=order, state=replace(question.state))))  # without what is cached
         parts = shares([self.bench.training.samples(question.samples[client]) for client in question.asked], len(self.actors))
         asked = [[question.asked[place] for place in part] for part in parts]
         try:
+            told = [{client: residuals[client] for client in some if client in residuals} for some in asked]
+            shared = zip(self.actors, asked, told, strict=False)
             found = self.ray.get(
-                self._few([actor.add_up.remote(packed, some, self.store) for actor, some in zip(self.actors, asked, strict=False)])
+                self._few([actor.add_up.remote(packed, some, self.store, pack(left) if left else None) for actor, some, left in shared])
             )
         except self.ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, InputError) else error) from None
@@ -241,10 +243,12 @@ class Actor:
         self.engine: Engine | None = None
         self.device = torch.device("cpu")
 
-    def add_up(self, packed: np.ndarray, clients: list[int], store: list[Any]) -> np.ndarray:
-        """The packed tally of a share of a packed question's clients."""
+    def add_up(self, packed: np.ndarray, clients: list[int], store: list[Any], residuals: np.ndarray | None = None) -> np.ndarray:
+        """The packed tally of a share of a packed question's clients, who may remember something of earlier uploads."""
         engine = self.engine or self._made(*store)
         question: Question = replace(unpack(packed, self.device), asked=clients)
+        if residuals is not None:
+            question = replace(question, order=replace(question.order, residuals=unpack(residuals, "cpu")))
         return pack(add_up(question, engine.run(question.order, clients)))
 
     def _made(self, paths: list[str], *references: Any) -> Engine:

@@ -27,6 +27,7 @@ from fedrts.flower.normalisation import Normalisation, settled
 from fedrts.flower.processes import child
 from fedrts.flower.roster import Roster
 from fedrts.runs.build import Assembled, with_samples
+from fedrts.runs.feedback import feeds_back
 from fedrts.runs.folder import RunFolder
 from fedrts.server.collect import UNASKED
 from fedrts.server.rounds import TooFewError
@@ -80,6 +81,8 @@ def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, do
         open_gate()
         for number, key in enumerate(issued):
             command = _node_command(door, key, _share(number, len(issued), experiment.clients.total), data_dir, experiment)
+            if folder is not None and feeds_back(run.plan):  # what clients remember must be there when the run is resumed
+                command += ["--state", str(folder / f"{_HERE}-{number}.site")]
             log = stack.enter_context(open(folder / f"{_HERE}-{number}.log" if folder else temporary / f"{number}.log", "ab"))
             stack.enter_context(child(command, stdin=-3, stdout=log, stderr=log))
         with _explained(fleet, folder):

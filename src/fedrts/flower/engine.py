@@ -21,11 +21,10 @@ from fedrts.client.workbench import Workbench
 from fedrts.errors import printable
 from fedrts.flower import STRANGER, WORK
 from fedrts.flower.fleet import LOST, Fleet
-from fedrts.flower.messages import Incoming, content, opened
+from fedrts.flower.messages import Incoming, content, memory_facts, named_memories, numbers, opened
 from fedrts.methods.contract import Round, State
 from fedrts.server.collect import LATE, UNASKED, UNREACHABLE
 from fedrts.server.engine import Engine
-from fedrts.sparse.mask import Mask
 from fedrts.tasks import Metrics
 from fedrts.wire import codec
 from fedrts.wire.errors import WireError
@@ -41,6 +40,8 @@ _RECENT = 5
 """Replies of a client by which one knows how long it takes."""
 _LEARNED = 3
 """So many of them are needed: one quick reply says little."""
+_FORGETFUL = "its node keeps nothing of what an upload has not told: install this fedrts there"
+"""Why a reply of an older node does not count where clients must remember."""
 _LOST = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 
@@ -64,12 +65,14 @@ class Arrived:
 
     file: IO[bytes]
     at: float
+    kept: int | None = None
+    """The name of what it has not told."""
 
     @staticmethod
-    def of(data: bytes) -> Arrived:
+    def of(data: bytes, kept: int | None = None) -> Arrived:
         file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
         file.write(data)
-        return Arrived(file, time.monotonic())
+        return Arrived(file, time.monotonic(), kept)
 
     def read(self) -> bytes:
         with self.file:
@@ -220,18 +223,23 @@ class _Exchange:
         fleet = self.engine.fleet
         if not self._gathered():  # others would work, and give something away, for nothing
             self.outcomes |= {client: self._excused(client, UNASKED) for client in self.clients if client in fleet.hosts}
-        by_node: dict[int, dict[int, Mask | None]] = {}
+        by_node: dict[int, list[int]] = {}
         for client in self.clients:
             if client in fleet.hosts and client not in self.outcomes:
-                by_node.setdefault(fleet.hosts[client], {})[client] = self.order.held.get(client)
+                by_node.setdefault(fleet.hosts[client], []).append(client)
             elif client not in self.outcomes:
                 self.outcomes[client] = self._excused(client, UNREACHABLE)
-        for node, held in by_node.items():
-            self._send(node, {client: envelope.encode_order(self.order, client, mask) for client, mask in held.items()})
+        held, missed = self.order.held, self.order.missed
+        for node, some in by_node.items():
+            self._send(node, {client: envelope.encode_order(self.order, client, held.get(client), missed.get(client)) for client in some})
 
     def _send(self, node: int, blobs: dict[int, bytes], whole: bool = False) -> None:
         fleet = self.engine.fleet
         facts = {**self.engine.facts, "round": self.order.round.index, "exchange": self.order.round.exchange}
+        if self.order.model_name is not None:
+            facts["model"] = self.order.model_name
+        if self.order.exchange.fed_back is not None:
+            facts |= memory_facts({client: self.order.kept[client] for client in blobs if client in self.order.kept})
         message = Message(content(facts, blobs), node, WORK, ttl=self.engine.timeout + 60, group_id=str(self.order.round.index))
         name = fleet.link.push(message)
         if name is None:
@@ -291,11 +299,17 @@ class _Exchange:
             parcel.activation, parcel.incoming, parcel.unheard = None, None, True  # lost, see below
             self.engine.fleet.meet_again(parcel.node)
             return
-        missing = {client for client in _numbers(facts.get("missing")) if client in parcel.clients and client not in blobs}
-        reasons = dict(zip(_numbers(facts.get("failed")), _words(facts.get("reasons")), strict=False))
+        missing = {client for client in numbers(facts.get("missing")) if client in parcel.clients and client not in blobs}
+        reasons = dict(zip(numbers(facts.get("failed")), _words(facts.get("reasons")), strict=False))
+        kept = named_memories(facts)
+        for client in [client for client in numbers(facts.get("forgotten")) if client in parcel.clients]:
+            who = self.engine.fleet.roster.called(client)
+            self.engine.fleet.say(f"{LOST}: {who} no longer has what its earlier uploads have not told, and goes on without")
         for client in parcel.clients:
-            if client in blobs:
-                self.outcomes[client] = Arrived.of(blobs[client])
+            if client in blobs and self.order.exchange.fed_back is not None and client not in kept:
+                self.outcomes[client] = self._failure(client, _FORGETFUL)
+            elif client in blobs:
+                self.outcomes[client] = Arrived.of(blobs[client], kept.get(client))
             elif client not in missing or parcel.whole:
                 self.outcomes[client] = self._failure(client, reasons.get(client, "its node does not answer for it"))
         del self.parcels[name]
@@ -345,11 +359,7 @@ class _Exchange:
         bench = self.engine.bench
         rows = bench.gradient.new_zeros(()).expand(self.engine.samples[client])  # as many as it says, and no memory for them
         job = bench.job(self.order, client, rows)
-        return replace(reply, flops=bench.flops(self.order, job), resent=resent, at=outcome.at)
-
-
-def _numbers(value: object) -> list[int]:
-    return [number for number in value if isinstance(number, int)] if isinstance(value, list) else []
+        return replace(reply, flops=bench.flops(self.order, job), resent=resent, at=outcome.at, kept=outcome.kept)
 
 
 def _words(value: object) -> list[str]:

@@ -28,6 +28,21 @@ def content(facts: Facts, blobs: Mapping[int, bytes] | None = None) -> RecordDic
     return RecordDict({_FACTS: ConfigRecord(dict(facts)), _BLOBS: ArrayRecord(arrays)})
 
 
+def memory_facts(names: Mapping[int, int]) -> dict[str, list[int]]:
+    """Names of memories by client: by the node, of what an upload has not told; by the server, of the last upload that counted."""
+    return {"remembering": list(names), "memories": list(names.values())} if names else {}
+
+
+def named_memories(facts: Facts) -> dict[int, int]:
+    """The names again; whatever is no number is left out."""
+    return dict(zip(numbers(facts.get("remembering")), numbers(facts.get("memories")), strict=False))
+
+
+def numbers(value: object) -> list[int]:
+    """The whole numbers of what should be a list of them."""
+    return [number for number in value if isinstance(number, int)] if isinstance(value, list) else []
+
+
 def opened(message: Message) -> tuple[dict[str, Any], dict[int, bytes]]:
     """Facts and blobs of a message; a `WireError` where it is none of ours."""
     try:

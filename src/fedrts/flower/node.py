@@ -205,7 +205,7 @@ class Worker:
                 return Message(content({}), reply_to=message)
             started = time.monotonic()
             self.site.normalise(facts.get("normalisation"))
-            answer, replies = self.site.answer(blobs)
+            answer, replies = self.site.answer(blobs, facts)
             self.say(f"worked for client {', '.join(map(str, blobs))} in {time.monotonic() - started:.1f} s")
             return Message(content(answer, replies), reply_to=message)
         except Exception as error:  # whatever it was, the next message may fare better

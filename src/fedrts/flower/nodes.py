@@ -26,7 +26,6 @@ class Nodes(EngineKind):
     in_process = False
     bf16 = False
     has_sites = True
-    keeps_residuals = False
 
     def decided(self, asked: EngineSettings, bench: Workbench, per_round: int) -> EngineSettings:
         return asked

@@ -23,7 +23,7 @@ from fedrts import config
 from fedrts import data as sets
 from fedrts.client import envelope
 from fedrts.client.masks import LastMasks
-from fedrts.client.order import Order, Reply
+from fedrts.client.order import Order, Reply, fingerprint
 from fedrts.client.privacy import Account, Unpredictable, countable
 from fedrts.config import Experiment
 from fedrts.data.partition import SITES
@@ -32,7 +32,7 @@ from fedrts.errors import InputError, reason
 from fedrts.flower import consent, policy
 from fedrts.flower.consent import DeclinedError
 from fedrts.flower.host import Host
-from fedrts.flower.messages import Facts
+from fedrts.flower.messages import Facts, memory_facts, named_memories
 from fedrts.flower.normalisation import Normalisation
 from fedrts.flower.state import Records
 from fedrts.registry import only_allowing
@@ -40,7 +40,7 @@ from fedrts.runs.build import Assembled, build_model, federation, put_together
 from fedrts.server.assessment import assessment
 from fedrts.wire import codec
 from fedrts.wire.errors import MaskMissingError, WireError
-from fedrts.wire.fields import Frame
+from fedrts.wire.fields import Field, Frame, Steps, carried
 
 OF_THE_INPUTS = ("size", "augment", "length", "words")
 """Options of data sets that say what an input is. Sites must agree on these; which rows take part is a site's own affair."""
@@ -137,25 +137,39 @@ class Site:
         self.run.bench.data = told.applied(self.run.bench.data)
         self.normalisation = told
 
-    def answer(self, blobs: Mapping[int, bytes]) -> tuple[dict[str, Any], dict[int, bytes]]:
-        """The encoded replies to encoded orders by client; the facts name those who lack the mask, and what failed."""
+    def answer(self, blobs: Mapping[int, bytes], told: Facts | None = None) -> tuple[dict[str, Any], dict[int, bytes]]:
+        """The encoded replies to encoded orders by client; the facts name those who lack the mask, what failed, and memories.
+
+        `told` is what the server says beside the orders.
+        """
+        told = told or {}
+        counted, model = named_memories(told), told.get("model")
         replies: dict[int, bytes] = {}
         missing, failed, reasons = [], [], []
+        kept: dict[int, int] = {}
+        forgotten: list[int] = []
         for client, data in blobs.items():
             try:
                 with owners_rule(self.host):
                     with _told():
-                        order = self.order(client, data)
-                    replies[client] = envelope.encode_reply(self._carried_out(order, client), order)
+                        order = self.order(client, data, model)
+                    memory = self._memory(order, client, counted.get(client))
+                    if memory is None and client in counted:
+                        forgotten.append(client)
+                    reply = self._carried_out(order, client, memory)
+                    replies[client] = envelope.encode_reply(reply, order)
+                    if reply.left is not None:
+                        kept[client] = self.records.memories.keep(client, order.round.index, reply.left)
             except MaskMissingError:
                 missing.append(client)
             except Exception as error:  # whatever it was, other clients of this site may fare better
                 self.say(f"no answer for client {client}: {reason(error)}")
                 failed.append(client)
                 reasons.append(consent.told(error, "its work failed"))
-        return {"missing": missing, "failed": failed, "reasons": reasons}, replies
+        lost = {"forgotten": forgotten} if forgotten else {}
+        return {"missing": missing, "failed": failed, "reasons": reasons, **memory_facts(kept), **lost}, replies
 
-    def order(self, client: int, data: bytes) -> Order:
+    def order(self, client: int, data: bytes, model: object = None) -> Order:
         """What a download asks of a client: the exchange is built here, from the experiment, the round and the mask."""
         header, mask, reader = self.masks.open(data, self.run.layout, self.run.bench.gradient.device)
         if header.client != client:
@@ -169,20 +183,55 @@ class Site:
             raise WireError(f"round {header.round} has no exchange {header.exchange}")
         exchange = exchanges[header.exchange]
         frame = Frame(self.run.layout, mask, self.run.bench.gradient.dtype)
-        return Order(exchange, current, frame, codec.read_fields(reader, exchange.down, frame))
+        sent = codec.read_fields(reader, exchange.down, frame)
+        for name, payload in sent.items():
+            if isinstance(payload, Steps):
+                sent[name] = self._caught_up(exchange.down[name], payload, header.round, frame, model)
+        return Order(exchange, current, frame, sent)
+
+    def _caught_up(self, entry: Field, payload: Steps, round: int, frame: Frame, name: object) -> Steps:
+        """A model that came as steps from one before, as a whole: of the one that is here last come the steps since.
+
+        `MaskMissingError` where that is not the server's model: then the client asks for the whole.
+        """
+        whole, memories = payload.whole, self.records.memories
+        if whole is None:
+            held = memories.model()
+            behind = -1 if held is None else round - held[0]
+            if held is None or not 0 <= behind <= len(payload.steps) or len(held[1]) != frame.layout.length:
+                raise MaskMissingError("the model that the steps start from is not here: ask for the whole")
+            since = Steps(None, payload.steps[len(payload.steps) - behind :])
+            whole = carried(entry.open(since, replace(frame, reference=held[1].to(frame.mask.bits.device))), Tensor)
+            if fingerprint(whole) != name:
+                raise MaskMissingError("the steps lead to another model than the server's: ask for the whole")
+        memories.keep_model(round, whole)
+        return Steps(whole, ())
 
     def _rows(self, client: int) -> Tensor:
         if self.host.clients and client not in self.host.clients:
             raise WireError(f"client {client} is not here")
         return self.run.rows[client if self.host.clients else 0].to(self.run.bench.gradient.device)
 
-    def _carried_out(self, order: Order, client: int) -> Reply:
+    def _carried_out(self, order: Order, client: int, memory: Tensor | None) -> Reply:
         bench = self.run.bench
         with _told():
             rows = self._rows(client)
         self._account(order, client)
+        if memory is not None:
+            order = replace(order, residuals={client: memory})
         with threads_for(bench.batch_macs):
             return bench.work(order, client, rows)
+
+    def _memory(self, order: Order, client: int, counted: int | None) -> Tensor | None:
+        """What a client's uploads up to the one of this name, the last that counted, have not told; None: nothing, or it is lost."""
+        if order.exchange.fed_back is None:
+            return None
+        memory = self.records.memories.recalled(client, order.round.index, counted)
+        if memory is not None and len(memory) == order.frame.layout.parameters:
+            return memory
+        if counted is not None:
+            self.say(f"what earlier uploads of client {client} have not told is lost here: it goes on without")
+        return None
 
     def _account(self, order: Order, client: int) -> None:
         """Count what is about to leave, on disk; an error where the owner's ε does not allow it."""

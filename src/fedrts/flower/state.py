@@ -1,22 +1,21 @@
-"""What a site remembers between starts: its secret, what its owner accepted, and the privacy that it has given away.
+"""What a site remembers between starts: its secret, what its owner accepted, the privacy that it has given away, and its clients' memories.
 
     records = Records.of(Path("clinic-a.site"))
     records.accept(digest)                       # accepted.json
     records.spend(digest, 0, now)                # privacy.json, on disk before anything leaves
+    records.memories.keep(0, 12, left)           # memory/, with error feedback
 
 One folder belongs to one process at a time. Without a folder everything is forgotten at the end.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import math
 import os
 import secrets
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import reduce
@@ -25,13 +24,17 @@ from typing import IO, Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedrts.client.order import fingerprint
 from fedrts.client.privacy import Account
 from fedrts.errors import InputError
-from fedrts.files import write_atomically
+from fedrts.files import write_privately
+from fedrts.flower.memory import Memories, Shelf
 from fedrts.runs.folder import lock
 
 _SECRET = 32
 """Bytes of the secret."""
+_NAME = 15
+"""Hexadecimal digits of a memory's name: it fits in a number of 64 bits."""
 _TRY_AGAIN = 0.1
 _ANEW = "a new folder means a new site, which has spent no privacy"
 
@@ -86,6 +89,11 @@ class Records:
     privacy: _Privacy = field(default_factory=_Privacy)
     consent: _Accepted = field(default_factory=_Accepted)
     _locked: IO[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        shelf = Shelf(None if self.path is None else self.path / "memory")
+        self.memories = Memories(shelf, lambda left: int(self.keyed(fingerprint(left))[:_NAME], 16))
+        """What its clients' uploads have not told."""
 
     @staticmethod
     def of(path: Path | None, patience: float = 0.0) -> Records:
@@ -164,7 +172,7 @@ class Records:
 
     def _keep(self, name: str, content: BaseModel) -> None:
         if self.path is not None:
-            _write(self.path / name, _encoded(content))
+            write_privately(self.path / name, _encoded(content))
 
 
 def _lock(file: IO[bytes], path: Path, patience: float) -> None:
@@ -185,8 +193,8 @@ def _begun(path: Path) -> bytes:
     for name, content in (("privacy.json", _Privacy()), ("accepted.json", _Accepted())):
         if _read(path / name) not in (None, _encoded(content)):
             raise InputError(f"{path / 'secret'} is missing, beside {name}: restore it from a backup; {_ANEW}")
-        _write(path / name, _encoded(content))
-    _write(path / "secret", secret)
+        write_privately(path / name, _encoded(content))
+    write_privately(path / "secret", secret)
     return secret
 
 
@@ -211,18 +219,3 @@ def _parsed(file: Path, kind: type[Content]) -> Content:
         return kind.model_validate_json(data)
     except ValidationError as error:
         raise InputError(f"{file} is damaged ({error.errors()[0]['msg']}): restore it from a backup; {_ANEW}") from error
-
-
-def _write(file: Path, data: bytes) -> None:
-    with _private():
-        write_atomically(file, data)
-
-
-@contextlib.contextmanager
-def _private() -> Iterator[None]:
-    """What is written meanwhile only the owner may read."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)

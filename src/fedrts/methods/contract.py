@@ -217,20 +217,21 @@ class Exchange:
     steps: tuple[Step, ...]
     up: Mapping[str, Field]
 
-    def with_values_as(self, type: ValueType, feedback: bool = False) -> Exchange:
-        """This exchange with the weights in a shorter type, both ways, where the method does not say one itself.
+    def with_values_as(self, type: ValueType, feedback: bool = False, down_type: ValueType | None = None) -> Exchange:
+        """This exchange with the weights in a shorter type, downloads in one of their own, where the method does not say one itself.
 
         `feedback`: uploads on the common mask that lose something in it have error feedback.
         """
 
-        def typed(entry: Field) -> Field:
+        def typed(entry: Field, type: ValueType) -> Field:
             model = isinstance(entry, OnOwnMask) or (isinstance(entry, Values) and entry.on == "mask")
             free = model and not (isinstance(entry, Values) and entry.fixed)
             if isinstance(entry, Values | OnOwnMask) and free and entry.of == "weights" and entry.lossless:
                 return replace(entry, type=type)
             return entry
 
-        down, up = ({name: typed(entry) for name, entry in way.items()} for way in (self.down, self.up))
+        down = {name: typed(entry, down_type or type) for name, entry in self.down.items()}
+        up = {name: typed(entry, type) for name, entry in self.up.items()}
         if feedback and isinstance(weights := up.get("weights"), Values) and not weights.fixed and not weights.lossless:
             up["weights"] = replace(weights, feedback=True)
         return Exchange(down, self.steps, up)

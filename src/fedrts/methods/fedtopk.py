@@ -27,10 +27,11 @@ class FedTopK(Method):
     share: Annotated[float, Field(gt=0, le=1, description="share of each layer's links whose changes travel up")] = 0.05
     share_down: Annotated[float, Field(gt=0, le=1, description="share of each layer's links whose changes travel down")] = 0.05
     values: Annotated[ValueType, Field(description="how the changes travel, both ways; rounded to the nearest")] = "float32"
+    values_down: Annotated[ValueType | None, Field(description="how those of downloads travel; default: as `values`")] = None
 
     @property
     def broadcast(self) -> Missed:
-        return Missed(Largest(self.share_down, type=self.values))
+        return Missed(Largest(self.share_down, type=self.values_down or self.values))
 
     def begin(self, setup: Setup) -> State:
         state = super().begin(setup)

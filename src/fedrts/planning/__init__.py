@@ -6,7 +6,7 @@ import copy
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,22 @@ from torch import nn
 from fedrts import config, costs
 from fedrts.client.privacy import Repeatable
 from fedrts.config import Experiment
-from fedrts.costs.whole_run import RunCost, rehearsed
+from fedrts.costs.whole_run import RunCost, between, rehearsed
 from fedrts.data.contract import Data
 from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
 from fedrts.planning import units
 from fedrts.planning.allowance import Allowance
 from fedrts.planning.rule import Fitting, reason, recommended
-from fedrts.runs.build import put_together
+from fedrts.runs.build import Assembled, put_together
 from fedrts.wire.value_types import FORMATS, ValueType
 
 DENSITIES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 """Those that are tried where none is asked for; dense methods have 1 alone."""
+REHEARSED = (0.02, 0.1, 0.3, 1.0)
+"""Those of them at which a large model is rehearsed; what others cost lies between."""
+LARGE = 2_000_000
+"""Parameters of such a model: a rehearsal takes seconds."""
 MOST_HORIZONS = 4
 """A plan foresees at most so many times the rounds of the experiment, whatever the budget would pay for."""
 Posed = tuple[Experiment, nn.Module, Data, int]
@@ -131,40 +135,41 @@ def of_settings(
     given = config.combined(*layers)
     problem = costs.posed(_anywhere(given), module, input_shape, classes, data_dir=data_dir)
     experiment, said = problem[0], config.flat(given)
-    _check_steady(experiment)
     end = said.get("topology.end")
     least = experiment.rounds if "rounds" in said else end or 1  # no run ends before its topology is fixed
     most = experiment.rounds if "rounds" in said or allowance.total == math.inf else MOST_HORIZONS * experiment.rounds
-    tried = [
-        entry
-        for density in _densities(experiment, said)
-        for entry in _costs(problem, density, _types(said), end, strict="density" in said).items()
-    ]
+    prices = Prices(problem, _types(said), end)
+    tried = [entry for density in _densities(experiment, said) for entry in prices.at(density, strict="density" in said).items()]
     fitting = [_row(cost, name, paid, allowance.link) for name, cost in tried if (paid := allowance.rounds(cost, most)) >= least]
     if not fitting:
         raise InputError(_nothing_fits(allowance, experiment, tried))
     chosen = recommended(fitting)
     if "density" not in said and chosen.rounds == experiment.rounds:
-        fitting += _finer(problem, chosen, allowance, most, end)
+        fitting += _finer(prices, [cost.experiment.density for _, cost in tried], chosen, allowance, most)
     fitting.sort(key=lambda one: (-one.density, -one.bits))
     return BudgetPlan(allowance.words, experiment, fitting, recommended(fitting), said)
 
 
-def _finer(problem: Posed, chosen: Fitting, allowance: Allowance, most: int, end: int | None) -> list[Fitting]:
-    """The largest density between two of the table, to two digits, that pays for as many rounds as the one chosen."""
-    above = min((density for density in DENSITIES if density > chosen.density), default=chosen.density)
+def _finer(prices: Prices, known: Sequence[float], chosen: Fitting, allowance: Allowance, most: int) -> list[Fitting]:
+    """The largest density between two of the table, to two digits, that pays for as many rounds as the one chosen.
+
+    Bytes are nearly proportional to the density, so the first guess lies where a straight line has the budget, and the next ones beside it.
+    """
+    above = min((density for density in known if density > chosen.density), default=chosen.density)
     digits = 2 if chosen.density >= 0.1 else 3
-    low, high = round(chosen.density * 10**digits), round(above * 10**digits) - 1
+    low, high = round(chosen.density * 10**digits), round(above * 10**digits)
+    budget, value_type = min(allowance.total, allowance.per_round), chosen.value_type
+    least, much = (allowance.needed(prices.at(density)[value_type], chosen.rounds) for density in (chosen.density, above))
     found: list[Fitting] = []
-    value_type = chosen.value_type
-    while low < high:
-        middle = (low + high + 1) // 2
-        cost = _costs(problem, middle / 10**digits, [value_type], end)[value_type]
-        paid = allowance.rounds(cost, most)
+    while high - low > 1:
+        guess = low + int((budget - least) / (much - least) * (high - low)) if much > least else low
+        middle = min(max(guess, low + 1), high - 1)
+        cost = prices.at(middle / 10**digits)[value_type]
+        needed, paid = allowance.needed(cost, chosen.rounds), allowance.rounds(cost, most)
         if paid >= chosen.rounds:
-            found, low = [_row(cost, value_type, paid, allowance.link)], middle
+            found, low, least = [_row(cost, value_type, paid, allowance.link)], middle, needed
         else:
-            high = middle - 1
+            high, much = middle, needed
     return found
 
 
@@ -186,9 +191,9 @@ def rounds_within(settings: config.Tree, budget: float, most: int | None = None,
     """Rounds of this one setting that a budget in all pays for, at most `most` (by default a multiple of the experiment's)."""
     problem = costs.posed(_anywhere(settings), data_dir=data_dir)
     experiment = problem[0]
-    _check_steady(experiment)
     value_type = experiment.wire.value_type
-    cost = _costs(problem, experiment.density, [value_type], config.flat(settings).get("topology.end"), strict=True)[value_type]
+    prices = Prices(problem, [value_type], config.flat(settings).get("topology.end"))
+    cost = prices.at(experiment.density, strict=True)[value_type]
     allowance = Allowance(units.shown_size(budget), total=budget)
     affordable = allowance.rounds(cost, most or MOST_HORIZONS * experiment.rounds)
     if not affordable:
@@ -198,18 +203,13 @@ def rounds_within(settings: config.Tree, budget: float, most: int | None = None,
     return affordable
 
 
-def _check_steady(experiment: Experiment) -> None:
-    if experiment.topology.density_start is not None:
-        raise InputError(
-            "a budget is planned for a density that stays: leave out topology.density_start, or say density and rounds yourself"
-        )
-
-
 def _densities(experiment: Experiment, said: Mapping[str, Any]) -> tuple[float, ...]:
     """From dense to sparse."""
     if config.method_class(experiment.method).dense:
         return (1.0,)
-    return (experiment.density,) if "density" in said else tuple(sorted(DENSITIES, reverse=True))
+    start = experiment.topology.density_start  # from which densities only fall
+    tried = [density for density in DENSITIES if start is None or density <= start]
+    return (experiment.density,) if "density" in said else tuple(sorted(tried or [experiment.density], reverse=True))
 
 
 def _types(said: Mapping[str, Any]) -> list[ValueType]:
@@ -218,17 +218,52 @@ def _types(said: Mapping[str, Any]) -> list[ValueType]:
     return sorted(names, key=lambda name: -FORMATS[name].bits)
 
 
-def _costs(problem: Posed, density: float, types: Sequence[ValueType], end: int | None, strict: bool = False) -> dict[ValueType, RunCost]:
-    """What runs at a density cost in each type; nothing where the model cannot be so sparse, unless `strict`."""
-    experiment, module, held, samples = problem
-    try:
-        sparse = config.complete(experiment.model_copy(update={"density": density}))
-        run = put_together(sparse, copy.deepcopy(module), held, [torch.arange(samples)], noise=Repeatable)
-        return rehearsed(run, samples, types, end)
-    except InputError:
-        if strict or density == 1:
-            raise
-        return {}
+@dataclass
+class Prices:
+    """What runs cost at a density in each of these types. Every density is rehearsed once, and of a large model only some are."""
+
+    problem: Posed
+    types: Sequence[ValueType]
+    end: int | None
+    _known: dict[float, dict[ValueType, RunCost]] = field(default_factory=dict)
+    _last: Assembled | None = None
+    """The run that was rehearsed last."""
+
+    def at(self, density: float, strict: bool = False) -> dict[ValueType, RunCost]:
+        """Nothing where the model cannot be so sparse, unless `strict`."""
+        if density not in self._known:
+            self._known[density] = {} if strict else self._between(density)
+        if not self._known[density]:
+            self._known[density] = self._rehearsed(density, strict)
+        return self._known[density]
+
+    def _between(self, density: float) -> dict[ValueType, RunCost]:
+        """From the rehearsals next to a density that needs none of its own."""
+        experiment, module, _, _ = self.problem
+        start = experiment.topology.density_start
+        ends = [known for known in REHEARSED if start is None or known <= start]
+        low, high = max((d for d in ends if d < density), default=None), min((d for d in ends if d > density), default=None)
+        if density in ends or low is None or high is None or sum(part.numel() for part in module.parameters()) < LARGE:
+            return {}
+        few, many = self.at(low), self.at(high)
+        if self._last is None or not few or not many:
+            return {}
+        wanted = config.complete(experiment.model_copy(update={"density": density}))
+        counts = tuple(replace(self._last.setup, density_start=None).counts(density))
+        macs = self._last.bench.macs
+        return {name: between(few[name], many[name], wanted, counts, macs) for name in self.types}
+
+    def _rehearsed(self, density: float, strict: bool) -> dict[ValueType, RunCost]:
+        experiment, module, held, samples = self.problem
+        try:
+            sparse = config.complete(experiment.model_copy(update={"density": density}))
+            run = put_together(sparse, copy.deepcopy(module), held, [torch.arange(samples)], noise=Repeatable)
+            self._last = run
+            return rehearsed(run, samples, self.types, self.end)
+        except InputError:
+            if strict or density == 1:
+                raise
+            return {}
 
 
 def _row(cost: RunCost, value_type: ValueType, affordable: int, link: float | None) -> Fitting:

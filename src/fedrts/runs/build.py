@@ -170,6 +170,7 @@ def put_together(
         eval_every=e.eval.every,
         guard=e.guard,
         value_type=e.wire.value_type,
+        download_type=e.wire.download_type,
         feedback=e.wire.feedback,
         dropout=e.clients.dropout,
         optimizer=_server_optimizer(e),

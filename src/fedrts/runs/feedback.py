@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedrts.config import Experiment
 from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note
+from fedrts.methods.contract import Exchange
 from fedrts.server import reducers
 from fedrts.server.optimizer import Averaging
 from fedrts.server.rounds import Plan
@@ -17,9 +18,7 @@ _MUCH = 2**30
 
 def check_feedback(experiment: Experiment, plan: Plan) -> None:
     """Refuse what error feedback cannot be had with; say what it takes where that is much."""
-    mask, outer = Mask.full(plan.layout.sizes), plan.schedule.is_outer
-    kinds = {next((index for index in range(plan.rounds) if outer(index) == wanted), 0) for wanted in (True, False)}
-    exchanges = [exchange for index in sorted(kinds) for exchange in plan.exchanges(plan.round(index, mask))]
+    exchanges = _exchanges(plan)
     uploads = [exchange for exchange in exchanges if "weights" in exchange.up]
     if experiment.wire.feedback:
         for exchange in uploads:
@@ -29,9 +28,6 @@ def check_feedback(experiment: Experiment, plan: Plan) -> None:
     if not any(exchange.fed_back for exchange in uploads):
         return
     what = "wire.feedback = true" if experiment.wire.feedback else f"'{experiment.method}'"
-    engine = experiment.engine.name
-    if not kind(engine).keeps_residuals:
-        raise InputError(f"{what} has clients remember what they did not send, for which {engine} has no place: use --engine batched")
     if experiment.privacy.on:
         raise InputError(f"{what} sends in a later round what [privacy] kept back in an earlier one: use one of them")
     if not reducers.get(experiment.guard.reducer).mergeable:
@@ -46,8 +42,20 @@ def check_feedback(experiment: Experiment, plan: Plan) -> None:
             "set train.server_optimizer = 'sgd' and train.server_lr = 1"
         )
     size = len(plan.samples) * plan.layout.parameters * 4
-    if size > _MUCH:
+    if size > _MUCH and not kind(experiment.engine.name).has_sites:  # whose clients keep their own
         note(f"error feedback keeps what each client did not send: {size / 2**30:.1f} GiB of memory, and of every checkpoint, at most")
+
+
+def feeds_back(plan: Plan) -> bool:
+    """Do clients remember what their uploads have not told?"""
+    return any(exchange.fed_back for exchange in _exchanges(plan))
+
+
+def _exchanges(plan: Plan) -> list[Exchange]:
+    """Those of an inner and of an outer round."""
+    mask, outer = Mask.full(plan.layout.sizes), plan.schedule.is_outer
+    kinds = {next((index for index in range(plan.rounds) if outer(index) == wanted), 0) for wanted in (True, False)}
+    return [exchange for index in sorted(kinds) for exchange in plan.exchanges(plan.round(index, mask))]
 
 
 def _obstacle(weights: object, experiment: Experiment) -> str:

@@ -33,9 +33,13 @@ class ClientRecords:
     residuals: dict[int, Tensor] = field(default_factory=dict)
     """What the uploads of simulated clients that counted have not told: `[N_all]` each, in main memory. Others' clients keep their own."""
 
-    def remember(self, left: Mapping[int, Tensor]) -> None:
-        """A round was applied: clients whose replies counted in it remember what is left."""
+    kept: dict[int, int] = field(default_factory=dict)
+    """The names under which clients elsewhere keep theirs: of the last upload of each that counted."""
+
+    def remember(self, left: Mapping[int, Tensor], kept: Mapping[int, int] | None = None) -> None:
+        """A round was applied: clients whose replies counted in it remember what is left, or keep it under these names."""
         self.residuals |= {client: residual.cpu() for client, residual in left.items()}
+        self.kept |= kept or {}
 
     def count(self, clients: Iterable[int], fields: Mapping[str, Field]) -> None:
         """`clients` were asked for an upload of these fields."""
@@ -61,6 +65,8 @@ class ClientRecords:
                 "residual_clients": torch.tensor(list(self.residuals), dtype=torch.int64),
             }
         )
+        if self.kept:
+            told["kept"] = torch.tensor(list(self.kept.items()), dtype=torch.int64)
         return told | {
             "messages": torch.tensor([self.messages]),
             "holds": torch.tensor(holds, dtype=torch.int64).reshape(-1, 2),
@@ -95,5 +101,6 @@ class ClientRecords:
                 ledger.lateness.again[client] = again
         if "residuals" in tensors:
             ledger.residuals = dict(zip(tensors["residual_clients"].tolist(), tensors["residuals"], strict=True))
+        ledger.kept.update(dict(tensors.get("kept", torch.zeros(0, 2, dtype=torch.int64)).tolist()))
         ledger.departed.update(dict(tensors.get("departed", torch.zeros(0, 2, dtype=torch.int64)).tolist()))
         return ledger

@@ -71,6 +71,8 @@ class Tally:
     flops: float = 0.0
     left: dict[int, Tensor] = field(default_factory=dict)
     """What the clients whose replies counted remember of their changes."""
+    kept: dict[int, int] = field(default_factory=dict)
+    """The names under which those elsewhere keep it."""
 
     def add(self, other: Tally) -> None:
         """Take in the tally of other clients' replies to the same question."""
@@ -83,6 +85,7 @@ class Tally:
         self.resent_bytes += other.resent_bytes
         self.flops += other.flops
         self.left |= other.left
+        self.kept |= other.kept
 
 
 def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
@@ -117,6 +120,8 @@ def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
         result.counted.append(reply.client)
         if reply.left is not None:
             result.left[reply.client] = reply.left
+        if reply.kept is not None:
+            result.kept[reply.client] = reply.kept
         if len(result.counted) == question.wanted:
             break
     return result

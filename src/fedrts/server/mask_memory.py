@@ -76,16 +76,19 @@ class Lengths:
 
 
 def addressed(order: Order, clients: Sequence[int], traffic: MaskMemory) -> tuple[Order, int]:
-    """The order with the mask that each client holds before it, and the bytes of all downloads; from now on they hold the order's."""
+    """The order with what each client holds before it, and the bytes of all downloads; from now on they hold the order's."""
     down, index = order.exchange.down, order.round.index
     in_steps = any(isinstance(entry, Missed) for entry in down.values())
     lengths: dict[int | None, Lengths] = {}
-    held, size = {}, 0
+    held: dict[int, Mask | None] = {}
+    lacking: dict[int, int | None] = {}
+    size = 0
     for client in clients:
         held[client], missed = traffic.held_by(client), traffic.missed_by(client, index)
         if missed not in lengths:
             lengths[missed] = Lengths(down, order.sent, replace(order.frame, missed=missed), traffic.lengths)
         size += lengths[missed].download(held[client])
+        lacking[client] = missed
         traffic.send(client, order.frame.mask)
         traffic.rounds |= {client: index} if in_steps else {}
-    return replace(order, held=held), size
+    return replace(order, held=held, missed=lacking), size

@@ -53,6 +53,8 @@ class Plan:
     eval_every: int
     guard: Guard = field(default_factory=Guard)
     value_type: ValueType = "float32"
+    download_type: ValueType | None = None
+    """Of downloads alone; None: as `value_type`."""
     feedback: bool = False
     """Do clients add what rounding left of a change to their next one?"""
     dropout: float = 0.0
@@ -89,7 +91,8 @@ class Plan:
         return Round.of(index, self.schedule, mask, self.layout, exchange)
 
     def exchanges(self, round: Round) -> list[Exchange]:
-        return [exchange.with_values_as(self.value_type, self.feedback) for exchange in self.method.exchanges(round)]
+        down = self.download_type or self.value_type
+        return [exchange.with_values_as(self.value_type, self.feedback, down) for exchange in self.method.exchanges(round)]
 
     def key(self, index: int, purpose: str) -> int:
         return random.key(self.seed, "server", index, purpose)
@@ -245,19 +248,21 @@ def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: Client
     clients = plan.sample(index, attempt, _not_asked(plan, index, ledger, record))
     needed = plan.needed(ledger.departed)
     left: dict[int, Tensor] = {}
+    kept: dict[int, int] = {}
     for number in range(len(plan.method.exchanges(plan.round(index, state.mask)))):
         current = plan.round(index, state.mask, number)
         exchange = plan.exchanges(current)[number]  # of the mask as the exchange before left it
         order = Order.of(exchange, current, plan.layout, state, plan.key(index, f"rounding {number}"))
-        order = replace(order, residuals=ledger.residuals)
+        order = replace(order, residuals=ledger.residuals, kept=ledger.kept)
         found = _collect(plan, order, state, attempt, clients, ledger, record)
         if len(record.clients) < needed:
             return None
         clients = list(record.clients)
         left |= found.left
+        kept |= found.kept
         with phase("update"):
             state = updated(plan, state, order, found.sums)
-    ledger.remember(left)
+    ledger.remember(left, kept)
     if index < 0:
         return state
     return plan.average.enter(before, plan.optimizer.step(before, state, plan.layout.parameters), index)

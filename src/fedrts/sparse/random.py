@@ -30,8 +30,9 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _logical_shift(x: Tensor, by: int) -> Tensor:
-    return (x >> by) & ((1 << (64 - by)) - 1)
+def _upper(by: int) -> int:
+    """What is left of 64 bits after a logical shift to the right; an arithmetic one repeats the sign."""
+    return (1 << (64 - by)) - 1
 
 
 def signed(key: int) -> int:
@@ -42,15 +43,23 @@ def signed(key: int) -> int:
 def bits(key: int | Tensor, count: int, device: torch.device | str = "cpu") -> Tensor:
     """`count` int64 entries with 64 random bits each: splitmix64 of key + counter. Of several keys `[k]` (see `signed`): `[k, count]`."""
     counter = torch.arange(1, count + 1, dtype=torch.int64, device=device if isinstance(key, int) else key.device)
-    x = counter * _signed(_GOLDEN) + (_signed(key) if isinstance(key, int) else key[:, None])
-    x = (x ^ _logical_shift(x, 30)) * _signed(_MIX_1)
-    x = (x ^ _logical_shift(x, 27)) * _signed(_MIX_2)
-    return x ^ _logical_shift(x, 31)
+    counter *= _signed(_GOLDEN)
+    x = counter.add_(_signed(key)) if isinstance(key, int) else counter + key[:, None]
+    shifted = torch.empty_like(x)  # one place for all steps: new memory would take longer than they do
+    for by, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
+        torch.bitwise_right_shift(x, by, out=shifted)
+        shifted &= _upper(by)
+        x ^= shifted
+        x *= _signed(factor)
+    return x
 
 
 def uniform(key: int | Tensor, count: int, device: torch.device | str = "cpu") -> Tensor:
     """`[count]` float32 in [0, 1): the upper 24 bits, hence exact and equal on every device. Of several keys: `[k, count]`."""
-    return _logical_shift(bits(key, count, device), 40).to(torch.float32) * 2.0**-24
+    x = bits(key, count, device)
+    x >>= 40
+    x &= _upper(40)
+    return x.to(torch.float32).mul_(2.0**-24)
 
 
 def uniform_halves(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:

@@ -194,3 +194,6 @@ FORMATS: dict[ValueType, ValueFormat] = {
     "int4": Coded(7),
     "int2": Coded(1),
 }
+
+WHOLE: ValueType = next(name for name, format in FORMATS.items() if format.lossless)
+"""The type in which nothing is lost."""

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
 import fedrts
-from fedrts import config, costs, planning
+from fedrts import config, costs, methods, planning
 from fedrts.client.privacy import Repeatable
+from fedrts.costs.estimate import Estimate
 from fedrts.costs.whole_run import RunCost, rehearsed
 from fedrts.errors import InputError, Note
 from fedrts.planning.allowance import RESERVE
 from fedrts.planning.rule import Fitting, recommended
 from fedrts.runs.build import put_together
+from fedrts.server.rounds import sampled
+from fedrts.wire import codec
+from fedrts.wire.codec import Kind
 from fedrts.wire.value_types import FORMATS
 
 TINY: dict[str, Any] = {
@@ -43,12 +49,124 @@ def sent(summary: dict[str, Any]) -> int:
 # -- what a run sends -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedrts", "random", "feddst", "fedavg", "snip"])
-def test_the_bytes_of_a_run_are_foreseen_to_two_per_cent(method, tmp_path):
+FALLING = [name for name in methods.names() if config.method_class(name)().steady() is None]
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_the_bytes_of_a_run_are_foreseen(method, tmp_path):
+    """Never 2 % less than a run sends, and a few per cent more at most."""
     density = {} if config.method_class(method).dense else {"density": 0.3}
     keywords = TINY | {"method": method, "rounds": 12, "clients": SOME} | density
     summary = fedrts.run(**keywords, out=tmp_path / "run").summary
-    assert run_cost(**keywords).bytes(12) == pytest.approx(sent(summary), rel=0.02)
+    assert 0.98 < run_cost(**keywords).bytes(12) / sent(summary) < 1.06
+
+
+@pytest.mark.parametrize("method", FALLING)
+@pytest.mark.parametrize("curve", ["cubic", "linear"])
+def test_the_bytes_of_a_falling_density_are_foreseen(method, curve, tmp_path):
+    topology = {"interval": 2, "density_start": 0.8, "density_schedule": curve}
+    keywords = TINY | {"method": method, "rounds": 16, "clients": SOME, "density": 0.25, "topology": topology}
+    summary = fedrts.run(**keywords, out=tmp_path / "run").summary
+    found = run_cost(**keywords)
+    assert 0.98 < found.bytes(16) / sent(summary) < 1.07
+    steady = [run_cost(**keywords | {"density": density, "topology": {"interval": 2}}) for density in (0.8, 0.25)]
+    assert steady[0].bytes(16) > found.bytes(16) > steady[1].bytes(16)
+    assert steady[0].flops(16) > found.flops(16) > steady[1].flops(16)
+    assert found.heaviest >= steady[0].heaviest
+
+
+def test_a_falling_density_is_planned_for_a_budget(tmp_path):
+    """To densities that it can fall to, and what is recommended keeps to the budget."""
+    keywords: dict[str, Any] = TINY | {"topology": {"interval": 2, "density_start": 0.6}, "clients": SOME, "rounds": 16}
+    found = fedrts.plan(**keywords, budget="160kB")
+    assert {one.density for one in found.fitting} <= {density for density in planning.DENSITIES if density <= 0.6} | {found.chosen.density}
+    assert 0.16 < found.chosen.density <= 0.6
+    with pytest.warns(Note, match="planned for 160 kB"):
+        summary = fedrts.run(**keywords, budget="160kB", out=tmp_path / "run").summary
+    assert 0.9 * 160_000 < sent(summary) <= 160_000
+
+
+def test_rounds_of_a_falling_density_are_priced_one_by_one():
+    """Written out: before each round the links of the budget at the density of then, and four bytes both ways for each that is gone."""
+    topology = {"interval": 2, "density_start": 0.9, "density_schedule": "linear", "end": 7}
+    keywords = TINY | {"method": "fedrts", "density": 0.3, "topology": topology, "clients": SOME, "value_type": "float32", "rounds": 12}
+    cost, parameters = run_cost(**keywords), costs.cost(**keywords).parameters
+    fallen = [0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 3, 3]  # thirds of the way; outer rounds 0, 2, 4 and 6 lead to 0, 1, 2 and 3 of them
+    links = [round((0.9 - 0.6 * third / 3) * parameters) - (parameters - sum(cost.sizes)) for third in fallen]
+    schedule = cost.schedule(12)
+    course = cost._course(schedule, 12)
+    assert [sum(counts) for counts in course] == pytest.approx(links, abs=1)
+    values = sum(times * row.download_bytes for times, row in cost._played(schedule, course))
+    outers = 4 * (cost.outer[0].download_bytes - cost.inner[0].download_bytes)
+    assert values == pytest.approx(sum(cost.inner[0].download_bytes - 4 * (links[0] - now) for now in links) + outers, abs=100)
+
+
+def test_a_mask_that_shrinks_is_told_as_what_is_gone():
+    """By hand, for one layer of 1000 links: from 600 to 400, with a tenth of those that stay exchanged."""
+    cost = replace(run_cost(**TINY, method="fedrts", density=0.3, clients=SOME), sizes=(1000,), counts=(600,))
+    entropy = lambda p: -p * math.log2(p) - (1 - p) * math.log2(1 - p)  # noqa: E731
+    whole = cost._whole_mask
+    assert cost._mask((400,)) == pytest.approx(whole)
+    assert cost._difference(0.1, (600,), (400,)) == pytest.approx(whole * entropy(0.28) / entropy(0.6))
+    assert cost._difference(0.0, (600,), (400,)) == pytest.approx(whole * entropy(0.2) / entropy(0.6))
+    assert cost._difference(0.0, (600,), (600,)) == 0
+
+
+def test_a_client_gets_the_steps_that_it_missed():
+    """Written out from who is asked when; where its steps are more than the model, that."""
+    cost = run_cost(**TINY, method="fedtopk", clients=SOME)
+    row, seed = cost.inner[0], cost.experiment.seed
+    assert cost.steps is not None
+    none, each = cost.steps
+    last: dict[int, int] = {}
+    downloads = []
+    for t in range(10):
+        for client in sampled(seed, t, 0, 12, 4):
+            downloads.append(none + (t - last[client]) * each if client in last else row.download_bytes)
+            last[client] = t
+    assert row.download_bytes > 2 * (none + each)
+    capped = [min(size, row.download_bytes) for size in downloads]
+    assert cost.bytes(10) == pytest.approx(sum(capped) + 10 * 4 * row.upload_bytes)
+    much = run_cost(**TINY, method="fedtopk", clients=SOME, method_options={"share_down": 1.0})
+    assert much.bytes(10) == 40 * much.inner[0].download_bytes + 40 * much.inner[0].upload_bytes
+
+
+@pytest.mark.parametrize("method", ["fedrts", "feddst", "prunefl", "fedsgc"])
+@pytest.mark.parametrize("start", [None, 0.9])
+def test_a_large_model_is_priced_between_rehearsals(method, start, monkeypatch):
+    """As one that is rehearsed at every density: bytes of 8 bits or more to a per cent, and the same FLOPs.
+
+    In fewer bits places weigh more, and a line between two rehearsals lies a little below them.
+    """
+    keywords = TINY | {"model_options": {"hidden": [64, 64]}, "method": method, "per_round": "1GB", "clients": SOME}
+    keywords |= {"topology": {"interval": 3, **({} if start is None else {"density_start": start})}}
+    exact = {(one.density, one.value_type): one for one in fedrts.plan(**keywords).fitting}
+    monkeypatch.setattr(planning, "LARGE", 0)
+    found = {(one.density, one.value_type): one for one in fedrts.plan(**keywords).fitting}
+    assert found.keys() == exact.keys()
+    for name, one in found.items():
+        assert one.bytes == pytest.approx(exact[name].bytes, rel=0.011 if one.bits >= 8 else 0.04)
+        assert one.flops == pytest.approx(exact[name].flops, rel=0.01)
+        assert one.memory_bytes == pytest.approx(exact[name].memory_bytes, rel=0.02)
+    assert any(found[name].bytes != exact[name].bytes for name in found)
+
+
+def test_every_type_is_priced_by_one_rehearsal():
+    """As long as a rehearsal of its own has it."""
+    for method, name in product(("fedrts", "feddst", "fedavg"), FORMATS):
+        keywords = TINY | {"method": method, "clients": SOME, "value_type": name}
+        experiment, module, held, samples = costs.posed(config.from_keywords(keywords))
+        run = put_together(experiment, module, held, [torch.arange(samples)], noise=Repeatable)
+        state = run.method.begin(run.setup)
+        order = Estimate(run, samples, exact=False).order(state, 1)
+        (exchange,) = run.plan.exchanges(order.round)
+        row = run_cost(**keywords).inner[0]
+        assert row.download_bytes == codec.size(Kind.DOWNLOAD, {}, {}, order.frame, order.frame.mask) + exchange.down["weights"].most(
+            order.frame
+        )
+        if FORMATS[name].regular:
+            reply = run.bench.work(order, 0, torch.arange(samples))
+            assert row.upload_bytes == codec.size(Kind.UPLOAD, exchange.up, reply.message, order.upload_frame())
 
 
 def test_flops_are_foreseen(tmp_path):
@@ -191,8 +309,8 @@ def test_one_budget(budgets, words):
 @pytest.mark.parametrize("method", ["fedrts", "random", "feddst", "fedtiny", "fedpaq", "prunefl"])
 def test_a_run_keeps_to_its_budget(method, tmp_path):
     keywords = TINY | {"method": method, "clients": SOME, "rounds": 15}
-    with pytest.warns(Note, match="planned for 400 kB in all: "):
-        summary = fedrts.run(**keywords, budget="400kB", out=tmp_path / "run").summary
+    with pytest.warns(Note, match="planned for 160 kB in all: "):
+        summary = fedrts.run(**keywords, budget="160kB", out=tmp_path / "run").summary
     assert summary["rounds"] == 15
     assert (0.5 if summary["density_target"] < 1 else 0.1) * 400_000 < sent(summary) <= 400_000
 
@@ -200,7 +318,7 @@ def test_a_run_keeps_to_its_budget(method, tmp_path):
 @pytest.mark.parametrize("value_type", FORMATS)
 def test_so_it_does_in_every_value_type(value_type, tmp_path):
     with pytest.warns(Note, match=f"as asked for|{value_type}"):
-        summary = fedrts.run(**TINY, value_type=value_type, clients=SOME, budget="400kB", out=tmp_path / "run").summary
+        summary = fedrts.run(**TINY, value_type=value_type, clients=SOME, budget="160kB", out=tmp_path / "run").summary
     assert sent(summary) <= 400_000
     if FORMATS[value_type].regular:  # others may come out shorter than anybody can foresee
         assert sent(summary) > 0.5 * 400_000
