@@ -41,7 +41,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "a constant rate": {"train": {"schedule": "constant"}},
     "float32": {"wire": {"value_type": "float32"}},
 }
-BITS = ("float32", "int8", "int6", "int4", "int2")
+BITS = (("float32", None), ("int8", None), ("int6", None), ("int4", None), ("int4", "int8"), ("int2", None), ("int2", "int8"))
+"""Value types, and those of downloads alone."""
 Summary = dict[str, Any]
 
 
@@ -97,8 +98,10 @@ def bits() -> Iterable[str]:
     """What fewer bits cost in as many rounds at the same density."""
     yield heading("problem", "values")
     for name, settings in PROBLEMS.items():
-        for value_type in BITS:
-            yield row([name, value_type], played((*CHOOSING, 203, 204), {**settings, "wire": {"value_type": value_type}}))
+        for value_type, down in BITS:
+            wire = {"value_type": value_type} | ({} if down is None else {"download_type": down})
+            words = value_type if down is None else f"{value_type}, downloads {down}"
+            yield row([name, words], played((*CHOOSING, 203, 204), {**settings, "wire": wire}))
 
 
 def compare() -> Iterable[str]:

@@ -118,7 +118,9 @@ def test_what_diverges_is_the_worst_and_is_not_priced(tiny):
 
 
 @pytest.mark.parametrize(
-    "change", [{"seeds": (100,)}, {"choosing_seeds": (150,)}, {"chosen_at": 3}, {"rates": (1.0, 2.0)}], ids=["seed", "choosing", "budget", "sizes"]
+    "change",
+    [{"seeds": (100,)}, {"choosing_seeds": (150,)}, {"chosen_at": 3}, {"rates": (1.0, 2.0)}],
+    ids=["seed", "choosing", "budget", "sizes"],
 )
 def test_unfair_frontiers_are_refused(tiny, change):
     with pytest.raises(InputError):

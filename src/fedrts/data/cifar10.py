@@ -25,7 +25,7 @@ SOURCE = Source(
 )
 
 
-@register("cifar10", Recipe(model="resnet18", tuned={"resnet18_small": {"train": {"lr": 0.6}}}), SOURCE)
+@register("cifar10", Recipe(model="resnet18", tuned={"resnet18_small": {"train": {"lr": 1.0}}}), SOURCE)
 def cifar10(folder: Path, augment: Augment = True) -> Data:
     """60,000 photographs (3×32×32) of 10 kinds of things; 10,000 are test data."""
     SOURCE.require("cifar10", folder)

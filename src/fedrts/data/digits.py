@@ -16,7 +16,7 @@ RECIPE = Recipe(
         "train": {"lr": 0.2, "batch_size": 16, "epochs": 5},
         "eval": {"every": 1},
     },
-    tuned={"mlp": {"train": {"lr": 0.8}}, "cnn": {"train": {"lr": 1.2}}},
+    tuned={"mlp": {"train": {"lr": 0.8}, "wire": {"value_type": "int4"}}, "cnn": {"train": {"lr": 1.2}}},
 )
 
 

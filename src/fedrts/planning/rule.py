@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from fedrts.wire.value_types import ValueType
 
+LEAST_BITS = 4
+"""Bits of a value that buy most accuracy for equal bytes in our measurements; fewer lose far more than they save (docs/plan.md)."""
 FREE_BITS = 8
-"""Bits of a value down to which our measurements found no loss of accuracy (docs/plan.md)."""
+"""Bits of a value beyond which more of them gained nothing."""
 
 
 @dataclass(frozen=True)
@@ -36,30 +38,41 @@ class Fitting:
 
 
 def recommended(fitting: Sequence[Fitting]) -> Fitting:
-    """Enough rounds first, then the fewest bits that are free, then the largest density.
+    """Enough rounds first, then links before bits.
 
     - Rounds: a run that stops early has not learned; no density makes up for it. Where no setting has all rounds of the horizon,
       those with most rounds are left.
-    - Bits: on digits, 8 bits at density 0.2 send as much as 32 bits at 0.05 and are better, as good as 32 bits at 0.2 (docs/plan.md).
-      Fewer bits than `FREE_BITS` are taken only where nothing else fits, and then as many as possible.
-    - Density: what bytes are left buys links.
+    - Links: values of `LEAST_BITS`, and the largest density. At equal bytes twice the links or rounds at 4 bits mostly beat 8 bits
+      (docs/plan.md has the measurements, and the exception). Fewer bits are taken only where nothing else fits, and then as many as possible.
+    - Bits: where the density can be no larger, up to `FREE_BITS`.
     """
     most = max(one.rounds for one in fitting)
     lasting = [one for one in fitting if one.rounds == most]
-    free = [one.bits for one in lasting if one.bits >= FREE_BITS]
-    bits = min(free) if free else max(one.bits for one in lasting)
-    return max((one for one in lasting if one.bits == bits), key=lambda one: one.density)
+    enough = [one.bits for one in lasting if one.bits >= LEAST_BITS]
+    bits = min(enough) if enough else max(one.bits for one in lasting)
+    widest = max((one for one in lasting if one.bits == bits), key=lambda one: one.density)
+    if not _is_widest(widest, fitting):
+        return widest
+    finer = [one for one in lasting if one.density == widest.density and bits <= one.bits <= FREE_BITS]
+    return max(finer, key=lambda one: one.bits, default=widest)
+
+
+def _is_widest(one: Fitting, fitting: Sequence[Fitting]) -> bool:
+    """Is there no larger density to choose?"""
+    return one.density == 1 or len({other.density for other in fitting}) == 1
 
 
 def reason(chosen: Fitting, fitting: Sequence[Fitting], horizon: int, type_said: bool = False) -> str:
     """Why it is the one, in a line."""
     rounds = f"all {horizon} rounds" if chosen.rounds == horizon else f"{chosen.rounds} of {horizon} rounds, the most that fit"
-    if type_said:
-        bits = f"{chosen.value_type} as asked for"
-    elif chosen.bits >= FREE_BITS:
-        bits = f"{chosen.bits} bits a value, which cost no accuracy in our measurements"
-    else:
-        bits = f"{chosen.bits} bits a value, because {FREE_BITS} do not fit"
     densities = {one.density for one in fitting}
     density = "the largest density that fits" if len(densities) > 1 else f"density {chosen.density:g}"
+    if type_said:
+        bits = f"{chosen.value_type} as asked for"
+    elif chosen.bits < LEAST_BITS:
+        bits = f"{chosen.bits} bits a value, because {LEAST_BITS} do not fit"
+    elif chosen.bits == LEAST_BITS and not _is_widest(chosen, fitting):
+        bits = f"{chosen.bits} bits a value, which leave most for links"
+    else:
+        bits = f"{chosen.bits} bits a value, for which it has enough"
     return f"first {rounds}, then {bits}, then {density}"

@@ -56,7 +56,7 @@ FALLING = [name for name in methods.names() if config.method_class(name)().stead
 def test_the_bytes_of_a_run_are_foreseen(method, tmp_path):
     """Never 2 % less than a run sends, and a few per cent more at most."""
     density = {} if config.method_class(method).dense else {"density": 0.3}
-    keywords = TINY | {"method": method, "rounds": 12, "clients": SOME} | density
+    keywords = TINY | {"method": method, "rounds": 12, "clients": SOME, "value_type": "int8"} | density
     summary = fedrts.run(**keywords, out=tmp_path / "run").summary
     assert 0.98 < run_cost(**keywords).bytes(12) / sent(summary) < 1.06
 
@@ -65,7 +65,7 @@ def test_the_bytes_of_a_run_are_foreseen(method, tmp_path):
 @pytest.mark.parametrize("curve", ["cubic", "linear"])
 def test_the_bytes_of_a_falling_density_are_foreseen(method, curve, tmp_path):
     topology = {"interval": 2, "density_start": 0.8, "density_schedule": curve}
-    keywords = TINY | {"method": method, "rounds": 16, "clients": SOME, "density": 0.25, "topology": topology}
+    keywords = TINY | {"method": method, "rounds": 16, "clients": SOME, "density": 0.25, "topology": topology, "value_type": "int8"}
     summary = fedrts.run(**keywords, out=tmp_path / "run").summary
     found = run_cost(**keywords)
     assert 0.98 < found.bytes(16) / sent(summary) < 1.07
@@ -77,7 +77,12 @@ def test_the_bytes_of_a_falling_density_are_foreseen(method, curve, tmp_path):
 
 def test_a_falling_density_is_planned_for_a_budget(tmp_path):
     """To densities that it can fall to, and what is recommended keeps to the budget."""
-    keywords: dict[str, Any] = TINY | {"topology": {"interval": 2, "density_start": 0.6}, "clients": SOME, "rounds": 16}
+    keywords: dict[str, Any] = TINY | {
+        "topology": {"interval": 2, "density_start": 0.6},
+        "clients": SOME,
+        "rounds": 16,
+        "value_type": "int8",
+    }
     found = fedrts.plan(**keywords, budget="160kB")
     assert {one.density for one in found.fitting} <= {density for density in planning.DENSITIES if density <= 0.6} | {found.chosen.density}
     assert 0.16 < found.chosen.density <= 0.6
@@ -222,7 +227,7 @@ def test_the_table():
     assert {one.value_type for one in found.fitting} == set(FORMATS)
     assert all(one.bytes <= (1 - RESERVE) * 1e6 and one.rounds == min(50, one.affordable) for one in found.fitting)
     assert found.chosen is recommended(found.fitting)
-    assert (found.chosen.rounds, found.chosen.bits) == (50, 8)
+    assert (found.chosen.rounds, found.chosen.bits) == (50, 4)
     order = [(-one.density, -one.bits) for one in found.fitting]
     assert order == sorted(order)
 
@@ -231,7 +236,7 @@ def test_the_density_is_the_largest_to_two_digits():
     found = fedrts.plan(**TINY, budget="1MB")
     assert found.chosen.density not in planning.DENSITIES
     step = 0.01 if found.chosen.density >= 0.1 else 0.001
-    more: dict[str, Any] = {"density": round(found.chosen.density + step, 3), "value_type": "int8", "rounds": 50}
+    more: dict[str, Any] = {"density": round(found.chosen.density + step, 3), "value_type": "int4", "rounds": 50}
     with pytest.raises(InputError, match="nothing fits"):
         fedrts.plan(**TINY, **more, budget="1MB")
 
@@ -309,8 +314,8 @@ def test_one_budget(budgets, words):
 @pytest.mark.parametrize("method", ["fedrts", "random", "feddst", "fedtiny", "fedpaq", "prunefl"])
 def test_a_run_keeps_to_its_budget(method, tmp_path):
     keywords = TINY | {"method": method, "clients": SOME, "rounds": 15}
-    with pytest.warns(Note, match="planned for 160 kB in all: "):
-        summary = fedrts.run(**keywords, budget="160kB", out=tmp_path / "run").summary
+    with pytest.warns(Note, match="planned for 400 kB in all: "):
+        summary = fedrts.run(**keywords, budget="400kB", out=tmp_path / "run").summary
     assert summary["rounds"] == 15
     assert (0.5 if summary["density_target"] < 1 else 0.1) * 400_000 < sent(summary) <= 400_000
 
@@ -318,7 +323,7 @@ def test_a_run_keeps_to_its_budget(method, tmp_path):
 @pytest.mark.parametrize("value_type", FORMATS)
 def test_so_it_does_in_every_value_type(value_type, tmp_path):
     with pytest.warns(Note, match=f"as asked for|{value_type}"):
-        summary = fedrts.run(**TINY, value_type=value_type, clients=SOME, budget="160kB", out=tmp_path / "run").summary
+        summary = fedrts.run(**TINY, value_type=value_type, clients=SOME, budget="400kB", out=tmp_path / "run").summary
     assert sent(summary) <= 400_000
     if FORMATS[value_type].regular:  # others may come out shorter than anybody can foresee
         assert sent(summary) > 0.5 * 400_000
@@ -337,4 +342,4 @@ def test_where_a_run_is_computed_does_not_matter():
     """A plan needs neither the device nor the engine of the run."""
     layers = [config.from_keywords(TINY | {"device": "cuda:7", "engine": {"name": "batched", "precision": "bf16"}})]
     with pytest.warns(Note, match="planned"):
-        assert planning.within(layers, "1MB")[-1]["wire"] == {"value_type": "int8"}
+        assert planning.within(layers, "1MB")[-1]["wire"] == {"value_type": "int4"}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from fedrts.planning.rule import FREE_BITS, Fitting, reason, recommended
+from fedrts.planning.rule import LEAST_BITS, Fitting, reason, recommended
 
 BASE = Fitting(0.1, "int8", 8, 50, 50, 1e6, 1e4, 1e6, 1e9, None)
 
@@ -17,16 +17,23 @@ def test_rounds_come_before_bits_and_density():
     assert recommended([made(0.5, 8, 49), made(0.02, 32, 50)]) == made(0.02, 32, 50)
 
 
-def test_bits_that_are_free_come_before_density():
-    assert recommended([made(0.3, 16, 50), made(0.2, 8, 50), made(0.5, 4, 50)]) == made(0.2, 8, 50)
+def test_links_come_before_bits():
+    assert recommended([made(0.3, 16, 50), made(0.2, 8, 50), made(0.5, 4, 50), made(1.0, 2, 50)]) == made(0.5, 4, 50)
 
 
 def test_then_density():
     assert recommended([made(0.1, 8, 50), made(0.3, 8, 50), made(0.2, 8, 50)]) == made(0.3, 8, 50)
 
 
+def test_more_bits_where_the_density_can_be_no_larger():
+    assert recommended([made(1.0, 4, 50), made(1.0, 8, 50), made(1.0, 32, 50), made(0.5, 32, 50)]) == made(1.0, 8, 50)
+    assert recommended([made(0.2, 4, 50), made(0.2, 6, 50)]) == made(0.2, 6, 50)
+    assert recommended([made(0.2, 32, 50)]) == made(0.2, 32, 50)
+
+
 def test_fewer_bits_only_where_nothing_else_fits():
-    assert recommended([made(0.5, 2, 50), made(0.2, 4, 50), made(0.1, 6, 50), made(0.1, 8, 40)]) == made(0.1, 6, 50)
+    assert recommended([made(0.5, 2, 50), made(0.2, 4, 40)]) == made(0.5, 2, 50)
+    assert recommended([made(0.5, 2, 50), made(0.1, 6, 50)]) == made(0.1, 6, 50)
 
 
 def test_the_most_rounds_where_none_has_all():
@@ -36,8 +43,9 @@ def test_the_most_rounds_where_none_has_all():
 
 
 def test_the_reason():
-    fitting = [made(0.2, 8, 50), made(0.2, 32, 50), made(0.1, 4, 50)]
-    free = "8 bits a value, which cost no accuracy in our measurements"
-    assert reason(made(0.2, 8, 50), fitting, 50) == f"first all 50 rounds, then {free}, then the largest density that fits"
-    assert f"because {FREE_BITS} do not fit" in reason(made(0.1, 4, 50), fitting, 50)
+    fitting = [made(0.2, 8, 50), made(0.2, 32, 50), made(0.3, 4, 50)]
+    few = "4 bits a value, which leave most for links"
+    assert reason(made(0.3, 4, 50), fitting, 50) == f"first all 50 rounds, then {few}, then the largest density that fits"
+    assert f"2 bits a value, because {LEAST_BITS} do not fit" in reason(made(0.1, 2, 50), fitting, 50)
+    assert reason(fitting[0], fitting[:1], 50) == "first all 50 rounds, then 8 bits a value, for which it has enough, then density 0.2"
     assert reason(fitting[0], fitting[:1], 50, type_said=True) == "first all 50 rounds, then int8 as asked for, then density 0.2"
