@@ -54,7 +54,7 @@ def priced(shapes=("sparse-few", "sparse-many", "dense-all"), first=50_000.0, la
 
 def scored(**trials):
     """Scores of trials under seed 200, with the bytes of their later rounds."""
-    found = {}
+    found: dict[str, float] = {}
     for name, score in trials.items():
         cell = name.replace("__", "-").replace("_", ".") + "-s200"
         found |= {cell: score, f"{cell}:later": 40_000.0}
