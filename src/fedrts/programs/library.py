@@ -1,0 +1,46 @@
+"""The compiled kernels, which are a package of their own: whether they are here, and with which instruction sets."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedrts_kernels import Library
+
+PACKAGE = "fedrts-kernels"
+
+
+class NoKernelsError(Exception):
+    """The kernels are not here; says why, and the remedy."""
+
+
+def kernels() -> Library:
+    """The library, or a `NoKernelsError`."""
+    found = _found()
+    if isinstance(found, str):
+        raise NoKernelsError(found)
+    return found
+
+
+def installed() -> bool:
+    """Did somebody install the package, with or without a compiler?"""
+    try:
+        import fedrts_kernels  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@cache
+def _found() -> Library | str:
+    try:
+        import fedrts_kernels
+    except ImportError:
+        return f"{PACKAGE} is not installed: pip install ./kernels, in the source of fedrts"
+    try:
+        return fedrts_kernels.load()
+    except OSError as error:
+        if not fedrts_kernels.FILE.exists():
+            return f"{PACKAGE} was installed without a C compiler: install one, and {PACKAGE} again"
+        return f"{PACKAGE} does not load: {str(error).splitlines()[0]}"
