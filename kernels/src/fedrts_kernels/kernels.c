@@ -229,7 +229,7 @@ INLINE void gather_all(const int64_t ix, const int64_t ox, const int mode, const
         if (at_once >= 2)
             for (; y + 2 <= g->rows; y += 2) ROWS(2);
         for (; y < g->rows; y++) {
-            if (y + 1 < g->rows && ix == LANES) fetch(in + (y + 1) * g->in_row + 2 * g->in_row, g->in_row);
+            if (y + 1 < g->rows && ix == LANES) fetch(in + (y + 2) * g->in_row, g->in_row);
             ROWS(1);
         }
 #undef ROWS
@@ -337,7 +337,7 @@ INLINE void weight_all(const int64_t ix, const weight_op *g, const context *with
             for (; y + 2 <= g->rows; y += 2) ROWS(2);
         for (; y < g->rows; y++) {
             if (y + 1 < g->rows && ix == LANES) {
-                fetch(in + (y + 1) * g->in_row + 2 * g->in_row, g->in_row);
+                fetch(in + (y + 2) * g->in_row, g->in_row);
                 fetch(slope + (y + 1) * g->slope_row, g->slope_row);
             }
             ROWS(1);
