@@ -101,6 +101,8 @@ def read(module: nn.Module, x: Tensor) -> list[Part]:
 
     An `UnknownPartError` says what the kernels do not know.
     """
+    alone = not any(module.children())  # a layer by itself is one part, and not what it is made of
+    module = nn.Sequential(module) if alone else module
     with training(module, True):
         graph = _traced(module)
     with training(module, False):
@@ -109,7 +111,7 @@ def read(module: nn.Module, x: Tensor) -> list[Part]:
         shapes = _Shapes(graph)
         with torch.no_grad():
             shapes.run(x)
-    return _Reading(module, shapes.found, len(x)).parts(graph.graph)
+    return _Reading(module, shapes.found, len(x), alone).parts(graph.graph)
 
 
 def _traced(module: nn.Module) -> fx.GraphModule:
@@ -136,8 +138,8 @@ class _Shapes(fx.Interpreter):
 class _Reading:
     """One module while it is read."""
 
-    def __init__(self, module: nn.Module, shapes: Mapping[fx.Node, Shape], samples: int) -> None:
-        self.modules, self.shapes, self.samples = dict(module.named_modules()), shapes, samples
+    def __init__(self, module: nn.Module, shapes: Mapping[fx.Node, Shape], samples: int, alone: bool) -> None:
+        self.modules, self.shapes, self.samples, self.alone = dict(module.named_modules()), shapes, samples, alone
         self.places: dict[fx.Node, int] = {}
         self.found: list[Part] = []
 
@@ -155,6 +157,8 @@ class _Reading:
         return self.found
 
     def _add(self, node: fx.Node) -> None:
+        if node.op == "get_attr":
+            raise UnknownPartError(f"'{node.target}', which is used outside a layer")
         if node not in self.shapes:  # numbers: the sizes that a view asks for
             return
         if self.shapes[node][:1] != (self.samples,):
@@ -176,7 +180,7 @@ class _Reading:
             layer = self.modules[str(node.target)]
             reader = MODULES.get(type(layer))
             adaptive = type(layer) is nn.AdaptiveAvgPool2d
-            part = self.adapted(node, layer.output_size) if adaptive else reader(layer, str(node.target)) if reader else None
+            part = self.adapted(node, layer.output_size) if adaptive else reader(layer, self._prefix(node)) if reader else None
         else:
             known = FUNCTIONS.get(node.target)
             part = known(self, node) if known else None
@@ -208,6 +212,10 @@ class _Reading:
             return ()
         sources = node.all_input_nodes if len(node.all_input_nodes) == 2 or not _is_sum(node) else [node.all_input_nodes[0]] * 2
         return tuple(self.places[source] for source in sources if source in self.places)
+
+    def _prefix(self, node: fx.Node) -> str:
+        """With which the names of a layer's tensors begin."""
+        return "" if self.alone else f"{node.target}."
 
     def _called(self, node: fx.Node) -> str:
         if node.op == "call_module":
@@ -265,15 +273,15 @@ def _pair(value: Any) -> Any:
 
 
 def _linear(layer: nn.Linear, name: str) -> Part:
-    return Links(weight=f"{name}.weight", bias=None if layer.bias is None else f"{name}.bias")
+    return Links(weight=f"{name}weight", bias=None if layer.bias is None else f"{name}bias")
 
 
 def _convolution(layer: nn.Conv2d, name: str) -> Part | None:
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return None
     return Links(
-        weight=f"{name}.weight",
-        bias=None if layer.bias is None else f"{name}.bias",
+        weight=f"{name}weight",
+        bias=None if layer.bias is None else f"{name}bias",
         kernel=_pair(layer.kernel_size),
         stride=_pair(layer.stride),
         padding=_pair(layer.padding),
@@ -285,12 +293,12 @@ def _convolution(layer: nn.Conv2d, name: str) -> Part | None:
 def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, name: str) -> Part | None:
     if not layer.track_running_stats or layer.momentum is None:
         return None
-    affine = (f"{name}.weight", f"{name}.bias") if layer.affine else (None, None)
-    return Norm((), (), *affine, f"{name}.running_mean", f"{name}.running_var", 0, layer.eps, layer.momentum)
+    affine = (f"{name}weight", f"{name}bias") if layer.affine else (None, None)
+    return Norm((), (), *affine, f"{name}running_mean", f"{name}running_var", 0, layer.eps, layer.momentum)
 
 
 def _group_norm(layer: nn.GroupNorm, name: str) -> Part:
-    affine = (f"{name}.weight", f"{name}.bias") if layer.affine else (None, None)
+    affine = (f"{name}weight", f"{name}bias") if layer.affine else (None, None)
     return Norm((), (), *affine, groups=layer.num_groups, eps=layer.eps)
 
 

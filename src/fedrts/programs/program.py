@@ -37,10 +37,15 @@ class Batches:
 
     source: Tensor
     """float32 `[rows, …]`, as the model reads it."""
-    targets: Tensor
-    """Labels (int64 `[rows]`) or numbers (float32 `[rows, outputs]`)."""
+    targets: Tensor | None
+    """Labels (int64 `[rows]`) or numbers (float32 `[rows, outputs]`); evaluation needs none."""
     rows: Tensor
     """int64 `[steps, samples]`."""
+
+    def __post_init__(self) -> None:
+        there = min(len(part) for part in (self.source, self.targets) if part is not None)
+        if self.rows.numel() and not 0 <= int(self.rows.min()) <= int(self.rows.max()) < there:
+            raise IndexError("a batch has rows that are not there")
 
 
 @dataclass
@@ -115,7 +120,7 @@ class Program:
             plan = self._plan(mask, len(part), "evaluation")
             out = torch.zeros(len(part), plan.outputs)
             rows = torch.arange(len(part))[None]
-            self._run(plan, mask, values, Batches(part.contiguous(), rows, rows), outputs=out)
+            self._run(plan, mask, values, Batches(part.contiguous(), None, rows), outputs=out)
             found.append(out)
         return torch.cat(found)
 
@@ -158,16 +163,13 @@ class Program:
             wanted = kinds.get(name, torch.float32)
             if tensor is not None and (tensor.dtype != wanted or not tensor.is_contiguous() or tensor.device.type != "cpu"):
                 raise ValueError(f"{name} must be contiguous {wanted} on the CPU")
-        rows = batches.rows
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < min(len(batches.source), max(len(batches.targets), rows.shape[1])):
-            raise IndexError("a batch has rows that are not there")
         arena = self._room((plan.samples, plan.evaluates), plan.arena)
         context = Context(
             arena=arena.ctypes.data,
             index=plan.index.ctypes.data,
             size=batches.source[0].numel() if len(batches.source) else 0,
             samples=plan.samples,
-            steps=len(rows),
+            steps=len(batches.rows),
             **{name: None if tensor is None else tensor.data_ptr() for name, tensor in held.items()},
         )
         library.kernels().run(self.isa, plan.program, context)
