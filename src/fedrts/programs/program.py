@@ -27,6 +27,8 @@ from fedrts.sparse.mask import Mask
 from fedrts.tasks import Classification, Prediction, Task, cross_entropy
 
 KEPT_PLANS = 8
+KEPT_ARENAS = 4
+"""Of a thread: for training, evaluation, and clients with less than a batch."""
 EVALUATED_AT_ONCE = 64
 """Samples whose activations are there together in evaluation; more do not stay in a cache."""
 
@@ -79,37 +81,34 @@ class Program:
         return Program(layout, stages, loss, isa)
 
     def train(
-        self, values: Tensor, mask: Mask, batches: Batches, rates: Sequence[float], descent: Descent, free: Tensor | None = None
-    ) -> Tensor:
-        """Train on `batches`, one step each, with these learning `rates`; the training loss of every step.
-
-        Changes `values` (`Mask.compact`) in place; where `free [parameters]` is 0, parameters stay.
-        """
-        received = values[: self._parameters(mask)].clone() if descent.proximal else None
-        velocity = torch.zeros(self._parameters(mask)) if descent.momentum else None
-        return self.steps(values, mask, batches, rates, descent, received, velocity, free)
-
-    def steps(
         self,
         values: Tensor,
         mask: Mask,
         batches: Batches,
         rates: Sequence[float],
         descent: Descent,
-        received: Tensor | None,
-        velocity: Tensor | None,
+        received: Tensor | None = None,
+        velocity: Tensor | None = None,
         free: Tensor | None = None,
     ) -> Tensor:
-        """`train` that goes on: with what the optimiser remembers, and what the server sent."""
-        losses = torch.zeros(len(batches.rows))
+        """Train on `batches`, one step each, with these learning `rates`; the training loss of every step.
+
+        Changes `values` (`Mask.compact`) in place. `received [parameters]` are what the server sent (default: the values), `velocity
+        [parameters]` is what momentum remembers and goes on from (default: nothing); where `free [parameters]` is 0, parameters stay.
+        """
+        parameters = self.parameters(mask)
+        if descent.proximal and received is None:
+            received = values[:parameters].clone()
+        if descent.momentum and velocity is None:
+            velocity = torch.zeros(parameters)
+        losses, pace = torch.zeros(len(batches.rows)), torch.tensor(rates, dtype=torch.float32)
         plan = self._plan(mask, batches.rows.shape[1], descent)
-        pace = torch.tensor(rates, dtype=torch.float32)
         self._run(plan, mask, values, batches, losses=losses, rates=pace, received=received, velocity=velocity, free=free)
         return losses
 
     def gradient(self, values: Tensor, mask: Mask, batches: Batches) -> tuple[Tensor, Tensor]:
         """Gradient `[parameters]` on the mask and loss of one batch; statistics in `values` change, weights do not."""
-        losses, found = torch.zeros(1), torch.zeros(self._parameters(mask))
+        losses, found = torch.zeros(1), torch.zeros(self.parameters(mask))
         self._run(self._plan(mask, batches.rows.shape[1], None), mask, values, batches, losses=losses, gradient=found)
         return found, losses[0]
 
@@ -126,11 +125,12 @@ class Program:
 
     def bytes(self, mask: Mask, samples: int, descent: Descent) -> int:
         """What a client in training takes: arena, index, weights, gradient, and what the optimiser remembers."""
-        plan, parameters = self._plan(mask, samples, descent), self._parameters(mask)
+        plan, parameters = self._plan(mask, samples, descent), self.parameters(mask)
         vectors = 2 + bool(descent.momentum) + bool(descent.proximal)
         return 4 * (plan.arena + len(plan.index) + vectors * parameters)
 
-    def _parameters(self, mask: Mask) -> int:
+    def parameters(self, mask: Mask) -> int:
+        """Active links and dense parameters."""
         return mask.number + self.layout.parameters - self.layout.links
 
     def _plan(self, mask: Mask, samples: int, use: Descent | str | None) -> Plan:
@@ -155,7 +155,7 @@ class Program:
 
         gradient = more.pop("gradient", None)
         if gradient is None:
-            gradient = torch.from_numpy(self._room("gradient", self._parameters(mask)))
+            gradient = torch.from_numpy(self._room("gradient", self.parameters(mask)))
         held: dict[str, Tensor | None] = {"weights": values, "gradient": gradient, "source": batches.source, "rows": batches.rows}
         held |= {"targets": batches.targets} | more
         kinds = {"rows": torch.int64, "targets": torch.float32 if self.loss.squares else torch.int64}
@@ -178,10 +178,23 @@ class Program:
         """Memory of this thread. Plans of one batch size have their borders at the same places, whatever the mask."""
         rooms: dict[Any, NDArray[np.float32]] = self._own.__dict__.setdefault("rooms", {})
         if name not in rooms or len(rooms[name]) < floats:
+            while len(rooms) >= KEPT_ARENAS:
+                del rooms[next(iter(rooms))]
             whole = np.zeros(floats + 16, np.float32)
             start = -whole.ctypes.data % 64 // 4
             rooms[name] = whole[start : start + floats]
         return rooms[name]
+
+
+class Evaluated(nn.Module):
+    """A model in evaluation, in kernels that compute its active links alone."""
+
+    def __init__(self, program: Program, values: Tensor, mask: Mask) -> None:
+        super().__init__()
+        self.program, self.values, self.mask = program, values, mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.program.outputs(self.values, self.mask, x)
 
 
 def loss_of(task: Task) -> Loss:
