@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from ctypes import Array, byref, c_int64, sizeof
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,8 @@ from fedrts_kernels.structures import Context, Operation
 
 __version__ = "0.1.0"
 ABI = 1
-FILE = Path(__file__).resolve().parent / LIBRARY
+FILE = Path(os.environ.get("FEDRTS_KERNELS_LIBRARY") or Path(__file__).resolve().parent / LIBRARY)
+"""The library; the environment may name another build of it, such as one with sanitizers."""
 
 _WRONG = {1: "an operation is not known", 2: "a label is no class of the model", 3: "this processor lacks the instruction set"}
 

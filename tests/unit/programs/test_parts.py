@@ -238,7 +238,7 @@ def test_steps_are_those_of_the_client(name, frozen):
     rows = torch.stack([torch.randperm(len(case.x))[:18] for _ in range(6)])
     values, number = case.mask.compact(case.weights), case.mask.number + case.layout.parameters - case.layout.links
     free = (torch.rand(number) < 0.5).float() if frozen else None
-    losses = case.program.train(values, case.mask, Batches(case.x, case.y, rows), [0.05] * 6, descent, free)
+    losses = case.program.train(values, case.mask, Batches(case.x, case.y, rows), [0.05] * 6, descent, free=free)
 
     module, vector, gradient = case.in_double()
     module.train()
