@@ -35,7 +35,7 @@ from fedrts.engines.kernels import Kernel, Objective, OneByOne, Vectorised
 from fedrts.engines.recorded import Recorded
 from fedrts.programs.library import kernels
 from fedrts.programs.plan import Descent
-from fedrts.programs.program import Batches, Program
+from fedrts.programs.program import Feed, LinkProgram
 from fedrts.sparse import budget
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
@@ -61,9 +61,7 @@ class Case:
 CASES = {
     "mlp": Case(lambda: models.get("mlp")((1, 8, 8), 10), (1, 8, 8), 64, {0.1: 5.0, 0.05: 8.0}, {0.1: 2.5, 0.05: 3.5}, True),
     "cnn": Case(lambda: models.get("cnn")((3, 32, 32), 10), (3, 32, 32), 64, {0.1: 3.0, 0.05: 3.7}, {}, False),
-    "resnet18_small": Case(
-        lambda: models.get("resnet18_small")((3, 32, 32), 10), (3, 32, 32), 64, {0.1: 2.7, 0.05: 3.8}, {}, False
-    ),
+    "resnet18_small": Case(lambda: models.get("resnet18_small")((3, 32, 32), 10), (3, 32, 32), 64, {0.1: 2.7, 0.05: 3.8}, {}, False),
     "resnet18": Case(lambda: models.get("resnet18")((3, 32, 32), 10, stem="cifar"), (3, 32, 32), 16, {}, {}, False, quick=False),
 }
 CURVE = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
@@ -74,7 +72,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three densities, small models, fewer repeats")
     parser.add_argument("--model", action="append", choices=list(CASES), help="repeatable; default all")
-    parser.add_argument("--isa", choices=kernels().isas, default=kernels().isas[-1], help="instruction set; default: the best of this machine")
+    parser.add_argument(
+        "--isa", choices=kernels().isas, default=kernels().isas[-1], help="instruction set; default: the best of this machine"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write {model: {density: ratio}}")
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="write the tables")
     options = parser.parse_args()
@@ -92,8 +92,12 @@ def main() -> None:
             ratio = dense / found["sparse"]
             ratios.setdefault(name, {})[f"{density:g}"] = round(ratio, 3)
             over = found["recorded"] / found["sparse"]
-            rows.append([f"{density:g}", *(f"{1e3 * found[way]:.3f}" if way in found else "–" for way in WAYS), f"{ratio:.2f}", f"{over:.2f}"])
-            short += [f"{name} at {density:g}: {ratio:.2f} < {case.promised[density]:g}" for _ in [0] if ratio < case.promised.get(density, 0)]
+            rows.append(
+                [f"{density:g}", *(f"{1e3 * found[way]:.3f}" if way in found else "–" for way in WAYS), f"{ratio:.2f}", f"{over:.2f}"]
+            )
+            short += [
+                f"{name} at {density:g}: {ratio:.2f} < {case.promised[density]:g}" for _ in [0] if ratio < case.promised.get(density, 0)
+            ]
             least = case.over_recorded.get(density, 0)
             short += [f"{name} at {density:g} over recorded: {over:.2f} < {least:g}" for _ in [0] if over < least]
             print(name, *rows[-1], flush=True)
@@ -164,7 +168,7 @@ def dense(
     module.load_state_dict(layout.state_dict(weights))
     module.train()
     if x.dim() == 4:
-        module, x = module.to(memory_format=memory), x.to(memory_format=memory)
+        module, x = module.to(memory_format=memory), x.to(memory_format=memory)  # type: ignore[call-overload]
     named = dict(module.named_parameters())
     bits = {name: part.to(named[name].dtype) for name, part in layout.by_name(mask.bits).items()}
     masks = [(named[name], part.contiguous(memory_format=memory) if part.dim() == 4 else part) for name, part in bits.items()]
@@ -190,7 +194,8 @@ def recorded(case: Case, layout: Layout, weights: Tensor, mask: Mask, x: Tensor,
     training, rate = LocalTraining(lr=RATE), torch.tensor(RATE)
     allowed = torch.ones(1, n)
     allowed[0, : layout.links] = mask.bits
-    past, taken, planned = {}, torch.zeros(clients), torch.ones(clients)
+    past: dict[str, Tensor] = {}
+    taken, planned = torch.zeros(clients), torch.ones(clients)
     learner = Learner(training, training.make_optimizer(), stack[:, :n], weights[:n], allowed, past, taken, planned)
     batches = x.expand(clients, *x.shape).contiguous(), y.expand(clients, *y.shape).contiguous()
 
@@ -205,9 +210,9 @@ def recorded(case: Case, layout: Layout, weights: Tensor, mask: Mask, x: Tensor,
 
 def sparse(module: nn.Module, layout: Layout, weights: Tensor, mask: Mask, x: Tensor, y: Tensor, isa: str) -> Callable[[], object]:
     """A step in our kernels."""
-    program = Program.read(module, layout, Classification(), x[:2], y[:2], isa)
+    program = LinkProgram.read(module, layout, Classification(), x[:2], y[:2], isa)
     values, rows = mask.compact(weights), torch.arange(len(x))[None]
-    return partial(program.train, values, mask, Batches(x, y, rows), [RATE], Descent())
+    return partial(program.train, values, mask, Feed(x, y, rows), [RATE], Descent())
 
 
 def csr(module: nn.Module, layout: Layout, weights: Tensor, mask: Mask, x: Tensor, y: Tensor) -> Callable[[], object]:
@@ -217,8 +222,15 @@ def csr(module: nn.Module, layout: Layout, weights: Tensor, mask: Mask, x: Tenso
     layers = [(tensors[f"{name}.weight"], bits.get(f"{name}.weight"), tensors[f"{name}.bias"]) for name in names]
     matrices = [weight if part is None else (weight * part).to_sparse_csr() for weight, part, _ in layers]
     biases = [bias for *_, bias in layers]
-    transposes = [matrix.t() if matrix.layout == torch.strided else matrix.to_dense().t().contiguous().to_sparse_csr() for matrix in matrices]
-    zeros = [None if m.layout == torch.strided else torch.sparse_csr_tensor(m.crow_indices(), m.col_indices(), torch.zeros_like(m.values()), m.shape) for m in matrices]
+    transposes = [
+        matrix.t() if matrix.layout == torch.strided else matrix.to_dense().t().contiguous().to_sparse_csr() for matrix in matrices
+    ]
+    zeros = [
+        None
+        if m.layout == torch.strided
+        else torch.sparse_csr_tensor(m.crow_indices(), m.col_indices(), torch.zeros_like(m.values()), m.shape)
+        for m in matrices
+    ]
 
     def step() -> None:
         values = [x.flatten(1).t().contiguous()]

@@ -1,4 +1,4 @@
-"""Compiles the library where there is a C compiler; without one the package installs too, and `fedrts run` says that it computes densely."""
+"""Compiles the library where there is a C compiler. Without one the package installs too, and models compute densely."""
 
 import importlib.util
 import sys

@@ -75,6 +75,7 @@ def _run(command: list[str]) -> None:
 
 
 def main() -> None:
+    """`python -m fedrts_kernels`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sanitize", action="store_true", help="with the address and undefined-behaviour sanitizers")
     parser.add_argument("--out", type=Path, default=HERE / LIBRARY, metavar="FILE")
@@ -84,4 +85,3 @@ def main() -> None:
     except BuildError as error:
         sys.exit(f"fedrts-kernels: {error}: models compute densely")
     print(options.out)
-

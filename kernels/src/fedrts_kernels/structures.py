@@ -129,9 +129,7 @@ class Context(Structure):
     """The memory that a program works on; pointers are addresses of arrays that the caller keeps alive."""
 
     _fields_ = [
-        *((name, c_void_p) for name in "arena weights gradient index source rows targets".split()),
+        *((name, c_void_p) for name in ["arena", "weights", "gradient", "index", "source", "rows", "targets"]),
         *_numbers("size samples steps"),
-        *((name, c_void_p) for name in "rates velocity received free losses outputs".split()),
+        *((name, c_void_p) for name in ["rates", "velocity", "received", "free", "losses", "outputs"]),
     ]
-
-

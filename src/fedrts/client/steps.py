@@ -8,7 +8,7 @@ from functools import singledispatch
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedrts.client import active
+from fedrts.client import sparse_training
 from fedrts.client.job import Batch, Job
 from fedrts.client.local_step import Learner
 from fedrts.methods.contract import Calibrate, Evaluate, Judge, ProbeCurvature, ProbeGradient, Rewire, Train
@@ -29,10 +29,11 @@ def _train(step: Train, job: Job) -> None:
     links = bench.gradient[: bench.layout.links]
     squares = torch.zeros_like(links) if step.record else None
     batches = [rows for epoch in training.epochs_of(step) for rows in job.batches(epoch)]
-    if active.suits(bench, step):
+    if sparse_training.suits(bench, step):
         if batches:
-            rows, keys = torch.stack([batch.rows for batch in batches]), torch.tensor([random.signed(batch.key or 0) for batch in batches])
-            losses = active.train(bench, job.weights, job.tensors["received"], job.mask, rows, keys, job.round_index)
+            stacked = torch.stack([batch.rows for batch in batches])
+            keys = torch.tensor([random.signed(batch.key or 0) for batch in batches])
+            losses = sparse_training.train(bench, job.weights, job.tensors["received"], job.mask, stacked, keys, job.round_index)
             job.loss, job.steps = job.loss + losses.sum(), job.steps + len(batches)
         return
     optimizer, rate = training.make_optimizer(), weights.new_tensor(training.rate(job.round_index))

@@ -20,7 +20,7 @@ from fedrts.client.steps import flops, perform
 from fedrts.client.training import LocalTraining
 from fedrts.data.contract import Data
 from fedrts.methods.contract import Rewire
-from fedrts.programs.program import Program
+from fedrts.programs.program import LinkProgram
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
@@ -42,7 +42,7 @@ class Workbench:
     noise: Noise = field(kw_only=True)
     """Where the protection's random numbers come from: whoever makes a bench says whether they are `Unpredictable`, or a simulation's."""
     eval_batch_size: int = 512
-    program: Program | None = None
+    program: LinkProgram | None = None
     """The model in kernels that compute active links alone, where an engine wants them."""
     gradient: Tensor = field(init=False)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedrts.client import active
+from fedrts.client import sparse_training
 from fedrts.client.job import Job
 from fedrts.client.order import Order, Reply
 from fedrts.client.workbench import Workbench
@@ -187,7 +187,7 @@ class BatchedEngine:
         batches = self._batches(cohort, self.bench.training.epochs_of(step))
         if step.record:
             cohort.tensors[step.record] = torch.zeros_like(cohort.tensors["weights"][:, : self.bench.layout.links])
-        if active.suits(self.bench, step):
+        if sparse_training.suits(self.bench, step):
             self._train_active(cohort, batches)
             return
         for size, members in _by_size(batches).items():
@@ -200,7 +200,7 @@ class BatchedEngine:
         for place, (own, mask) in enumerate(zip(batches, cohort.masks, strict=True)):
             if len(own.rows):
                 weights, received = (cohort.tensors[name][place] for name in ("weights", "received"))
-                losses = active.train(self.bench, weights, received, mask, own.rows, own.keys, cohort.round_index)
+                losses = sparse_training.train(self.bench, weights, received, mask, own.rows, own.keys, cohort.round_index)
                 cohort.losses[place] += losses.sum()
                 cohort.steps[place] += len(own.rows)
 

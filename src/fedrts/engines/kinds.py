@@ -51,6 +51,8 @@ class EngineKind(ABC):
     """May the clients' data be on other machines?"""
     keeps_residuals: ClassVar[bool] = True
     """Can clients remember between rounds what their uploads have not told?"""
+    chooses: ClassVar[bool] = False
+    """Does it take what is faster, the sparse kernel too?"""
     has_cluster: ClassVar[bool] = False
     """Are there machines on which the cells of a comparison may run too?"""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedrts.client.order import Order, Reply
 from fedrts.client.workbench import Workbench
-from fedrts.engines import active
+from fedrts.engines import sparse_kernel
 from fedrts.engines.kinds import EngineKind
 from fedrts.engines.settings import EngineSettings
 from fedrts.engines.threads import threads_for
@@ -58,4 +58,4 @@ class Serial(EngineKind):
         return SerialEngine(bench, rows, eval_batch_size)
 
     def candidates(self, asked: EngineSettings, bench: Workbench, per_round: int) -> list[EngineSettings]:
-        return [active.required(asked, bench) if asked.kernel == "sparse" else asked]
+        return [sparse_kernel.required(asked, bench) if asked.kernel == "sparse" else asked]

@@ -27,7 +27,7 @@ from fedrts.client.order import Order, Reply
 from fedrts.client.privacy import Account, Unpredictable, countable
 from fedrts.config import Experiment
 from fedrts.data.partition import SITES
-from fedrts.engines import active
+from fedrts.engines import sparse_kernel
 from fedrts.engines.threads import threads_for
 from fedrts.errors import InputError, reason
 from fedrts.flower import consent, policy
@@ -247,7 +247,7 @@ def owners_rule(host: Host) -> AbstractContextManager[None]:
 def _kernel(settings: Mapping[str, Any]) -> dict[str, str]:
     """What the server says of the kernels; how else this site computes is its own affair."""
     given = settings.get("engine", {})
-    return active.elsewhere(given) if isinstance(given, dict) else {}
+    return sparse_kernel.elsewhere(given) if isinstance(given, dict) else {}
 
 
 def _options(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     from fedrts_kernels import Library
 
 PACKAGE = "fedrts-kernels"
+OFF = "FEDRTS_KERNELS"
+"""The environment variable that, at 0, has everything computed as if the package were not here."""
 
 
 class NoKernelsError(Exception):
@@ -17,19 +20,25 @@ class NoKernelsError(Exception):
 
 def kernels() -> Library:
     """The library, or a `NoKernelsError`."""
-    found = _found()
+    found = f"{OFF}=0 in the environment turns {PACKAGE} off" if _is_off() else _found()
     if isinstance(found, str):
         raise NoKernelsError(found)
     return found
 
 
 def installed() -> bool:
-    """Did somebody install the package, with or without a compiler?"""
+    """Did somebody install the package, with or without a compiler, and wants it?"""
+    if _is_off():
+        return False
     try:
         import fedrts_kernels  # noqa: F401
     except ImportError:
         return False
     return True
+
+
+def _is_off() -> bool:
+    return os.environ.get(OFF) == "0"
 
 
 @cache

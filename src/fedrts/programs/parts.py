@@ -17,7 +17,7 @@ from fedrts.errors import reason
 from fedrts.sparse.mode import training
 
 Pair = tuple[int, int]
-Shape = tuple[int, ...]
+Extent = tuple[int, ...]
 
 
 class UnknownPartError(Exception):
@@ -25,22 +25,22 @@ class UnknownPartError(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
+class KnownPart:
     """What becomes of earlier parts' values."""
 
     inputs: tuple[int, ...] = ()
     """Places of earlier parts."""
-    shape: Shape = ()
+    shape: Extent = ()
     """Of its value, samples apart: `(channels, height, width)` or `(features,)`."""
 
 
 @dataclass(frozen=True)
-class Input(Part):
+class InputPart(KnownPart):
     pass
 
 
 @dataclass(frozen=True)
-class Links(Part):
+class LinksPart(KnownPart):
     """A linear layer or a convolution; its parameters by name."""
 
     weight: str = ""
@@ -53,7 +53,7 @@ class Links(Part):
 
 
 @dataclass(frozen=True)
-class Norm(Part):
+class NormPart(KnownPart):
     """Over the batch, or (`groups`) over groups of a sample's channels."""
 
     gamma: str | None = None
@@ -66,17 +66,17 @@ class Norm(Part):
 
 
 @dataclass(frozen=True)
-class Relu(Part):
+class ReluPart(KnownPart):
     in_place: bool = False
 
 
 @dataclass(frozen=True)
-class Sum(Part):
+class SumPart(KnownPart):
     in_place: bool = False
 
 
 @dataclass(frozen=True)
-class Pool(Part):
+class PoolPart(KnownPart):
     """The mean of every window, or its largest value."""
 
     window: Pair = (1, 1)
@@ -87,16 +87,16 @@ class Pool(Part):
 
 
 @dataclass(frozen=True)
-class Mean(Part):
+class MeanPart(KnownPart):
     """Over all positions."""
 
 
 @dataclass(frozen=True)
-class Flatten(Part):
+class FlattenPart(KnownPart):
     pass
 
 
-def read(module: nn.Module, x: Tensor) -> list[Part]:
+def read(module: nn.Module, x: Tensor) -> list[KnownPart]:
     """The parts of `module` in the order in which they compute, the input first; `x` are some inputs `[m, …]`.
 
     An `UnknownPartError` says what the kernels do not know.
@@ -126,7 +126,7 @@ class _Shapes(fx.Interpreter):
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph, garbage_collect_values=False)
-        self.found: dict[fx.Node, Shape] = {}
+        self.found: dict[fx.Node, Extent] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
@@ -138,12 +138,12 @@ class _Shapes(fx.Interpreter):
 class _Reading:
     """One module while it is read."""
 
-    def __init__(self, module: nn.Module, shapes: Mapping[fx.Node, Shape], samples: int, alone: bool) -> None:
+    def __init__(self, module: nn.Module, shapes: Mapping[fx.Node, Extent], samples: int, alone: bool) -> None:
         self.modules, self.shapes, self.samples, self.alone = dict(module.named_modules()), shapes, samples, alone
         self.places: dict[fx.Node, int] = {}
-        self.found: list[Part] = []
+        self.found: list[KnownPart] = []
 
-    def parts(self, graph: fx.Graph) -> list[Part]:
+    def parts(self, graph: fx.Graph) -> list[KnownPart]:
         for node in graph.nodes:
             if node.op == "output":
                 last = node.args[0]
@@ -170,12 +170,12 @@ class _Reading:
         self.places[node] = len(self.found)
         self.found.append(replace(part, inputs=self._sources(node), shape=self.shapes[node][1:]))
 
-    def _part(self, node: fx.Node) -> Part | None:
+    def _part(self, node: fx.Node) -> KnownPart | None:
         """What a node is; None: it changes nothing."""
         if node.op == "placeholder":
             if self.found:
                 raise UnknownPartError("the model takes several inputs")
-            return Input()
+            return InputPart()
         if node.op == "call_module":
             layer = self.modules[str(node.target)]
             reader = MODULES.get(type(layer))
@@ -190,20 +190,20 @@ class _Reading:
             return None
         return self._fitted(part, node)
 
-    def _fitted(self, part: Part, node: fx.Node) -> Part | None:
+    def _fitted(self, part: KnownPart, node: fx.Node) -> KnownPart | None:
         """A part of which the shapes say more, or less, than its name."""
         before, after = (self.shapes[n][1:] for n in (node.all_input_nodes[0], node))
-        if isinstance(part, Flatten):
+        if isinstance(part, FlattenPart):
             if after != (math.prod(before),):
                 raise UnknownPartError(self._called(node))
             return None if before == after else part
-        if isinstance(part, Pool | Mean) and len(before) != 3:
+        if isinstance(part, PoolPart | MeanPart) and len(before) != 3:
             raise UnknownPartError(f"{self._called(node)} of inputs {list(before)}")
-        if isinstance(part, Pool) and part.mean and part.window == before[1:] and part.padding == (0, 0):
-            return Mean()
-        if isinstance(part, Links) and len(before) not in (1, 3):
+        if isinstance(part, PoolPart) and part.mean and part.window == before[1:] and part.padding == (0, 0):
+            return MeanPart()
+        if isinstance(part, LinksPart) and len(before) not in (1, 3):
             raise UnknownPartError(f"{self._called(node)} of inputs {list(before)}")
-        if isinstance(part, Sum) and {self.shapes[n] for n in node.all_input_nodes} != {self.shapes[node]}:
+        if isinstance(part, SumPart) and {self.shapes[n] for n in node.all_input_nodes} != {self.shapes[node]}:
             raise UnknownPartError(f"{self._called(node)} of different shapes")
         return part
 
@@ -227,10 +227,10 @@ class _Reading:
         """A part that writes over its input, which another part reads too."""
         readers = Counter(place for part in self.found for place in part.inputs)
         for part in self.found:
-            if isinstance(part, Relu | Sum) and part.in_place and readers[part.inputs[0]] > 1:
-                raise UnknownPartError(f"a {type(part).__name__} that changes in place what another part reads")
+            if isinstance(part, ReluPart | SumPart) and part.in_place and readers[part.inputs[0]] > 1:
+                raise UnknownPartError(f"a {type(part).__name__.removesuffix('Part')} that changes in place what another part reads")
 
-    def pooled(self, node: fx.Node, mean: bool) -> Part | None:
+    def pooled(self, node: fx.Node, mean: bool) -> KnownPart | None:
         """A functional pooling."""
         given = dict(zip(("window", "stride", "padding"), node.args[1:], strict=False)) | {
             {"kernel_size": "window"}.get(name, name): value for name, value in node.kwargs.items()
@@ -239,9 +239,9 @@ class _Reading:
         if any(name not in usual or value != usual[name] for name, value in given.items() if name not in ("window", "stride", "padding")):
             return None
         window = _pair(given["window"])
-        return Pool(window=window, stride=_pair(given.get("stride") or window), padding=_pair(given.get("padding", 0)), mean=mean)
+        return PoolPart(window=window, stride=_pair(given.get("stride") or window), padding=_pair(given.get("padding", 0)), mean=mean)
 
-    def adapted(self, node: fx.Node, size: Any) -> Part | None:
+    def adapted(self, node: fx.Node, size: Any) -> KnownPart | None:
         """Adaptive mean pooling, where all windows are alike."""
         before = self.shapes[node.all_input_nodes[0]][2:]
         if len(before) != 2:
@@ -250,17 +250,17 @@ class _Reading:
         if any(own % asked for own, asked in zip(before, wanted, strict=True)):
             return None
         window = (before[0] // wanted[0], before[1] // wanted[1])
-        return Mean() if wanted == (1, 1) else Pool(window=window, stride=window, mean=True)
+        return MeanPart() if wanted == (1, 1) else PoolPart(window=window, stride=window, mean=True)
 
-    def averaged(self, node: fx.Node) -> Part | None:
+    def averaged(self, node: fx.Node) -> KnownPart | None:
         """`mean` over both axes of an image."""
         dims = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
         rank = len(self.shapes[node.all_input_nodes[0]])
         axes = {dim % rank for dim in dims} if isinstance(dims, tuple | list) else set()
-        return Mean() if rank == 4 and axes == {2, 3} and not node.kwargs.get("dtype") else None
+        return MeanPart() if rank == 4 and axes == {2, 3} and not node.kwargs.get("dtype") else None
 
 
-class _Same(Part):
+class _Same(KnownPart):
     """Changes nothing."""
 
 
@@ -272,14 +272,14 @@ def _pair(value: Any) -> Any:
     return tuple(value) if isinstance(value, tuple | list) else (value, value)
 
 
-def _linear(layer: nn.Linear, name: str) -> Part:
-    return Links(weight=f"{name}weight", bias=None if layer.bias is None else f"{name}bias")
+def _linear(layer: nn.Linear, name: str) -> KnownPart:
+    return LinksPart(weight=f"{name}weight", bias=None if layer.bias is None else f"{name}bias")
 
 
-def _convolution(layer: nn.Conv2d, name: str) -> Part | None:
+def _convolution(layer: nn.Conv2d, name: str) -> KnownPart | None:
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return None
-    return Links(
+    return LinksPart(
         weight=f"{name}weight",
         bias=None if layer.bias is None else f"{name}bias",
         kernel=_pair(layer.kernel_size),
@@ -290,45 +290,50 @@ def _convolution(layer: nn.Conv2d, name: str) -> Part | None:
     )
 
 
-def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, name: str) -> Part | None:
+def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, name: str) -> KnownPart | None:
     if not layer.track_running_stats or layer.momentum is None:
         return None
-    affine = (f"{name}weight", f"{name}bias") if layer.affine else (None, None)
-    return Norm((), (), *affine, f"{name}running_mean", f"{name}running_var", 0, layer.eps, layer.momentum)
+    gamma, beta = _affine(layer.affine, name)
+    mean, variance = f"{name}running_mean", f"{name}running_var"
+    return NormPart(gamma=gamma, beta=beta, mean=mean, variance=variance, eps=layer.eps, momentum=layer.momentum)
 
 
-def _group_norm(layer: nn.GroupNorm, name: str) -> Part:
-    affine = (f"{name}weight", f"{name}bias") if layer.affine else (None, None)
-    return Norm((), (), *affine, groups=layer.num_groups, eps=layer.eps)
+def _group_norm(layer: nn.GroupNorm, name: str) -> KnownPart:
+    gamma, beta = _affine(layer.affine, name)
+    return NormPart(gamma=gamma, beta=beta, groups=layer.num_groups, eps=layer.eps)
 
 
-def _max_pool(layer: nn.MaxPool2d, name: str) -> Part | None:
+def _affine(affine: bool, name: str) -> tuple[str | None, str | None]:
+    return (f"{name}weight", f"{name}bias") if affine else (None, None)
+
+
+def _max_pool(layer: nn.MaxPool2d, name: str) -> KnownPart | None:
     if layer.ceil_mode or layer.return_indices or _pair(layer.dilation) != (1, 1):
         return None
-    return Pool(window=_pair(layer.kernel_size), stride=_pair(layer.stride), padding=_pair(layer.padding))
+    return PoolPart(window=_pair(layer.kernel_size), stride=_pair(layer.stride), padding=_pair(layer.padding))
 
 
-def _average_pool(layer: nn.AvgPool2d, name: str) -> Part | None:
+def _average_pool(layer: nn.AvgPool2d, name: str) -> KnownPart | None:
     if layer.ceil_mode or layer.divisor_override is not None:
         return None
     sizes = {"window": _pair(layer.kernel_size), "stride": _pair(layer.stride), "padding": _pair(layer.padding)}
-    return Pool(**sizes, mean=True, with_padding=layer.count_include_pad)
+    return PoolPart(**sizes, mean=True, with_padding=layer.count_include_pad)
 
 
-def _dropout(layer: nn.Dropout | nn.Dropout2d, name: str) -> Part | None:
+def _dropout(layer: nn.Dropout | nn.Dropout2d, name: str) -> KnownPart | None:
     return None if layer.p else _Same()
 
 
-MODULES: dict[type[nn.Module], Callable[[Any, str], Part | None]] = {
+MODULES: dict[type[nn.Module], Callable[[Any, str], KnownPart | None]] = {
     nn.Linear: _linear,
     nn.Conv2d: _convolution,
     nn.BatchNorm1d: _batch_norm,
     nn.BatchNorm2d: _batch_norm,
     nn.GroupNorm: _group_norm,
-    nn.ReLU: lambda layer, name: Relu(in_place=layer.inplace),
+    nn.ReLU: lambda layer, name: ReluPart(in_place=layer.inplace),
     nn.MaxPool2d: _max_pool,
     nn.AvgPool2d: _average_pool,
-    nn.Flatten: lambda layer, name: Flatten(),
+    nn.Flatten: lambda layer, name: FlattenPart(),
     nn.Identity: lambda layer, name: _Same(),
     nn.Dropout: _dropout,
     nn.Dropout2d: _dropout,
@@ -336,24 +341,24 @@ MODULES: dict[type[nn.Module], Callable[[Any, str], Part | None]] = {
 """Layers by their exact type: a subclass may compute otherwise."""
 
 
-def _relu(reading: _Reading, node: fx.Node) -> Part:
-    return Relu(in_place=bool(node.kwargs.get("inplace")))
+def _relu(reading: _Reading, node: fx.Node) -> KnownPart:
+    return ReluPart(in_place=bool(node.kwargs.get("inplace")))
 
 
-def _sum(reading: _Reading, node: fx.Node) -> Part | None:
+def _sum(reading: _Reading, node: fx.Node) -> KnownPart | None:
     plain = all(isinstance(part, fx.Node) for part in node.args[:2]) and not node.kwargs
-    return Sum(in_place=node.target in (operator.iadd, "add_")) if plain else None
+    return SumPart(in_place=node.target in (operator.iadd, "add_")) if plain else None
 
 
-def _flat(reading: _Reading, node: fx.Node) -> Part:
-    return Flatten()
+def _flat(reading: _Reading, node: fx.Node) -> KnownPart:
+    return FlattenPart()
 
 
-def _contiguous(reading: _Reading, node: fx.Node) -> Part:
+def _contiguous(reading: _Reading, node: fx.Node) -> KnownPart:
     return _Same()
 
 
-FUNCTIONS: dict[Any, Callable[[_Reading, fx.Node], Part | None]] = {
+FUNCTIONS: dict[Any, Callable[[_Reading, fx.Node], KnownPart | None]] = {
     **dict.fromkeys((F.relu, torch.relu, "relu"), _relu),
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), _sum),
     **dict.fromkeys((torch.flatten, torch.reshape, "flatten", "view", "reshape"), _flat),

@@ -16,18 +16,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrts.programs.parts import Flatten, Input, Links, Mean, Norm, Part, Pool, Relu, Shape, Sum, UnknownPartError
+from fedrts.programs.parts import (
+    Extent,
+    FlattenPart,
+    InputPart,
+    KnownPart,
+    LinksPart,
+    MeanPart,
+    NormPart,
+    PoolPart,
+    ReluPart,
+    SumPart,
+    UnknownPartError,
+)
 
 if TYPE_CHECKING:
     from fedrts_kernels.structures import Operation, Tensor
 
 LANES = 16
 NOWHERE = -1
-Indices = NDArray[np.int32]
+LinkIndex = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Loss:
+class Criterion:
     """What a batch is judged by."""
 
     squares: bool = False
@@ -52,7 +64,7 @@ class Places:
     starts: Mapping[str, int]
     bits: Mapping[str, NDArray[np.bool_]]
     """The masks of prunable tensors that are not full."""
-    shapes: Mapping[str, Shape]
+    shapes: Mapping[str, Extent]
     parameters: int
     length: int
 
@@ -64,8 +76,8 @@ class Places:
 class Stage:
     """Parts that compute together, and what they give."""
 
-    part: Part
-    shape: Shape
+    part: KnownPart
+    shape: Extent
     source: int
     """The stage whose value it takes."""
     other: int | None = None
@@ -78,13 +90,13 @@ class Stage:
         return len(self.shape) == 1
 
 
-def fused(parts: Sequence[Part]) -> list[Stage]:
+def fused(parts: Sequence[KnownPart]) -> list[Stage]:
     """Stages in the order in which they compute: ReLU and sums join what comes before them."""
     readers = Counter(place for part in parts for place in part.inputs)
     stages: list[Stage] = []
     value: dict[int, int] = {}
     """The stage that gives each part's value."""
-    waiting: dict[int, Norm] = {}
+    waiting: dict[int, NormPart] = {}
     """Norms that a sum will join."""
 
     def add(stage: Stage) -> int:
@@ -98,21 +110,21 @@ def fused(parts: Sequence[Part]) -> list[Stage]:
         return value[place]
 
     def joins_a_sum(place: int) -> bool:
-        return readers[place] == 1 and any(isinstance(part, Sum) and place in part.inputs for part in parts)
+        return readers[place] == 1 and any(isinstance(part, SumPart) and place in part.inputs for part in parts)
 
     for place, part in enumerate(parts):
-        if isinstance(part, Input):
-            flat = len(part.shape) == 1 or all(isinstance(other, Flatten) for other in parts if place in other.inputs)
+        if isinstance(part, InputPart):
+            flat = len(part.shape) == 1 or all(isinstance(other, FlattenPart) for other in parts if place in other.inputs)
             shape = (math.prod(part.shape),) if flat else part.shape
             if len(shape) not in (1, 3):
                 raise UnknownPartError(f"inputs of shape {list(part.shape)}")
             value[place] = add(Stage(part, shape, NOWHERE))
             continue
-        if isinstance(part, Norm) and joins_a_sum(place):
+        if isinstance(part, NormPart) and joins_a_sum(place):
             settle(part.inputs[0])
             waiting[place] = part
             continue
-        if isinstance(part, Sum):
+        if isinstance(part, SumPart):
             norm_at = next((source for source in part.inputs if source in waiting), None)
             if norm_at is not None and part.inputs[0] != part.inputs[1]:
                 norm = waiting.pop(norm_at)
@@ -127,31 +139,31 @@ def fused(parts: Sequence[Part]) -> list[Stage]:
             continue
         source = settle(part.inputs[0])
         before = stages[source]
-        if isinstance(part, Relu):
-            if readers[part.inputs[0]] == 1 and not before.relu and isinstance(before.part, Links | Norm | Sum):
+        if isinstance(part, ReluPart):
+            if readers[part.inputs[0]] == 1 and not before.relu and isinstance(before.part, LinksPart | NormPart | SumPart):
                 before.relu, value[place] = True, source
             else:
                 value[place] = add(Stage(part, before.shape, source, relu=True))
-        elif isinstance(part, Flatten) and before.wide:
+        elif isinstance(part, FlattenPart) and before.wide:
             value[place] = source
         else:
             value[place] = add(Stage(part, _form(stages, part, source), source))
     for stage in stages:
-        if isinstance(stage.part, Links):
+        if isinstance(stage.part, LinksPart):
             stages[stage.source].border = max(stages[stage.source].border, *stage.part.padding)
     return stages
 
 
-def _form(stages: Sequence[Stage], part: Part, source: int) -> Shape:
+def _form(stages: Sequence[Stage], part: KnownPart, source: int) -> Extent:
     """The shape of a stage's value as the kernels hold it: what has one position is features."""
     wide = stages[source].wide
-    if isinstance(part, Links) and wide and (part.kernel, part.padding) != ((1, 1), (0, 0)):
+    if isinstance(part, LinksPart) and wide and (part.kernel, part.padding) != ((1, 1), (0, 0)):
         raise UnknownPartError("a convolution with a window after the image has become features")
-    if isinstance(part, Norm) and part.groups and wide:
+    if isinstance(part, NormPart) and part.groups and wide:
         raise UnknownPartError("GroupNorm of features")
-    if isinstance(part, Pool) and wide:
+    if isinstance(part, PoolPart) and wide:
         raise UnknownPartError("pooling after the image has become features")
-    if isinstance(part, Mean | Flatten) or wide:
+    if isinstance(part, MeanPart | FlattenPart) or wide:
         return (math.prod(part.shape),)
     return part.shape
 
@@ -178,11 +190,11 @@ class Arena:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LinkPlan:
     """A program for one mask and one batch size; threads share it, each with an arena of its own."""
 
     program: Array[Operation]
-    index: Indices
+    index: LinkIndex
     arena: int
     """Floats."""
     samples: int
@@ -216,7 +228,7 @@ class Planner:
         self.c, self.stages, self.places, self.samples = structures, stages, places, samples
         self.blocks = -(-samples // LANES)
         self.operations: list[Operation] = []
-        self.index: list[Indices] = []
+        self.index: list[LinkIndex] = []
         self.indexed = 0
         self.arena = Arena()
         self.scratch = 0
@@ -231,7 +243,7 @@ class Planner:
 
     # ---- places ----
 
-    def tensor(self, shape: Shape, border: int = 0) -> Tensor:
+    def tensor(self, shape: Extent, border: int = 0) -> Tensor:
         """A new tensor in the arena."""
         wide = len(shape) == 1
         form = (1, 1, shape[0], self.blocks, 0) if wide else (self.blocks, shape[1], shape[0], shape[2], border)
@@ -261,16 +273,16 @@ class Planner:
         """The index of a layer's active links."""
         stage = self.stages[place]
         part, before = stage.part, self.stages[stage.source]
-        assert isinstance(part, Links)
+        assert isinstance(part, LinksPart)
         (ky, kx), (sy, sx), (py, px), (dy, dx) = part.kernel, part.stride, part.padding, part.dilation
         outs, group_channels = self.places.shapes[part.weight][:2]
         channels = before.shape[0]
         if before.wide:
-            height, width, rows, cols, in_width, shift = 1, self.blocks, 1, self.blocks, self.blocks, 0
+            height, width, rows, cols, in_width = 1, self.blocks, 1, self.blocks, self.blocks
         else:
             _, height, width = before.shape
             _, rows, cols = stage.shape
-            in_width, shift = width + 2 * before.border, before.border
+            in_width = width + 2 * before.border
         bits = self.places.bits.get(part.weight)
         flat = np.arange(outs * group_channels * ky * kx) if bits is None else np.flatnonzero(bits)
         rest, x = np.divmod(flat.astype(np.int64), kx)
@@ -317,7 +329,9 @@ class Planner:
     def forward(self, training: bool) -> list[Tensor]:
         """Emit the stages; their values. Those that a backward pass will not need make room for others."""
         values: list[Tensor] = []
-        last_reader = {source: place for place, stage in enumerate(self.stages) for source in (stage.source, stage.other) if source is not None}
+        last_reader = {
+            source: place for place, stage in enumerate(self.stages) for source in (stage.source, stage.other) if source is not None
+        }
         for place, stage in enumerate(self.stages):
             values.append(self.tensor(stage.shape, stage.border))
             self._emit(place, values, training)
@@ -329,7 +343,7 @@ class Planner:
 
     def _feeds_batch_norm_alone(self, place: int) -> bool:
         readers = [stage for stage in self.stages if place in (stage.source, stage.other)]
-        return len(readers) == 1 and isinstance(readers[0].part, Norm) and not readers[0].part.groups and readers[0].source == place
+        return len(readers) == 1 and isinstance(readers[0].part, NormPart) and not readers[0].part.groups and readers[0].source == place
 
     def _emit(self, place: int, values: list[Tensor], training: bool) -> None:
         stage, c, out = self.stages[place], self.c, values[place]
@@ -340,7 +354,7 @@ class Planner:
             self.emit(c.Input, out=out, wide=stage.wide)
             return
         match part:
-            case Links():
+            case LinksPart():
                 linked = self.linked[place] = self.link(place, training)
                 in_block, in_row, _ = self.strides(source)
                 out_block, out_row, out_channel = self.strides(out)
@@ -354,7 +368,7 @@ class Planner:
                     starts=linked.starts, offsets=linked.offsets, values=self.places.start(part.weight), bias=self.places.start(part.bias),
                     statistics=self._moments(place) if counts else NOWHERE, relu=stage.relu,
                 )  # fmt: skip
-            case Norm():
+            case NormPart():
                 self.emit(
                     c.Norm,
                     in_=source, out=out, shortcut=other, **self._norm_fields(place, part, out),
@@ -362,12 +376,12 @@ class Planner:
                     counted=stage.source in self.moments,
                     relu=stage.relu, wide=stage.wide, training=training, eps=part.eps, momentum=part.momentum,
                 )  # fmt: skip
-            case Sum() | Relu():
+            case SumPart() | ReluPart():
                 self.emit(c.Sum, first=source, second=other, out=out, relu=stage.relu)
-            case Pool():
+            case PoolPart():
                 self.emit(c.Pool, in_=source, out=out, **_window(part))
-            case Mean() | Flatten():
-                self.emit(c.Flatten, in_=source, out=out, mean=isinstance(part, Mean))
+            case MeanPart() | FlattenPart():
+                self.emit(c.Flatten, in_=source, out=out, mean=isinstance(part, MeanPart))
             case _:
                 raise TypeError(f"no operation for {part}")
 
@@ -375,7 +389,7 @@ class Planner:
         self.moments[place] = self.arena.take(self.stages[place].shape[0], 2, LANES)
         return self.moments[place]
 
-    def _norm_fields(self, place: int, part: Norm, out: Tensor) -> dict[str, int]:
+    def _norm_fields(self, place: int, part: NormPart, out: Tensor) -> dict[str, int]:
         if place not in self.saved:
             self.saved[place] = self.arena.take(2 * out.blocks * part.groups * LANES if part.groups else 4 * out.channels)
         return {
@@ -388,7 +402,7 @@ class Planner:
 
     # ---- backward ----
 
-    def backward(self, values: list[Tensor], loss: Loss) -> None:
+    def backward(self, values: list[Tensor], loss: Criterion) -> None:
         """Emit the loss and the gradients of all parameters."""
         needed = self._trained()
         slopes: dict[int, Tensor] = {}
@@ -403,7 +417,7 @@ class Planner:
         """Stages whose value depends on a parameter."""
         found: set[int] = set()
         for place, stage in enumerate(self.stages):
-            own = isinstance(stage.part, Links) or (isinstance(stage.part, Norm) and (stage.part.gamma or stage.part.beta))
+            own = isinstance(stage.part, LinksPart) or (isinstance(stage.part, NormPart) and (stage.part.gamma or stage.part.beta))
             if own or stage.source in found or stage.other in found:
                 found.add(place)
         return found
@@ -413,7 +427,7 @@ class Planner:
         if place in slopes:
             return slopes[place], True
         stage = self.stages[place]
-        bare = isinstance(stage.part, Links) and not stage.relu
+        bare = isinstance(stage.part, LinksPart) and not stage.relu
         slopes[place] = self.tensor(stage.shape, self.linked[place].border if bare else 0)
         return slopes[place], False
 
@@ -422,10 +436,10 @@ class Planner:
         part = stage.part
         kept = False
         match part:
-            case Links():
+            case LinksPart():
                 self._links_back(place, values, slope, slopes, needed)
                 return
-            case Norm():
+            case NormPart():
                 to, add = self._slope(stage.source, slopes)
                 shortcut = stage.other is not None
                 self.emit(
@@ -435,24 +449,24 @@ class Planner:
                 )  # fmt: skip
                 if stage.other is not None and stage.other in needed:
                     kept = self._hand_on(slope, None, stage.other, slopes)
-            case Sum() | Relu():
+            case SumPart() | ReluPart():
                 gate = values[place] if stage.relu else None
                 targets = [source for source in (stage.source, stage.other) if source is not None and source in needed]
                 for target in targets:
                     kept = self._hand_on(slope, gate, target, slopes, may_keep=target == targets[-1] and gate is None) or kept
-            case Pool() if stage.source in needed:
+            case PoolPart() if stage.source in needed:
                 to, add = self._slope(stage.source, slopes)
                 self.emit(c.PoolBack, slope=slope, out=values[place], in_=values[stage.source], to=to, **_window(part), add=add)
-            case Mean() | Flatten() if stage.source in needed:
+            case MeanPart() | FlattenPart() if stage.source in needed:
                 to, add = self._slope(stage.source, slopes)
-                self.emit(c.Flatten, in_=to, out=slope, mean=isinstance(part, Mean), back=True, add=add)
+                self.emit(c.Flatten, in_=to, out=slope, mean=isinstance(part, MeanPart), back=True, add=add)
         if not kept:
             self.free(slope)
 
     def _hand_on(self, slope: Tensor, gate: Tensor | None, target: int, slopes: dict[int, Tensor], may_keep: bool = True) -> bool:
         """The gradient of a sum is that of what was added; without another it becomes it, where both have the same form."""
         stage = self.stages[target]
-        if may_keep and gate is None and target not in slopes and not (isinstance(stage.part, Links) and not stage.relu):
+        if may_keep and gate is None and target not in slopes and not (isinstance(stage.part, LinksPart) and not stage.relu):
             slopes[target] = slope
             return True
         to, add = self._slope(target, slopes)
@@ -462,7 +476,7 @@ class Planner:
     def _links_back(self, place: int, values: list[Tensor], slope: Tensor, slopes: dict[int, Tensor], needed: set[int]) -> None:
         stage, c, linked = self.stages[place], self.c, self.linked[place]
         part, source = stage.part, values[stage.source]
-        assert isinstance(part, Links)
+        assert isinstance(part, LinksPart)
         bias = self.places.start(part.bias)
         if stage.relu:
             bare = self.tensor(stage.shape, linked.border)
@@ -470,9 +484,7 @@ class Planner:
             self.free(slope)
             slope = bare
         elif part.bias is not None:
-            self.emit(
-                c.ReluBack, slope=slope, output=self.nothing(), to=self.nothing(), bias=bias, scratch=self.sums
-            )
+            self.emit(c.ReluBack, slope=slope, output=self.nothing(), to=self.nothing(), bias=bias, scratch=self.sums)
         in_block, in_row, _ = self.strides(source)
         block, row, channel = self.strides(slope)
         sy, sx = (1, 1) if stage.wide else part.stride
@@ -502,7 +514,7 @@ class Planner:
 
     # ---- the whole ----
 
-    def plan(self, evaluates: bool = False) -> Plan:
+    def plan(self, evaluates: bool = False) -> LinkPlan:
         """What was emitted."""
         base = self.arena.floats
         for operation in self.operations:
@@ -515,10 +527,10 @@ class Planner:
                     operation.as_.Gather.values += base
         program = (self.c.Operation * len(self.operations))(*self.operations)
         index = np.concatenate(self.index) if self.index else np.zeros(1, np.int32)
-        return Plan(program, index, base + self.scratch, self.samples, self.stages[-1].shape[0], evaluates)
+        return LinkPlan(program, index, base + self.scratch, self.samples, self.stages[-1].shape[0], evaluates)
 
 
-def trained(stages: Sequence[Stage], places: Places, samples: int, loss: Loss, descent: Descent | None) -> Plan:
+def trained(stages: Sequence[Stage], places: Places, samples: int, loss: Criterion, descent: Descent | None) -> LinkPlan:
     """The program of a training step, or without `descent` of a gradient, on batches of so many samples."""
     planner = Planner(stages, places, samples)
     values = planner.forward(training=True)
@@ -529,7 +541,7 @@ def trained(stages: Sequence[Stage], places: Places, samples: int, loss: Loss, d
     return planner.plan()
 
 
-def evaluated(stages: Sequence[Stage], places: Places, samples: int) -> Plan:
+def evaluated(stages: Sequence[Stage], places: Places, samples: int) -> LinkPlan:
     """The program of outputs in evaluation."""
     planner = Planner(stages, places, samples)
     values = planner.forward(training=False)
@@ -553,7 +565,7 @@ def _overhang(kernel: int, stride: int, padding: int, dilation: int, size: int, 
     return most
 
 
-def _window(part: Pool) -> dict[str, int]:
+def _window(part: PoolPart) -> dict[str, int]:
     (height, width), (down, across), (above, left) = part.window, part.stride, part.padding
     sizes = {"height": height, "width": width, "down": down, "across": across, "above": above, "left": left}
     return sizes | {"mean": part.mean, "with_padding": part.with_padding}

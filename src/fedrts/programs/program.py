@@ -1,8 +1,8 @@
 """A model that computes its active links alone: plans for masks and batch sizes, made when they are first asked for, and run.
 
-    program = Program.read(module, layout, task, x, y, isa="avx2")     # an UnknownPartError names what the kernels do not know
-    losses = program.train(values, mask, batches, rates, Descent(momentum=0.9))      # values [A + n - P] have moved
-    outputs = program.outputs(values, mask, x)
+program = LinkProgram.read(module, layout, task, x, y, isa="avx2")     # an UnknownPartError names what the kernels do not know
+losses = program.train(values, mask, batches, rates, Descent(momentum=0.9))      # values [A + n - P] have moved
+outputs = program.outputs(values, mask, x)
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedrts.programs import library
-from fedrts.programs.parts import Links, Norm, UnknownPartError, read
-from fedrts.programs.plan import Descent, Loss, Places, Plan, Stage, evaluated, fused, trained
+from fedrts.programs.parts import LinksPart, NormPart, UnknownPartError, read
+from fedrts.programs.plan import Criterion, Descent, LinkPlan, Places, Stage, evaluated, fused, trained
 from fedrts.sparse.layout import Layout, starts
 from fedrts.sparse.mask import Mask
 from fedrts.tasks import Classification, Prediction, Task, cross_entropy
@@ -34,7 +34,7 @@ EVALUATED_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class Batches:
+class Feed:
     """Batches of a client: rows of a source of samples and targets."""
 
     source: Tensor
@@ -51,20 +51,20 @@ class Batches:
 
 
 @dataclass
-class Program:
+class LinkProgram:
     """A model's stages, and plans of them."""
 
     layout: Layout
     stages: list[Stage]
-    loss: Loss
+    loss: Criterion
     isa: str
-    _plans: OrderedDict[tuple[object, ...], Plan] = field(default_factory=OrderedDict, repr=False)
+    _plans: OrderedDict[tuple[object, ...], LinkPlan] = field(default_factory=OrderedDict, repr=False)
     _own: threading.local = field(default_factory=threading.local, repr=False)
     """Arenas, one a thread."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @staticmethod
-    def read(module: nn.Module, layout: Layout, task: Task, x: Tensor, y: Tensor, isa: str) -> Program:
+    def read(module: nn.Module, layout: Layout, task: Task, x: Tensor, y: Tensor, isa: str) -> LinkProgram:
         """The program of a model for its task, of which `x` and `y` are some samples."""
         loss = loss_of(task)
         if x.dtype != torch.float32 or any(p.dtype != torch.float32 for p in module.parameters()):
@@ -78,13 +78,13 @@ class Program:
         if not loss.squares and (y.dim() != 1 or y.is_floating_point()):
             raise UnknownPartError("targets that are no labels")
         _check_names(stages, layout)
-        return Program(layout, stages, loss, isa)
+        return LinkProgram(layout, stages, loss, isa)
 
     def train(
         self,
         values: Tensor,
         mask: Mask,
-        batches: Batches,
+        batches: Feed,
         rates: Sequence[float],
         descent: Descent,
         received: Tensor | None = None,
@@ -106,7 +106,7 @@ class Program:
         self._run(plan, mask, values, batches, losses=losses, rates=pace, received=received, velocity=velocity, free=free)
         return losses
 
-    def gradient(self, values: Tensor, mask: Mask, batches: Batches) -> tuple[Tensor, Tensor]:
+    def gradient(self, values: Tensor, mask: Mask, batches: Feed) -> tuple[Tensor, Tensor]:
         """Gradient `[parameters]` on the mask and loss of one batch; statistics in `values` change, weights do not."""
         losses, found = torch.zeros(1), torch.zeros(self.parameters(mask))
         self._run(self._plan(mask, batches.rows.shape[1], None), mask, values, batches, losses=losses, gradient=found)
@@ -119,7 +119,7 @@ class Program:
             plan = self._plan(mask, len(part), "evaluation")
             out = torch.zeros(len(part), plan.outputs)
             rows = torch.arange(len(part))[None]
-            self._run(plan, mask, values, Batches(part.contiguous(), None, rows), outputs=out)
+            self._run(plan, mask, values, Feed(part.contiguous(), None, rows), outputs=out)
             found.append(out)
         return torch.cat(found)
 
@@ -133,24 +133,21 @@ class Program:
         """Active links and dense parameters."""
         return mask.number + self.layout.parameters - self.layout.links
 
-    def _plan(self, mask: Mask, samples: int, use: Descent | str | None) -> Plan:
+    def _plan(self, mask: Mask, samples: int, use: Descent | str | None) -> LinkPlan:
         key = (mask.fingerprint, samples, use)
         with self._lock:
             if key in self._plans:
                 self._plans.move_to_end(key)
                 return self._plans[key]
         places = places_of(self.layout, mask)
-        if isinstance(use, str):
-            plan = evaluated(self.stages, places, samples)
-        else:
-            plan = trained(self.stages, places, samples, self.loss, use)
+        plan = evaluated(self.stages, places, samples) if isinstance(use, str) else trained(self.stages, places, samples, self.loss, use)
         with self._lock:
             self._plans[key] = plan
             while len(self._plans) > KEPT_PLANS:
                 self._plans.popitem(last=False)
         return plan
 
-    def _run(self, plan: Plan, mask: Mask, values: Tensor, batches: Batches, **more: Tensor | None) -> None:
+    def _run(self, plan: LinkPlan, mask: Mask, values: Tensor, batches: Feed, **more: Tensor | None) -> None:
         from fedrts_kernels.structures import Context
 
         gradient = more.pop("gradient", None)
@@ -189,7 +186,7 @@ class Program:
 class Evaluated(nn.Module):
     """A model in evaluation, in kernels that compute its active links alone."""
 
-    def __init__(self, program: Program, values: Tensor, mask: Mask) -> None:
+    def __init__(self, program: LinkProgram, values: Tensor, mask: Mask) -> None:
         super().__init__()
         self.program, self.values, self.mask = program, values, mask
 
@@ -197,14 +194,14 @@ class Evaluated(nn.Module):
         return self.program.outputs(self.values, self.mask, x)
 
 
-def loss_of(task: Task) -> Loss:
+def loss_of(task: Task) -> Criterion:
     """What a task trains by."""
     if type(task) in (Classification, Prediction):
         assert isinstance(task, Classification)
         if task.criterion in (cross_entropy, F.cross_entropy):
-            return Loss(smoothing=task.smoothing)
+            return Criterion(smoothing=task.smoothing)
         if task.criterion is F.mse_loss:
-            return Loss(squares=True)
+            return Criterion(squares=True)
         raise UnknownPartError(f"the loss {getattr(task.criterion, '__name__', task.criterion)}")
     raise UnknownPartError(f"the task {type(task).__name__}")
 
@@ -217,9 +214,7 @@ def places_of(layout: Layout, mask: Mask) -> Places:
     partly = [not bool(bits.all()) for bits in layers]
     return Places(
         starts={name: begin[entry] for entry in layout.entries for name in entry.names},
-        bits={
-            name: bits.numpy() for entry, bits, some in zip(layout.layers, layers, partly, strict=True) if some for name in entry.names
-        },
+        bits={name: bits.numpy() for entry, bits, some in zip(layout.layers, layers, partly, strict=True) if some for name in entry.names},
         shapes={name: entry.shape for entry in layout.entries for name in entry.names},
         parameters=sum(mask.counts) + sum(entry.size for entry in layout.dense),
         length=sum(sizes),
@@ -234,7 +229,7 @@ def _check_names(stages: Sequence[Stage], layout: Layout) -> None:
     for stage in stages:
         part = stage.part
         for kind in ("weight", "bias", "gamma", "beta", "mean", "variance"):
-            name = getattr(part, kind, None) if isinstance(part, Links | Norm) else None
+            name = getattr(part, kind, None) if isinstance(part, LinksPart | NormPart) else None
             if name is None:
                 continue
             if name not in entry_of:

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -13,19 +14,17 @@ from torch.nn import functional as F
 from fedrts import models
 from fedrts.client.local_step import Learner
 from fedrts.client.training import LocalTraining
-from fedrts.programs import library
 from fedrts.programs.parts import UnknownPartError
 from fedrts.programs.plan import Descent
-from fedrts.programs.program import Batches, Program
+from fedrts.programs.program import Feed, LinkProgram
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.tasks import Classification, Prediction, smoothed
 
-pytest.importorskip("fedrts_kernels")
-try:
-    ISAS = library.kernels().isas
-except library.NoKernelsError as error:
-    pytest.skip(str(error), allow_module_level=True)
+fedrts_kernels = pytest.importorskip("fedrts_kernels")
+if not fedrts_kernels.FILE.exists():
+    pytest.skip("fedrts-kernels has no library: there was no C compiler", allow_module_level=True)
+ISAS = fedrts_kernels.load().isas
 BEST = ISAS[-1]
 
 
@@ -48,11 +47,11 @@ class Case:
             outputs = copy.deepcopy(module)(self.x).shape[1]
         self.y = torch.randint(0, outputs, (samples + 3,)) if targets is None else targets(samples + 3, outputs)
         self.rows = torch.randperm(samples + 3)[None, :samples]
-        self.program = Program.read(module, self.layout, self.task, self.x[:2], self.y[:2], isa)
+        self.program = LinkProgram.read(module, self.layout, self.task, self.x[:2], self.y[:2], isa)
 
     @property
     def batches(self):
-        return Batches(self.x, self.y, self.rows)
+        return Feed(self.x, self.y, self.rows)
 
     def in_double(self, weights=None):
         """The module in float64 inside a vector, and its gradient vector."""
@@ -76,7 +75,7 @@ class Case:
         names = [entry.name for entry in self.layout.parameter_entries]
         scale = float(full[: len(found)].norm())
         for name, ours, theirs in zip(names, found.split(sizes), full[: len(found)].split(sizes), strict=True):
-            assert float((ours - theirs).norm()) <= 5e-5 * float(theirs.norm()) + 1e-5 * scale, name  # a norm may leave nothing but rounding
+            assert float((ours - theirs).norm()) <= 5e-5 * float(theirs.norm()) + 1e-5 * scale, name  # norms: rounding
         torch.testing.assert_close(values[len(found) :].double(), full[len(found) :], rtol=1e-5, atol=1e-5)
         outputs = self.program.outputs(values, self.mask, self.x)
         with torch.no_grad():
@@ -102,7 +101,7 @@ class Residual(nn.Module):
         x = F.relu(self.nb(self.b(x)) + self.ns(self.short(x)))
         x = self.c(x) + x
         x = x + x
-        x = (x + self.c2(x)).relu() if hasattr(self, "c2") else x.relu()
+        x = x.relu()
         return self.out(x.mean((2, 3)))
 
 
@@ -220,7 +219,7 @@ def test_what_is_no_number_is_noticed(name, isa):
     assert torch.isnan(loss)
 
 
-TRAININGS = {
+TRAININGS: dict[str, Any] = {
     "plain": {},
     "momentum": {"momentum": 0.9, "weight_decay": 0.01},
     "proximal": {"proximal": 0.5, "clip": 0.05},
@@ -238,7 +237,7 @@ def test_steps_are_those_of_the_client(name, frozen):
     rows = torch.stack([torch.randperm(len(case.x))[:18] for _ in range(6)])
     values, number = case.mask.compact(case.weights), case.mask.number + case.layout.parameters - case.layout.links
     free = (torch.rand(number) < 0.5).float() if frozen else None
-    losses = case.program.train(values, case.mask, Batches(case.x, case.y, rows), [0.05] * 6, descent, free=free)
+    losses = case.program.train(values, case.mask, Feed(case.x, case.y, rows), [0.05] * 6, descent, free=free)
 
     module, vector, gradient = case.in_double()
     module.train()
@@ -266,7 +265,7 @@ def test_threads_change_no_bit():
 
     def trained():
         values = case.mask.compact(case.weights)
-        losses = case.program.train(values, case.mask, Batches(case.x, case.y, rows), [0.1] * 4, Descent(0.9))
+        losses = case.program.train(values, case.mask, Feed(case.x, case.y, rows), [0.1] * 4, Descent(0.9))
         return torch.cat([values, losses])
 
     alone, found = trained(), []
@@ -282,11 +281,11 @@ def test_threads_change_no_bit():
 def test_what_was_computed_before_leaves_no_trace():
     """Other masks, batch sizes and evaluations in the same memory."""
     case = Case(models.get("resnet18_small")((3, 16, 16), 10, width=4), (3, 16, 16), 20, 0.3)
-    fresh = Program.read(case.module, case.layout, case.task, case.x[:2], case.y[:2], BEST)
+    fresh = LinkProgram.read(case.module, case.layout, case.task, case.x[:2], case.y[:2], BEST)
     other = Mask(torch.rand(case.layout.links) < 0.8, case.layout.sizes)
     for mask, rows in ((other, case.rows), (other, case.rows[:, :7]), (case.mask, case.rows[:, :16])):
         values = mask.compact(case.weights)
-        case.program.train(values, mask, Batches(case.x, case.y, rows), [0.1], Descent(0.9, clip=1.0))
+        case.program.train(values, mask, Feed(case.x, case.y, rows), [0.1], Descent(0.9, clip=1.0))
         case.program.outputs(values, mask, case.x)
     one, two = case.mask.compact(case.weights), case.mask.compact(case.weights)
     case.program.train(one, case.mask, case.batches, [0.1], Descent())
@@ -343,34 +342,34 @@ UNKNOWN = {
 def test_an_unknown_part_is_named(said):
     module = UNKNOWN[said]
     with pytest.raises(UnknownPartError, match=said):
-        Program.read(module, Layout.of(module), Classification(), torch.randn(2, 9), torch.zeros(2, dtype=torch.int64), BEST)
+        LinkProgram.read(module, Layout.of(module), Classification(), torch.randn(2, 9), torch.zeros(2, dtype=torch.int64), BEST)
 
 
 def test_an_unknown_loss_is_named():
     module, y = nn.Linear(9, 9), torch.zeros(2, 9)
     for task, said in ((Prediction(F.l1_loss), "l1_loss"), (Classification(), "no labels"), (object(), "the task object")):
         with pytest.raises(UnknownPartError, match=said):
-            Program.read(module, Layout.of(module), task, torch.randn(2, 9), y, BEST)  # type: ignore[arg-type]
+            LinkProgram.read(module, Layout.of(module), task, torch.randn(2, 9), y, BEST)  # type: ignore[arg-type]
     with pytest.raises(UnknownPartError, match="float64"):
-        Program.read(module.double(), Layout.of(module), Prediction(F.mse_loss), torch.randn(2, 9).double(), y, BEST)
+        LinkProgram.read(module.double(), Layout.of(module), Prediction(F.mse_loss), torch.randn(2, 9).double(), y, BEST)
 
 
 def test_bad_batches_are_refused_before_memory_is_touched():
     case = Case(nn.Linear(9, 4), (9,), 5)
     values = case.mask.compact(case.weights)
     with pytest.raises(ValueError, match="no class"):
-        case.program.gradient(values, case.mask, Batches(case.x, case.y + 4, case.rows))
+        case.program.gradient(values, case.mask, Feed(case.x, case.y + 4, case.rows))
     with pytest.raises(IndexError, match="not there"):
-        case.program.gradient(values, case.mask, Batches(case.x, case.y, case.rows + 8))
+        case.program.gradient(values, case.mask, Feed(case.x, case.y, case.rows + 8))
     with pytest.raises(ValueError, match="targets must be"):
-        case.program.gradient(values, case.mask, Batches(case.x, case.y.float(), case.rows))
+        case.program.gradient(values, case.mask, Feed(case.x, case.y.float(), case.rows))
 
 
 def test_memory_follows_the_density():
     """Weights, gradients, momentum and index of resnet18: 128 MiB dense; activations are the same."""
     module = models.get("resnet18")((3, 32, 32), 10, stem="cifar")
     layout = Layout.of(module)
-    program = Program.read(module, layout, Classification(), torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.int64), BEST)
+    program = LinkProgram.read(module, layout, Classification(), torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.int64), BEST)
     mask = Mask(torch.rand(layout.links) < 0.1, layout.sizes)
     sizes = [program.bytes(mask, samples, Descent(0.9)) for samples in (16, 32)]
     without_activations = 2 * sizes[0] - sizes[1]

@@ -13,7 +13,7 @@ from fedrts.client.optimizers import GradientDescent, LocalOptimizer
 from fedrts.client.training import LocalTraining
 from fedrts.methods.contract import Train
 from fedrts.programs.plan import Descent
-from fedrts.programs.program import Batches, Program
+from fedrts.programs.program import Feed, LinkProgram
 from fedrts.sparse.mask import Mask
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def descent_of(training: LocalTraining) -> Descent:
 
 def _descended(
     bench: Workbench,
-    program: Program,
+    program: LinkProgram,
     values: Tensor,
     sent: Tensor | None,
     free: Tensor | None,
@@ -76,7 +76,7 @@ def _descended(
 
 def _stepped(
     bench: Workbench,
-    program: Program,
+    program: LinkProgram,
     optimizer: LocalOptimizer,
     values: Tensor,
     sent: Tensor | None,
@@ -94,23 +94,23 @@ def _stepped(
     rate, losses = weights.new_tensor(bench.training.rate(round_index)), []
     for part in batches(bench, program, rows, keys):
         for batch in part.rows:
-            gradient, loss = program.gradient(values, mask, Batches(part.source, part.targets, batch[None]))
+            gradient, loss = program.gradient(values, mask, Feed(part.source, part.targets, batch[None]))
             learner.step(gradient, rate)
             losses.append(loss)
     return torch.stack(losses)
 
 
-def batches(bench: Workbench, program: Program, rows: Tensor, keys: Tensor) -> Iterator[Batches]:
+def batches(bench: Workbench, program: LinkProgram, rows: Tensor, keys: Tensor) -> Iterator[Feed]:
     """Batches as the kernels read them: rows of the data where it lies, or what a view makes of them, some steps at a time."""
     data, wanted = bench.data, torch.float32 if program.loss.squares else torch.int64
     if data.view is None and data.x.dtype == torch.float32 and data.x.is_contiguous():
-        yield Batches(data.x, data.y.to(wanted).contiguous(), rows.contiguous())
+        yield Feed(data.x, data.y.to(wanted).contiguous(), rows.contiguous())
         return
     steps = max(1, _FLOATS_AT_ONCE // max(1, rows.shape[1] * data.x[0].numel()))
     for some, of in zip(rows.split(steps), keys.split(steps), strict=True):
         x, y = data.training_batches(some, of)
         places = torch.arange(some.numel()).view(some.shape)
-        yield Batches(x.flatten(0, 1).float().contiguous(), y.flatten(0, 1).to(wanted).contiguous(), places)
+        yield Feed(x.flatten(0, 1).float().contiguous(), y.flatten(0, 1).to(wanted).contiguous(), places)
 
 
 def _free(bench: Workbench, mask: Mask) -> Tensor:

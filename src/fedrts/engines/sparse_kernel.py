@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from fedrts.client.workbench import Workbench
+from fedrts.engines.kinds import kind
 from fedrts.engines.obstacles import sample
 from fedrts.engines.settings import EngineSettings, IsaName
 from fedrts.errors import InputError, note
 from fedrts.programs import library
 from fedrts.programs.library import NoKernelsError
 from fedrts.programs.parts import UnknownPartError
-from fedrts.programs.program import Program
+from fedrts.programs.program import LinkProgram
 
 if TYPE_CHECKING:
     from fedrts.config import Experiment
@@ -44,7 +45,7 @@ def resolved(asked: EngineSettings, experiment: Experiment, bench: Workbench) ->
 
 def worth_a_look(asked: EngineSettings, experiment: Experiment, bench: Workbench) -> bool:
     """May `auto` take the sparse kernel at all?"""
-    return asked.name == "auto" and bench.gradient.device.type == "cpu" and density(experiment) <= max(WORTH.values())
+    return kind(asked.name).chooses and bench.gradient.device.type == "cpu" and density(experiment) <= max(WORTH.values())
 
 
 def density(experiment: Experiment) -> float:
@@ -53,6 +54,7 @@ def density(experiment: Experiment) -> float:
 
 
 def best_isa() -> IsaName:
+    """The best instruction set of this machine; a `NoKernelsError` where there is no library."""
     return cast(IsaName, library.kernels().isas[-1])
 
 
@@ -107,13 +109,13 @@ def reason_against(bench: Workbench, isa: str) -> str | None:
     return None
 
 
-def read(bench: Workbench, isa: str) -> Program:
+def read(bench: Workbench, isa: str) -> LinkProgram:
     """The program of a bench's model."""
     _, x, y = sample(bench)
-    return Program.read(bench.module, bench.layout, bench.data.task, x, y, isa)
+    return LinkProgram.read(bench.module, bench.layout, bench.data.task, x, y, isa)
 
 
-def program_of(settings: EngineSettings, bench: Workbench) -> Program | None:
+def program_of(settings: EngineSettings, bench: Workbench) -> LinkProgram | None:
     """The program that decided settings ask for; None: dense kernels."""
     return read(bench, settings.isa) if settings.kernel == "sparse" else None
 
