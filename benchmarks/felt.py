@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import shlex
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +34,7 @@ from fedrts import models
 from fedrts.client.local_step import Learner
 from fedrts.client.training import LocalTraining
 from fedrts.comparison.table import markdown
+from fedrts.data.contract import Data
 from fedrts.engines.kernels import Kernel, Objective, OneByOne, Vectorised
 from fedrts.engines.recorded import Recorded
 from fedrts.programs.library import kernels
@@ -64,6 +68,10 @@ CASES = {
     "resnet18_small": Case(lambda: models.get("resnet18_small")((3, 32, 32), 10), (3, 32, 32), 64, {0.1: 2.7, 0.05: 3.8}, {}, False),
     "resnet18": Case(lambda: models.get("resnet18")((3, 32, 32), 10, stem="cifar"), (3, 32, 32), 16, {}, {}, False, quick=False),
 }
+RUN = ["--data", "felt:images", "--model", "resnet18_small", "--density", "0.1", "--rounds", "5", "--clients", "4", "--per-round", "4"]
+RUN += ["--epochs", "1", "--device", "cpu", "--quiet", "--set", "engine.workers=1", "--set", "clients.partition=iid", "--recipe", "paper"]
+WHOLE = 2.0
+"""Of `fedrts run`, at least."""
 CURVE = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
 QUICK = (0.2, 0.1, 0.05)
 
@@ -104,6 +112,13 @@ def main() -> None:
         head = ["density", *(f"{way} (ms)" for way in WAYS), "dense ÷ sparse", "recorded ÷ sparse"]
         tables.append(f"## {name}, batches of {case.batch}\n\n{markdown(head, rows)}\n\n{crossing(ratios.get(name, {}))}\n")
         print(tables[-1])
+    whole = end_to_end(1 if options.quick else 3)
+    ratios["fedrts run"] = {"0.1": round(whole, 3)}
+    tables.append(
+        f"## `fedrts run`\n\nresnet18_small at 0.1, all rounds with server and evaluation, one core: dense ÷ sparse {whole:.2f}.\n"
+    )
+    print(tables[-1])
+    short += [f"fedrts run: {whole:.2f} < {WHOLE:g}"] if whole < WHOLE else []
     if options.json:
         options.json.write_text(json.dumps(ratios) + "\n", "utf-8")
     if options.out:
@@ -251,6 +266,27 @@ def csr(module: nn.Module, layout: Layout, weights: Tensor, mask: Mask, x: Tenso
                 matrices[place].values().sub_(own.values(), alpha=RATE)
 
     return step
+
+
+def images() -> Data:
+    """Noisy 3×32×32 images of ten classes, for `fedrts run`."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(1600) % 10
+    x = torch.randn(1600, 3, 32, 32, generator=generator) + 0.1 * y.view(-1, 1, 1, 1)
+    return Data(x[:1280], y[:1280], x[1280:], y[1280:], classes=10)
+
+
+def end_to_end(repeat: int) -> float:
+    """Seconds of all rounds of `fedrts run` in dense kernels over those in sparse ones; processes of their own take turns."""
+    took: dict[str, list[float]] = {"0": [], "1": []}
+    for _ in range(repeat):
+        for kernels, seconds in took.items():
+            here = {**os.environ, "FEDRTS_KERNELS": kernels, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+            with tempfile.TemporaryDirectory() as folder:
+                words = [*RUN, "--out", f"{folder}/run"]
+                subprocess.run([sys.executable, "-m", "fedrts", "run", *words], env=here, check=True)
+                seconds.append(float(json.loads(Path(folder, "run", "summary.json").read_text("utf-8"))["seconds"]))
+    return statistics.median(took["0"]) / statistics.median(took["1"])
 
 
 def crossing(ratios: dict[str, float]) -> str:

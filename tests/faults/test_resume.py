@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +265,18 @@ def test_only_one_process_writes_to_a_folder(start, moment, reference, tmp_path)
     first.signal(signal.SIGCONT)
     assert (first.ended(), first.err) == (0, "")
     assert_same_bits(folder, reference)
+
+
+# -- in the sparse kernel -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(find_spec("fedrts_kernels") is None, reason="fedrts-kernels is not installed")
+def test_killed_in_the_sparse_kernel(start, moment, tmp_path, monkeypatch):
+    """It goes on in that kernel, on the instruction set on which it began, which is not the best of this machine."""
+    monkeypatch.setenv("FEDRTS_KERNELS", "1")
+    sparse = [*FLAGS, *EVERY_ROUND, "--set", "engine.kernel=sparse", "--set", "engine.isa=portable"]
+    assert start("run", *sparse, "--out", tmp_path / "whole").ended() == 0
+    assert start("run", *sparse, "--out", tmp_path / "part", moment=moment("after", "00000006-*")).ended() == -signal.SIGKILL
+    assert start("resume", tmp_path / "part", "--quiet").ended() == 0
+    assert 'kernel = "sparse"\nisa = "portable"\n' in (tmp_path / "part" / "experiment.toml").read_text("utf-8")
+    assert_same_bits(tmp_path / "part", results(tmp_path / "whole"))
