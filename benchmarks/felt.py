@@ -280,8 +280,8 @@ def end_to_end(repeat: int) -> float:
     """Seconds of all rounds of `fedrts run` in dense kernels over those in sparse ones; processes of their own take turns."""
     took: dict[str, list[float]] = {"0": [], "1": []}
     for _ in range(repeat):
-        for kernels, seconds in took.items():
-            here = {**os.environ, "FEDRTS_KERNELS": kernels, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        for switch, seconds in took.items():
+            here = {**os.environ, "FEDRTS_KERNELS": switch, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
             with tempfile.TemporaryDirectory() as folder:
                 words = [*RUN, "--out", f"{folder}/run"]
                 subprocess.run([sys.executable, "-m", "fedrts", "run", *words], env=here, check=True)

@@ -14,6 +14,8 @@ from fedrts.engines.settings import EngineSettings
 from fedrts.errors import InputError, Note
 from fedrts.programs import library
 from fedrts.server import rounds
+from fedrts.sparse.dispatch import Watching
+from helping import order_of
 
 fedrts_kernels = pytest.importorskip("fedrts_kernels")
 if not fedrts_kernels.FILE.exists():
@@ -184,3 +186,32 @@ def test_tuning_measures_it_too(toy):
     assert kernels == {"auto", "vectorised", "streamed", "sparse"}
     (only,) = choice.kind("serial").candidates(EngineSettings(name="serial", kernel="sparse"), run.bench, 3)
     assert only.isa == ISAS[-1]
+
+
+class Largest(Watching):
+    """Remembers how many floats the largest tensor has that comes into being."""
+
+    def __init__(self):
+        super().__init__()
+        self.floats = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and found.is_floating_point():
+            self.floats = max(self.floats, found.untyped_storage().nbytes() // found.element_size())
+        return found
+
+
+@pytest.mark.parametrize("training", [{}, {"momentum": 0.9, "proximal": 0.1, "clip": 1.0}])
+def test_a_client_in_an_inner_round_makes_no_dense_vector(toy, training):
+    run = toy("fedrts", "mlp", density=0.1, model_options={"hidden": [300, 300]}, engine=SPARSE, train=training)
+    state = run.method.begin(run.setup)
+    largest = {}
+    for index, expected in ((1, False), (0, True)):  # an inner round, and an outer one with its probe of all links
+        (exchange,) = run.plan.exchanges(run.plan.round(index, state.mask))
+        order = order_of(run, exchange, state, index)
+        with Largest() as seen:
+            run.bench.work(order, 0, run.rows[0])
+        largest[index] = seen.floats
+        assert (seen.floats >= run.layout.links) is expected
+    assert largest[1] <= 1.5 * len(state.values)

@@ -10,11 +10,14 @@ from torch import Tensor
 
 from fedrts.client.local_step import Learner
 from fedrts.client.optimizers import GradientDescent, LocalOptimizer
+from fedrts.client.order import Order
 from fedrts.client.training import LocalTraining
 from fedrts.methods.contract import Train
 from fedrts.programs.plan import Descent
 from fedrts.programs.program import Feed, LinkProgram
+from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
+from fedrts.wire.fields import Values
 
 if TYPE_CHECKING:
     from fedrts.client.workbench import Workbench
@@ -29,26 +32,44 @@ def suits(bench: Workbench, step: Train) -> bool:
 
 
 def train(bench: Workbench, weights: Tensor, received: Tensor, mask: Mask, rows: Tensor, keys: Tensor, round_index: int) -> Tensor:
-    """Train a client's `weights [n]` in place on batches `rows [steps, size]` with `keys [steps]`; the loss of every step.
+    """Train a client's `weights` in place on batches `rows [steps, size]` with `keys [steps]`; the loss of every step.
 
-    `received [n]` is what the server sent.
+    `received` is what the server sent. Both are whole vectors `[n]`, or those on the mask (`Mask.compact`).
     """
     program, training = bench.program, bench.training
     assert program is not None
-    values = mask.compact(weights)
-    sent = mask.compact(received)[: program.parameters(mask)] if training.proximal else None
+    values = _on_mask(weights, mask, bench.layout)
+    sent = _on_mask(received, mask, bench.layout)[: program.parameters(mask)].contiguous() if training.proximal else None
     free = None if bench.frozen is None else _free(bench, mask)
     optimizer = training.make_optimizer()
     if type(optimizer) is GradientDescent:
         losses = _descended(bench, program, values, sent, free, mask, rows, keys, round_index)
     else:
         losses = _stepped(bench, program, optimizer, values, sent, free, mask, rows, keys, round_index)
-    if mask.is_full:
+    if len(values) == len(weights):
         weights.copy_(values)
     else:
         weights[mask.active] = values[: mask.number]
         weights[len(mask.bits) :] = values[mask.number :]
     return losses
+
+
+def keeps_to_the_mask(bench: Workbench, order: Order) -> bool:
+    """Does an order need nothing but values on the mask, so that a client has no use for a whole vector?"""
+    exchange = order.exchange
+    fields = [*exchange.down.values(), *exchange.up.values()]
+    return (
+        all(isinstance(step, Train) and suits(bench, step) for step in exchange.steps)
+        and all(isinstance(field, Values) and (field.of, field.on) == ("weights", "mask") for field in fields)
+        and exchange.down.keys() == {"weights"}
+        and exchange.fed_back is None
+        and not bench.protection.on
+    )
+
+
+def _on_mask(vector: Tensor, mask: Mask, layout: Layout) -> Tensor:
+    """The values on the mask of a vector that may have them alone."""
+    return mask.compact(vector) if len(vector) == layout.length else vector
 
 
 def descent_of(training: LocalTraining) -> Descent:

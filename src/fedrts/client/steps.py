@@ -25,9 +25,6 @@ def perform(step: object, job: Job) -> None:
 @perform.register
 def _train(step: Train, job: Job) -> None:
     bench, training = job.bench, job.bench.training
-    weights, received = (tensor[: bench.layout.parameters] for tensor in (job.weights, job.tensors["received"]))
-    links = bench.gradient[: bench.layout.links]
-    squares = torch.zeros_like(links) if step.record else None
     batches = [rows for epoch in training.epochs_of(step) for rows in job.batches(epoch)]
     if sparse_training.suits(bench, step):
         if batches:
@@ -36,6 +33,9 @@ def _train(step: Train, job: Job) -> None:
             losses = sparse_training.train(bench, job.weights, job.tensors["received"], job.mask, stacked, keys, job.round_index)
             job.loss, job.steps = job.loss + losses.sum(), job.steps + len(batches)
         return
+    weights, received = (tensor[: bench.layout.parameters] for tensor in (job.weights, job.tensors["received"]))
+    links = bench.gradient[: bench.layout.links]
+    squares = torch.zeros_like(links) if step.record else None
     optimizer, rate = training.make_optimizer(), weights.new_tensor(training.rate(job.round_index))
     learner = Learner(
         training,
