@@ -12,6 +12,7 @@ from fedrts import methods
 from fedrts.engines import choice, sparse_kernel
 from fedrts.engines.settings import EngineSettings
 from fedrts.errors import InputError, Note
+from fedrts.observe.console import ConsoleObserver
 from fedrts.programs import library
 from fedrts.server import rounds
 from fedrts.sparse.dispatch import Watching
@@ -215,3 +216,13 @@ def test_a_client_in_an_inner_round_makes_no_dense_vector(toy, training):
         largest[index] = seen.floats
         assert (seen.floats >= run.layout.links) is expected
     assert largest[1] <= 1.5 * len(state.values)
+
+
+def test_a_run_tells_the_time_of_a_step_beside_a_dense_one_and_keeps_its_model(tmp_path, capsys):
+    keywords = {"rounds": 2, "epochs": 1, "density": 0.2, "device": "cpu", "engine": SPARSE}
+    told = fedrts.run(**keywords, out=tmp_path / "told", observer=ConsoleObserver())
+    assert "time of a client's step" in capsys.readouterr().out
+    quiet = fedrts.run(**keywords, out=tmp_path / "run")
+    for name, tensor in quiet.model.state_dict().items():
+        assert torch.equal(tensor, told.model.state_dict()[name])
+    assert "step_ms" not in (tmp_path / "run" / "summary.json").read_text("utf-8")

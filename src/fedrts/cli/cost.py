@@ -96,5 +96,5 @@ def _print_cost(found: Cost) -> None:
             table.add_column(column, justify="right", no_wrap=True)
         for timed in found.steps:
             table.add_row(timed.kernel, f"{timed.milliseconds:.2f}", "" if timed.added_bytes is None else f"{timed.added_bytes / 1e6:.1f}")
-        console.print("\n[bold]on this machine[/bold]: one step of an inner round on a whole batch, from the download to the upload")
+        console.print("\n[bold]on this machine[/bold]: steps of an inner round on whole batches, from the download to the upload")
         console.print(table)

@@ -15,11 +15,16 @@ from fedrts.client.workbench import Workbench
 from fedrts.costs.measured import CLIENT
 from fedrts.costs.table import TimedStep
 from fedrts.engines import sparse_kernel
+from fedrts.engines.kinds import kind
 from fedrts.engines.threads import threads_for
+from fedrts.methods.contract import State
 from fedrts.programs.library import NoKernelsError
 from fedrts.programs.program import LinkProgram
+from fedrts.runs.build import Assembled
 
 REPEATS = 5
+MANY, QUICK = 50, 0.1
+"""Steps of which the mean counts, at most, and in so many seconds."""
 
 
 def timed_steps(bench: Workbench, order: Order) -> tuple[TimedStep, ...]:
@@ -32,25 +37,35 @@ def timed_steps(bench: Workbench, order: Order) -> tuple[TimedStep, ...]:
     return tuple(found)
 
 
-def _timed(kernel: str, bench: Workbench, order: Order, program: LinkProgram | None) -> TimedStep:
-    batch = bench.training.batch_size
-    rows = torch.arange(batch) % len(bench.data.y)
-    at_work = replace(bench, training=bench.training.but(epochs=1), program=program)
-    times = []
+def felt(run: Assembled, state: State) -> dict[str, float]:
+    """Milliseconds of a client's step as a run in sparse kernels makes it, and as a dense one would; nothing of other runs."""
+    if run.bench.program is None or not kind(run.experiment.engine.name).in_process:
+        return {}
+    plan = run.plan
+    inner = next(index for index in range(plan.schedule.end + 2) if not plan.schedule.is_outer(index))
+    current = plan.round(inner, state.mask)
+    order = Order.of(plan.exchanges(current)[0], current, plan.layout, state, 0)
+    sparse, dense = (_timed("", run.bench, order, program, repeats=2).milliseconds for program in (run.bench.program, None))
+    return {"step_ms": sparse, "dense_step_ms": dense}
 
-    def step() -> None:
+
+def _timed(kernel: str, bench: Workbench, order: Order, program: LinkProgram | None, repeats: int = REPEATS) -> TimedStep:
+    batch = bench.training.batch_size
+    at_work = replace(bench, training=bench.training.but(epochs=1), program=program)
+
+    def seconds(steps: int) -> float:
+        rows = torch.arange(steps * batch) % len(bench.data.y)
         started = time.perf_counter()
         with threads_for(bench.batch_macs):
             at_work.work(order, CLIENT, rows)
-        times.append(time.perf_counter() - started)
+        return (time.perf_counter() - started) / steps
 
-    peak = added_bytes(step)
-    for _ in range(REPEATS):
-        step()
-    return TimedStep(kernel, 1e3 * min(times[1:]), peak)
+    peak = added_bytes(lambda: seconds(1))
+    steps = max(1, int(min(MANY, QUICK / seconds(1))))
+    return TimedStep(kernel, 1e3 * min(seconds(steps) for _ in range(repeats)), peak)
 
 
-def added_bytes(call: Callable[[], None]) -> int | None:
+def added_bytes(call: Callable[[], object]) -> int | None:
     """By how much a call raises the resident memory of this process at most; None where the system does not say (Linux does)."""
     try:
         with suppress(OSError, AttributeError):

@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class TimedStep:
-    """One step of a client on a whole batch, carried out here: it trains, and makes its upload."""
+    """A step of a client on a whole batch, carried out here; download and upload are divided among its steps."""
 
     kernel: str
     """`dense`, or `sparse` with its instruction set."""
