@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 WORTH = {"portable": 0.0, "avx2": 0.15, "avx512": 0.3}
 """Densities up to which `auto` takes these kernels, by instruction set (benchmarks/felt.py)."""
+LARGE = 2_000_000
+"""Links from which on only half of that density pays: the index of a layer no longer stays in a cache."""
 
 
 def resolved(asked: EngineSettings, experiment: Experiment, bench: Workbench) -> EngineSettings:
@@ -38,7 +40,8 @@ def resolved(asked: EngineSettings, experiment: Experiment, bench: Workbench) ->
         if library.installed():
             note(f"clients compute densely: {error}")
         return asked
-    if density(experiment) > WORTH[isa] or reason_against(bench, isa) is not None:
+    worth = WORTH[isa] / (2 if bench.layout.links > LARGE else 1)
+    if density(experiment) > worth or reason_against(bench, isa) is not None:
         return asked
     return asked.but(kernel="sparse", isa=isa)
 
