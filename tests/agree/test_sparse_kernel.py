@@ -10,6 +10,7 @@ from torch import nn
 import fedrts
 from fedrts import methods
 from fedrts.engines import choice, sparse_kernel
+from fedrts.engines.kinds import kind
 from fedrts.engines.settings import EngineSettings
 from fedrts.errors import InputError, Note
 from fedrts.observe.console import ConsoleObserver
@@ -185,7 +186,7 @@ def test_tuning_measures_it_too(toy):
     run = toy("fedrts", "mlp")
     kernels = {settings.kernel for settings in choice.Auto().candidates(EngineSettings(), run.bench, 3)}
     assert kernels == {"auto", "vectorised", "streamed", "sparse"}
-    (only,) = choice.kind("serial").candidates(EngineSettings(name="serial", kernel="sparse"), run.bench, 3)
+    (only,) = kind("serial").candidates(EngineSettings(name="serial", kernel="sparse"), run.bench, 3)
     assert only.isa == ISAS[-1]
 
 
@@ -219,7 +220,7 @@ def test_a_client_in_an_inner_round_makes_no_dense_vector(toy, training):
 
 
 def test_a_run_tells_the_time_of_a_step_beside_a_dense_one_and_keeps_its_model(tmp_path, capsys):
-    keywords = {"rounds": 2, "epochs": 1, "density": 0.2, "device": "cpu", "engine": SPARSE}
+    keywords: dict[str, Any] = {"rounds": 2, "epochs": 1, "density": 0.2, "device": "cpu", "engine": SPARSE}
     told = fedrts.run(**keywords, out=tmp_path / "told", observer=ConsoleObserver())
     assert "time of a client's step" in capsys.readouterr().out
     quiet = fedrts.run(**keywords, out=tmp_path / "run")

@@ -222,7 +222,7 @@ def test_activations_kept_sparsely_take_less():
 
 
 def test_a_step_is_timed_on_this_machine_where_that_is_asked_for(monkeypatch):
-    settings = {"model": "mlp", "data": "digits", "density": 0.1, "seed": 0}
+    settings: dict[str, Any] = {"model": "mlp", "data": "digits", "density": 0.1, "seed": 0}
     assert fedrts.cost(**settings).steps == ()
     (dense,) = fedrts.cost(**settings, step=True).steps
     assert dense.kernel == "dense"
