@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 COVERAGE := --cov --cov-report=term:skip-covered --cov-fail-under=94
 
-.PHONY: help run test test-all lint docs bench hooks clean
+.PHONY: help run test test-all lint docs bench sanitize hooks clean
 
 help:                    ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,17 +41,26 @@ bench: $(READY)          ## measurements, printed as tables; benchmarks/results 
 	$(BIN)/python benchmarks/diagnosis.py --out runs/diagnosis
 	$(BIN)/python benchmarks/agreement.py
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/felt.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/million.py
 	$(BIN)/python benchmarks/ray_overhead.py
 
+sanitize: $(READY)       ## the tests of the kernels under the address and undefined-behaviour sanitizers
+	$(BIN)/python -m fedrts_kernels --sanitize --out build/sanitized.so
+	LD_PRELOAD="$$($${CC:-cc} -print-file-name=libasan.so) $$($${CC:-cc} -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		FEDRTS_KERNELS_LIBRARY=$(CURDIR)/build/sanitized.so $(BIN)/python -m pytest -n 0 tests/unit/programs
+
 hooks: $(READY)          ## check style and generated pages before every commit (pre-commit)
 	$(BIN)/pre-commit install
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt kernels/pyproject.toml kernels/setup.py $(wildcard kernels/src/fedrts_kernels/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,flower,images,onnx,plot,ray,tensorboard,text]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ./kernels
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+		-e ".[dev,flower,images,kernels,onnx,plot,ray,tensorboard,text]"
+	$(BIN)/python -c "import fedrts_kernels; fedrts_kernels.load()" 2>/dev/null || echo "fedrts-kernels: no library (is there a C compiler?): models compute densely"
 	touch $@
 
 clean:                   ## remove what make has made
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) build dist src/*.egg-info kernels/build kernels/src/*.egg-info kernels/src/fedrts_kernels/*.so

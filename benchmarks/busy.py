@@ -30,12 +30,13 @@ MODELS = {
     "resnet18_small": ["--model", "resnet18_small", "--set", "model_options.width=8", "--rounds", "5"],
 }
 """Experiments with the digits: seconds each."""
-NEEDS = {"ray": "ray", "flower": "flwr"}
+NEEDS = {"ray": "ray", "flower": "flwr", "sparse, a thread a core": "fedrts_kernels"}
 """The packages of ways that are optional extras."""
 WAYS = {
     "serial": ["run", "--recipe", "paper", "--engine", "serial"],
     "batched": ["run", "--recipe", "paper", "--engine", "batched"],
     "batched, 2 workers": ["run", "--recipe", "paper", "--engine", "batched", "--set", "engine.workers=2"],
+    "sparse, a thread a core": ["run", "--recipe", "paper", "--engine", "batched", "--set", "engine.kernel=sparse"],
     "ray": ["run", "--recipe", "paper", "--engine", "ray"],
     "flower": ["run", "--recipe", "paper", "--engine", "flower"],
     "compare --jobs 2": ["compare", "--recipe", "paper", "--methods", "fedrts,random", "--jobs", "2"],

@@ -15,6 +15,8 @@ TREE = Path(__file__).resolve().parent.parent
 CACHES = {".git", ".venv", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "build"}
 BEFORE = pytest.StashKey[set[Path]]()
 
+os.environ.setdefault("FEDRTS_KERNELS", "0")  # the dense kernels are everybody's; tests of the sparse ones turn them on
+
 torch.set_num_threads(1)  # two test processes share two cores
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so would every command that a test starts

@@ -19,6 +19,7 @@ from fedrts import config, planning
 from fedrts.client import schedules
 from fedrts.client.privacy import Repeatable
 from fedrts.config import Experiment
+from fedrts.costs.on_this_machine import felt
 from fedrts.data.contract import is_label
 from fedrts.data.own import federate, listed
 from fedrts.data.partition import SITES
@@ -26,7 +27,7 @@ from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note, optional
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
-from fedrts.observe import Observer, judging
+from fedrts.observe import Observer, Silent, judging
 from fedrts.observe.notebook import default_observer
 from fedrts.observe.progress import megabytes
 from fedrts.runs import checkpoint
@@ -422,6 +423,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
             observer.played(played.record)
         judging(observer, 0, 1)
         summary = summarise(run, state, ledger, history)
+        step = {} if isinstance(observer, Silent) else felt(run, state)  # before the model has its last weights
         masks, late = run.layout.by_name(state.mask.bits), average_of(state)
         run.layout.bind(run.module, state.weights.clone())
         if folder is not None:
@@ -432,7 +434,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
             if experiment.eval.fairness and experiment.clients.partition != SITES:
                 folder.write_json("fairness.json", judged(run, partial(judging, observer)))
             folder.write_json("summary.json", summary)
-        observer.finished(summary)
+        observer.finished({**summary, **step})
     finally:
         observer.stopped()
     return Result(run.module.eval(), masks, history, summary, state, None if late is None else _average(run, late))

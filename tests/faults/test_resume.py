@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +268,30 @@ def test_only_one_process_writes_to_a_folder(start, moment, reference, tmp_path)
     first.signal(signal.SIGCONT)
     assert (first.ended(), first.err) == (0, "")
     assert_same_bits(folder, reference)
+
+
+# -- in the sparse kernel -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(find_spec("fedrts_kernels") is None, reason="fedrts-kernels is not installed")
+def test_killed_in_the_sparse_kernel(tmp_path):
+    """It goes on in that kernel, on the instruction set on which it began, which is not the best of this machine.
+
+    The forked processes of the other tests have the kernels turned off, as their server had.
+    """
+    here = {**os.environ, "FEDRTS_KERNELS": "1"}
+    sparse = ["--set", "engine.kernel=sparse", "--set", "engine.isa=portable", "--rounds", 150, *FLAGS[2:], *EVERY_ROUND]
+
+    def begun(*arguments: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", "fedrts", *map(str, arguments)], env=here)
+
+    assert begun("run", *sparse, "--out", tmp_path / "whole").wait() == 0
+    running = begun("run", *sparse, "--out", tmp_path / "part")
+    history = tmp_path / "part" / "history.jsonl"
+    while running.poll() is None and not (history.exists() and len(history.read_bytes().splitlines()) > 20):
+        time.sleep(0.005)
+    running.kill()
+    assert running.wait() == -signal.SIGKILL
+    assert begun("resume", tmp_path / "part", "--quiet").wait() == 0
+    assert 'kernel = "sparse"\nisa = "portable"\n' in (tmp_path / "part" / "experiment.toml").read_text("utf-8")
+    assert_same_bits(tmp_path / "part", results(tmp_path / "whole"))

@@ -6,6 +6,7 @@ import json
 import threading
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,20 @@ def test_every_kind_of_exchange_gives_the_bits_and_bytes_of_the_serial_engine(me
     assert state.mask == reference.mask
     dropped = any(entry["reason"] == "dropped out" for line in lines for entry in line["rejected"])
     assert dropped or link.down == sum(line["download_bytes"] for line in lines)
+
+
+@pytest.mark.skipif(find_spec("fedrts_kernels") is None, reason="fedrts-kernels is not installed")
+def test_nodes_compute_in_the_kernel_of_the_server(monkeypatch: pytest.MonkeyPatch):
+    """On an instruction set that is not the best of this machine; with equal bits."""
+    monkeypatch.setenv("FEDRTS_KERNELS", "1")
+    run, link = experiment("fedrts", engine={"kernel": "sparse", "isa": "portable"}), two_nodes()
+    assert run.bench.program is not None
+    lines, state = played(connected(run, link))
+    expected, reference = played(run)
+    assert lines == expected
+    assert torch.equal(state.values, reference.values)
+    sites = [worker.site for worker in link.workers.values()]
+    assert [site.run.bench.program.isa for site in sites if site and site.run.bench.program] == ["portable", "portable"]
 
 
 def test_replies_whose_pieces_come_late_are_waited_for():

@@ -571,7 +571,7 @@ def test_resolved_file_is_complete(tmp_path):
     null = {"init", "out", "topology.density_start", "topology.prunable", "train.schedule_rounds", "wire.download_type"}
     assert missing == null, "TOML has none"
     text = folder.experiment_file().read_text("utf-8")
-    assert text.count('"auto"') == 3  # checkpoint.every: a pace, no decision; engine.name, engine.kernel: decided when the model is there
+    assert text.count('"auto"') == 4  # checkpoint.every: a pace, no decision; engine.name, kernel and isa: decided when the model is there
     assert "[versions]" in text
 
 

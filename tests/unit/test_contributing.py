@@ -14,7 +14,19 @@ from fedrts.server import rounds
 
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 NAME = "sparse_evolution"
-TREE = ("src", "tests", "docs", "benchmarks", "examples", "deploy", ".github", ".pre-commit-config.yaml", "Makefile", "pyproject.toml")
+TREE = (
+    "src",
+    "kernels",
+    "tests",
+    "docs",
+    "benchmarks",
+    "examples",
+    "deploy",
+    ".github",
+    ".pre-commit-config.yaml",
+    "Makefile",
+    "pyproject.toml",
+)
 """What the tests look at, besides the pages in the root folder."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 import fedrts
 from fedrts import methods
 from fedrts.client.training import LocalTraining
+from fedrts.costs.on_this_machine import added_bytes
 from fedrts.costs.table import ACCOUNTINGS, FRESH, HOLDER, PUBLISHED, STRICT
 from fedrts.errors import InputError
 from fedrts.methods.fedrts import FedRTS
@@ -217,3 +219,21 @@ def test_activations_kept_sparsely_take_less():
     )
     kept = [(cost.row("measured", "inner").memory_parts or {})["activations"] for cost in (plain, sparse)]
     assert kept[1] < kept[0]
+
+
+def test_a_step_is_timed_on_this_machine_where_that_is_asked_for(monkeypatch):
+    settings: dict[str, Any] = {"model": "mlp", "data": "digits", "density": 0.1, "seed": 0}
+    assert fedrts.cost(**settings).steps == ()
+    (dense,) = fedrts.cost(**settings, step=True).steps
+    assert dense.kernel == "dense"
+    assert dense.milliseconds > 0
+    monkeypatch.setenv("FEDRTS_KERNELS", "1")
+    if find_spec("fedrts_kernels"):
+        kernels = [timed.kernel.partition(",")[0] for timed in fedrts.cost(**settings, step=True).steps]
+        assert kernels == ["dense", "sparse"]
+
+
+def test_added_memory_is_that_of_the_call():
+    size = 50 * 2**20
+    found = added_bytes(lambda: bytearray(size).__len__() and None)
+    assert found is None or 0.8 * size <= found <= 1.5 * size

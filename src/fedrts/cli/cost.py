@@ -27,6 +27,7 @@ def cost(
     samples: Annotated[int | None, typer.Option(help="Samples of the client; default its share of the data, or 500.")] = None,
     data_dir: DataDir = None,
     exact: Annotated[bool, typer.Option("--exact", help="Measure a client that really trains, not one step on two samples.")] = False,
+    step: Annotated[bool, typer.Option("--step", help="Time a step on this machine, dense and sparse, and its memory.")] = False,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")] = False,
 ) -> None:
@@ -38,7 +39,7 @@ def cost(
     shape = None if input_shape is None else whole_numbers("--input-shape", input_shape)
     from fedrts import costs
 
-    found = costs.of_settings(given.layers(experiment), None, shape, classes, samples, exact, data_dir)
+    found = costs.of_settings(given.layers(experiment), None, shape, classes, samples, exact, data_dir, step)
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     elif as_csv:
@@ -87,4 +88,13 @@ def _print_cost(found: Cost) -> None:
             travelling, held = [f"{size / divisor:.3f}" for size in lengths], [f"{size / 1e6:.3f}" for size in memory]
             table.add_row(row.round, *[row.case] * cased, *travelling, f"{row.flops:.4g}".replace("e+", "e"), *held)
         console.print(f"\n[bold]{accounting}[/bold]: {meaning}")
+        console.print(table)
+    if found.steps:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("kernel", no_wrap=True)
+        for column in ("step ms", "adds MB"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for timed in found.steps:
+            table.add_row(timed.kernel, f"{timed.milliseconds:.2f}", "" if timed.added_bytes is None else f"{timed.added_bytes / 1e6:.1f}")
+        console.print("\n[bold]on this machine[/bold]: steps of an inner round on whole batches, from the download to the upload")
         console.print(table)

@@ -8,9 +8,11 @@ from functools import singledispatch
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedrts.client import sparse_training
 from fedrts.client.job import Batch, Job
 from fedrts.client.local_step import Learner
 from fedrts.methods.contract import Calibrate, Evaluate, Judge, ProbeCurvature, ProbeGradient, Rewire, Train
+from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
 
 
@@ -23,10 +25,17 @@ def perform(step: object, job: Job) -> None:
 @perform.register
 def _train(step: Train, job: Job) -> None:
     bench, training = job.bench, job.bench.training
+    batches = [rows for epoch in training.epochs_of(step) for rows in job.batches(epoch)]
+    if sparse_training.suits(bench, step):
+        if batches:
+            stacked = torch.stack([batch.rows for batch in batches])
+            keys = torch.tensor([random.signed(batch.key or 0) for batch in batches])
+            losses = sparse_training.train(bench, job.weights, job.tensors["received"], job.mask, stacked, keys, job.round_index)
+            job.loss, job.steps = job.loss + losses.sum(), job.steps + len(batches)
+        return
     weights, received = (tensor[: bench.layout.parameters] for tensor in (job.weights, job.tensors["received"]))
     links = bench.gradient[: bench.layout.links]
     squares = torch.zeros_like(links) if step.record else None
-    batches = [rows for epoch in training.epochs_of(step) for rows in job.batches(epoch)]
     optimizer, rate = training.make_optimizer(), weights.new_tensor(training.rate(job.round_index))
     learner = Learner(
         training,

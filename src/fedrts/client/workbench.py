@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from fedrts.client import sparse_training
 from fedrts.client.job import Batch, Job
 from fedrts.client.order import Order, Reply
 from fedrts.client.privacy import Noise, Protection
@@ -20,6 +21,7 @@ from fedrts.client.steps import flops, perform
 from fedrts.client.training import LocalTraining
 from fedrts.data.contract import Data
 from fedrts.methods.contract import Rewire
+from fedrts.programs.program import LinkProgram
 from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
@@ -41,6 +43,8 @@ class Workbench:
     noise: Noise = field(kw_only=True)
     """Where the protection's random numbers come from: whoever makes a bench says whether they are `Unpredictable`, or a simulation's."""
     eval_batch_size: int = 512
+    program: LinkProgram | None = None
+    """The model in kernels that compute active links alone, where an engine wants them."""
     gradient: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,7 +91,20 @@ class Workbench:
     def work(self, order: Order, client: int, rows: Tensor) -> Reply:
         """Carry out one order as `client`, which holds the data rows `rows`."""
         with order.blaming(client):
+            if sparse_training.keeps_to_the_mask(self, order):
+                return self._work_on_mask(order, client, rows)
             return self.carry_out(order, client, self.job(order, client, rows))
+
+    def _work_on_mask(self, order: Order, client: int, rows: Tensor) -> Reply:
+        """`work` without a whole vector, a module or random numbers: several threads may do so at the same time."""
+        received = order.reference
+        assert received is not None
+        key = random.key(self.seed, "client", order.round.index, client)
+        tensors = {"weights": received.clone(), "received": received}
+        job = Job(self, tensors, order.frame.mask, rows, key, order.round.index)
+        for step in order.exchange.steps:
+            perform(step, job)
+        return self._reply(order, client, job, self.flops(order, job))
 
     def job(self, order: Order, client: int, rows: Tensor) -> Job:
         """What `client` has before it when an order came."""
@@ -131,6 +148,9 @@ class Workbench:
         with _isolated(random.key(job.key, "module"), self.gradient.device):
             for step in exchange.steps:
                 perform(step, job)
+        return self._reply(order, client, job, arithmetic)
+
+    def _reply(self, order: Order, client: int, job: Job, arithmetic: float) -> Reply:
         message = self.upload(order, job.tensors, job.key)
         loss = float(job.loss / job.steps) if job.steps else float("nan")
         left = order.left(message, job.tensors)

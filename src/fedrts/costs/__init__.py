@@ -34,6 +34,7 @@ def cost(
     classes: int | None = None,
     samples: int | None = None,
     exact: bool = False,
+    step: bool = False,
     data_dir: str | Path | None = None,
     **keywords: Any,
 ) -> Cost:
@@ -42,12 +43,13 @@ def cost(
     `model`, `method` and other keywords are those of `run`. Inputs are those of `data` where it is named, else of `input_shape` and
     `classes`, else those of the paper that the model reads. `samples` is what the client holds: by default its share of the data, or
     500. Measured messages come from one step on two samples; `exact` lets the client work through all its samples instead.
+    `step` times one step of the client on this machine, and measures the memory that it adds, in dense and sparse kernels.
     """
     layers = [] if experiment is None else [config.from_file(experiment)]
     named, options = config.from_method(method, keywords)
     module = model if isinstance(model, nn.Module) else None
     layers += [config.from_keywords({**keywords, **named, "model": model if module is None else config.CUSTOM}), options]
-    return of_settings(layers, module, input_shape, classes, samples, exact, data_dir)
+    return of_settings(layers, module, input_shape, classes, samples, exact, data_dir, step)
 
 
 def of_settings(
@@ -58,11 +60,12 @@ def of_settings(
     samples: int | None = None,
     exact: bool = False,
     data_dir: str | Path | None = None,
+    step: bool = False,
 ) -> Cost:
     """`cost` of settings, of which later ones override earlier ones."""
     experiment, module, held, wanted = posed(config.combined(*layers), module, input_shape, classes, samples, exact, data_dir)
     run = put_together(experiment, module, held, [torch.arange(wanted)], noise=Repeatable)
-    return Estimate(run, wanted, exact).cost()
+    return Estimate(run, wanted, exact, step).cost()
 
 
 def posed(

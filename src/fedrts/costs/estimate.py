@@ -14,7 +14,8 @@ from fedrts.client.workbench import Workbench
 from fedrts.costs.inputs import FEW, MORE
 from fedrts.costs.measured import CLIENT, held_parts, on_mask, saved_bytes
 from fedrts.costs.on_paper import flops_on_paper
-from fedrts.costs.table import ACCOUNTINGS, FRESH, HOLDER, PUBLISHED, STRICT, Cost, Row
+from fedrts.costs.on_this_machine import timed_steps
+from fedrts.costs.table import ACCOUNTINGS, FRESH, HOLDER, PUBLISHED, STRICT, Cost, Row, TimedStep
 from fedrts.methods.contract import State
 from fedrts.runs.build import Assembled
 from fedrts.server import rounds
@@ -46,6 +47,8 @@ class Estimate:
     run: Assembled
     samples: int
     exact: bool
+    step: bool = False
+    """Is a step to be timed on this machine?"""
     at_most: bool = False
     """Values whose length depends on them count as long as they can be."""
     residuals: dict[int, Tensor] = field(default_factory=dict)
@@ -64,6 +67,10 @@ class Estimate:
             rows += self.on_paper(name, index, state, activations)
             measured = self.measured(name, index, state, activations)
             rows, state = rows + measured.rows, measured.state
+        steps: tuple[TimedStep, ...] = ()
+        if self.step:
+            inner = next(index for name, index in _rounds(run.plan.schedule) if name == "inner")
+            steps = timed_steps(run.bench, self.order(state, inner))
         rows.sort(key=lambda row: (list(ACCOUNTINGS).index(row.accounting), ROUNDS.index(row.round)))
         return Cost(
             model=run.experiment.model,
@@ -79,6 +86,7 @@ class Estimate:
             batch_size=training.batch_size,
             rows=tuple(rows),
             density_start=run.experiment.topology.density_start,
+            steps=steps,
         )
 
     # -- on paper ---------------------------------------------------------------------------------------------------------

@@ -47,6 +47,17 @@ class Row:
 
 
 @dataclass(frozen=True)
+class TimedStep:
+    """A step of a client on a whole batch, carried out here; download and upload are divided among its steps."""
+
+    kernel: str
+    """`dense`, or `sparse` with its instruction set."""
+    milliseconds: float
+    added_bytes: int | None
+    """The most that it adds to the memory of the process; None where the system does not say."""
+
+
+@dataclass(frozen=True)
 class Cost:
     """Everything that `cost` found, and for what."""
 
@@ -65,6 +76,8 @@ class Cost:
     rows: tuple[Row, ...] = field(default=())
     density_start: float | None = None
     """Of the first rounds, which the rows are of, where the density falls."""
+    steps: tuple[TimedStep, ...] = ()
+    """Of an inner round, measured on this machine where that was asked for."""
 
     def row(self, accounting: str, round: str, case: str | None = None) -> Row:
         """The row of an accounting and a round; the first where no case is named."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedrts.client import sparse_training
 from fedrts.client.job import Job
 from fedrts.client.order import Order, Reply
 from fedrts.client.workbench import Workbench
@@ -91,7 +92,8 @@ class BatchedEngine:
     @property
     def label(self) -> str:
         threads = f" on {self.workers} threads" if self.workers > 1 else ""
-        return f"batched engine ({self.slots} {self.kernel.label} slots{threads})"
+        how = self.kernel.label if self.bench.program is None else "sparse"
+        return f"batched engine ({self.slots} {how} slots{threads})"
 
     @property
     def width(self) -> int:
@@ -152,6 +154,8 @@ class BatchedEngine:
 
     def _worked(self, order: Order, clients: list[int], worker: int) -> list[Reply]:
         index, exchange, bench = order.round.index, order.exchange, self.bench
+        if sparse_training.keeps_to_the_mask(bench, order):
+            return [replace(bench.work(order, client, self.rows[client]), more=True) for client in clients]
         received = {name: entry.put(order.sent[name], order.frame) for name, entry in exchange.down.items()}
         tensors = {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in received.items()}
         tensors |= {"received": tensors["weights"], "weights": tensors["weights"].clone()}
@@ -185,10 +189,22 @@ class BatchedEngine:
         batches = self._batches(cohort, self.bench.training.epochs_of(step))
         if step.record:
             cohort.tensors[step.record] = torch.zeros_like(cohort.tensors["weights"][:, : self.bench.layout.links])
+        if sparse_training.suits(self.bench, step):
+            self._train_active(cohort, batches)
+            return
         for size, members in _by_size(batches).items():
             self._train(step, cohort, members, batches, size)
         for place, own in enumerate(batches):
             cohort.steps[place] += len(own.rows)
+
+    def _train_active(self, cohort: Cohort, batches: list[Batches]) -> None:
+        """Each client by itself in kernels that compute its active links alone: a core has enough to do with one."""
+        for place, (own, mask) in enumerate(zip(batches, cohort.masks, strict=True)):
+            if len(own.rows):
+                weights, received = (cohort.tensors[name][place] for name in ("weights", "received"))
+                losses = sparse_training.train(self.bench, weights, received, mask, own.rows, own.keys, cohort.round_index)
+                cohort.losses[place] += losses.sum()
+                cohort.steps[place] += len(own.rows)
 
     def _batches(self, cohort: Cohort, epochs: Sequence[int]) -> list[Batches]:
         """All batches of every client, as `Workbench.batches` makes them."""

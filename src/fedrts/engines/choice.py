@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedrts.client.workbench import Workbench
+from fedrts.engines import sparse_kernel
 from fedrts.engines.batched import BatchedEngine
 from fedrts.engines.kernels import Kernel, Objective, OneByOne, Streamed, Vectorised
 from fedrts.engines.kinds import EngineKind, kind
@@ -38,7 +39,7 @@ def chosen(experiment: Experiment, bench: Workbench) -> EngineSettings:
     asked = kind(experiment.engine.name).suited(experiment)
     if (reason := kind(asked.name).refuses(experiment)) is not None:
         raise InputError(reason)
-    return decided(asked, bench, experiment.clients.per_round)
+    return decided(sparse_kernel.resolved(asked, experiment, bench), bench, experiment.clients.per_round)
 
 
 def decided(asked: EngineSettings, bench: Workbench, per_round: int) -> EngineSettings:
@@ -49,6 +50,7 @@ def decided(asked: EngineSettings, bench: Workbench, per_round: int) -> EngineSe
 def make(settings: EngineSettings, bench: Workbench, rows: Sequence[Tensor], eval_batch_size: int) -> Engine:
     """The engine of settings that are decided."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.precision != "float32"
+    bench.program = sparse_kernel.program_of(settings, bench)
     return kind(settings.name).make(settings, bench, rows, eval_batch_size)
 
 
@@ -72,7 +74,7 @@ class Batched(EngineKind):
             how = " and in tf32, not bf16" if asked.precision == "bf16" else ""
             note(f"clients run one after the other, not side by side{how}: {reason}")
             return asked.but(name="serial", precision="tf32" if asked.precision == "bf16" else asked.precision)
-        workers = asked.workers or 1
+        workers = asked.workers or (min(sparse_kernel.cores(), per_round) if kernel == "sparse" else 1)
         slots = asked.slots or min(per_round, _most(kernel, workers, bench), _need(bench, objective).slots(free_bytes(device)))
         return asked.but(name="batched", kernel=kernel, slots=slots, workers=min(workers, slots))
 
@@ -84,7 +86,8 @@ class Batched(EngineKind):
         return BatchedEngine(bench, rows, kernel, settings.slots, together, serial, settings.workers)
 
     def candidates(self, asked: EngineSettings, bench: Workbench, per_round: int) -> list[EngineSettings]:
-        """Both kernels, each with all or half of the slots."""
+        """Both dense kernels, each with all or half of the slots, and the sparse one where it is there."""
+        asked = sparse_kernel.required(asked, bench) if asked.kernel == "sparse" else asked
         usual = Batched.decided(self, asked, bench, per_round)
         if not kind(usual.name).side_by_side:
             return [usual]
@@ -96,17 +99,21 @@ class Batched(EngineKind):
             whole = usual if kernel == usual.kernel else Batched.decided(self, asked.but(kernel=kernel), bench, per_round)
             half = whole.but(slots=max(whole.slots // 2, whole.workers))
             found += [some for some in (whole, half) if kind(some.name).side_by_side and (some == whole or not asked.slots)]
+        if asked.kernel == "auto" and (isa := sparse_kernel.possible(bench)) is not None:
+            found.append(Batched.decided(self, asked.but(kernel="sparse", isa=isa), bench, per_round))
         return list(dict.fromkeys(found))
 
 
 class Auto(Batched):
-    """What is faster: side by side, or on a CPU large models one after the other."""
+    """What is faster: side by side, or on a CPU large models one after the other; there only active links, where that pays."""
+
+    chooses = True
 
     def suited(self, experiment: Experiment) -> EngineSettings:
         return experiment.engine.but(name="serial") if experiment.guard.deadline else experiment.engine
 
     def decided(self, asked: EngineSettings, bench: Workbench, per_round: int) -> EngineSettings:
-        if bench.gradient.device.type == "cpu" and not _is_small(bench):
+        if bench.gradient.device.type == "cpu" and not _is_small(bench) and asked.kernel != "sparse":
             return asked.but(name="serial")
         return super().decided(asked, bench, per_round)
 
@@ -137,7 +144,7 @@ def _kernel(name: KernelName, objective: Objective, device: torch.device) -> Ker
     match name:
         case "vectorised":
             return Recorded(Vectorised(objective)) if on_cpu else Vectorised(objective)
-        case "streamed":
+        case "streamed" | "sparse":  # gradients of all links, which the sparse kernel has not
             return Recorded(OneByOne(objective)) if on_cpu else Streamed(objective, device)
         case "auto":
             raise ValueError("engine.kernel = 'auto' is not decided yet")

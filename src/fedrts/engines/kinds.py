@@ -49,6 +49,8 @@ class EngineKind(ABC):
     """Can clients train in bf16?"""
     has_sites: ClassVar[bool] = False
     """May the clients' data be on other machines?"""
+    chooses: ClassVar[bool] = False
+    """Does it take what is faster, the sparse kernel too?"""
     has_cluster: ClassVar[bool] = False
     """Are there machines on which the cells of a comparison may run too?"""
 

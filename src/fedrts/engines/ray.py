@@ -89,9 +89,11 @@ class Actors(EngineKind):
         gpus = (asked.gpus or 1.0) if on_gpu else 0.0
         actors = asked.actors or (max(1, int(torch.cuda.device_count() / gpus)) if on_gpu else ACTORS_ON_CPU)
         cpus = asked.cpus or max(1, (os.cpu_count() or 1) // actors)
-        inner = choice.decided(asked.but(name="auto"), bench, -(-per_round // actors))
+        sparse = asked.kernel == "sparse"
+        each = asked.but(name="auto", workers=asked.workers or (1 if sparse else 0))
+        inner = choice.decided(each, bench, -(-per_round // actors))
         if not kind(inner.name).side_by_side:
-            inner = inner.but(kernel="auto", slots=0, workers=0)
+            inner = inner.but(kernel="sparse" if sparse else "auto", slots=0, workers=0)
         return inner.but(name="ray", actors=actors, cpus=cpus, gpus=gpus)
 
     def make(self, settings: EngineSettings, bench: Workbench, rows: Sequence[Tensor], eval_batch_size: int) -> SerialEngine:

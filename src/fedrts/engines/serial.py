@@ -9,10 +9,12 @@ from torch import Tensor
 
 from fedrts.client.order import Order, Reply
 from fedrts.client.workbench import Workbench
+from fedrts.engines import sparse_kernel
 from fedrts.engines.kinds import EngineKind
 from fedrts.engines.settings import EngineSettings
 from fedrts.engines.threads import threads_for
 from fedrts.methods.contract import State
+from fedrts.programs.program import Evaluated
 from fedrts.tasks import Metrics
 
 
@@ -27,7 +29,7 @@ class SerialEngine:
 
     @property
     def label(self) -> str:
-        return "serial engine"
+        return "serial engine" if self.bench.program is None else "serial engine (sparse)"
 
     def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply]:
         for client in clients:
@@ -37,6 +39,8 @@ class SerialEngine:
 
     def evaluate(self, state: State) -> Metrics:
         bench = self.bench
+        if bench.program is not None:
+            return bench.data.evaluate(Evaluated(bench.program, state.values, state.mask), self.eval_batch_size)
         bench.layout.bind(bench.module, state.weights.clone())
         with threads_for(self.bench.batch_macs):
             return bench.data.evaluate(bench.module, self.eval_batch_size)
@@ -54,4 +58,4 @@ class Serial(EngineKind):
         return SerialEngine(bench, rows, eval_batch_size)
 
     def candidates(self, asked: EngineSettings, bench: Workbench, per_round: int) -> list[EngineSettings]:
-        return [asked]
+        return [sparse_kernel.required(asked, bench) if asked.kernel == "sparse" else asked]

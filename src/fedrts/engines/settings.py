@@ -10,7 +10,8 @@ from fedrts.engines.kernels import Precision
 from fedrts.tables import Number, Table
 
 EngineName = Literal["auto", "serial", "batched", "flower", "ray"]
-KernelName = Literal["auto", "vectorised", "streamed"]
+KernelName = Literal["auto", "vectorised", "streamed", "sparse"]
+IsaName = Literal["auto", "portable", "avx2", "avx512"]
 
 
 class EngineSettings(Table):
@@ -20,9 +21,13 @@ class EngineSettings(Table):
         "auto",
         description="serial: one client after the other; batched: side by side; flower: on nodes; ray: among actors; auto: what is faster",
     )
-    kernel: KernelName = Field("auto", description="side by side as one vectorised program, or streamed: one program a client")
+    kernel: KernelName = Field(
+        "auto",
+        description="side by side as one vectorised program; streamed: one program a client; sparse: only active links, on CPUs",
+    )
+    isa: IsaName = Field("auto", description="instruction set of the sparse kernel; auto: the best of this machine")
     slots: int = Field(0, ge=0, description="clients that train side by side; 0: all of a round, if there is memory")
-    workers: int = Field(0, ge=0, description="threads that share the slots on a CPU; 0: one")
+    workers: int = Field(0, ge=0, description="threads that share the slots on a CPU; 0: one, with the sparse kernel one a core")
     precision: Precision = Field("float32", description="float32, tf32 or bf16 (both on GPUs; weights stay float32)")
     actors: int = Field(0, ge=0, description="ray: among so many the clients of a round are divided; 0: one a GPU of this machine, or two")
     cpus: Number = Field(0.0, ge=0, description="ray: CPUs of an actor, fractions too; 0: an equal share of this machine's")

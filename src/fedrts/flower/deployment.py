@@ -137,6 +137,8 @@ def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
 def introduction(run: Assembled) -> dict[str, Any]:
     """What every node is told: the experiment, without what is the server's own affair."""
     settings = run.experiment.model_dump(exclude_none=True, exclude={"out", "init", "device", "engine", "guard", "checkpoint"})
+    if run.bench.program is not None:  # equal bits need equal kernels
+        settings["engine"] = run.experiment.engine.model_dump(include={"kernel", "isa"})
     shape, classes = list(run.data.input_shape), run.data.classes
     ours = {"protocol": PROTOCOL, "fedrts": fedrts.__version__}
     return {**ours, "experiment": tomli_w.dumps(settings), "input_shape": shape, "classes": classes}

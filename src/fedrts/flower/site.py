@@ -27,6 +27,7 @@ from fedrts.client.order import Order, Reply, fingerprint
 from fedrts.client.privacy import Account, Unpredictable, countable
 from fedrts.config import Experiment
 from fedrts.data.partition import SITES
+from fedrts.engines import sparse_kernel
 from fedrts.engines.threads import threads_for
 from fedrts.errors import InputError, reason
 from fedrts.flower import consent, policy
@@ -283,13 +284,19 @@ def accepted(text: str, host: Host) -> Experiment:
         settings["data_options"] = {name: value for name, value in _options(settings).items() if name in OF_THE_INPUTS}
     settings["data_options"] = {**_options(settings), **host.options}
     with owners_rule(host):
-        return config.resolve({**settings, "device": host.device, "engine": {"name": "serial"}})
+        return config.resolve({**settings, "device": host.device, "engine": {"name": "serial", **_kernel(settings)}})
 
 
 def owners_rule(host: Host) -> AbstractContextManager[None]:
     """Inside, a server's experiment leads to no code but that of the package, what the owner allows, and the owner's own data."""
     own = [] if host.data is None else [(sets.data.kind, host.data)]
     return only_allowing(host.allowed, lambda path: f"start the client with --allow {shlex.quote(path)} if you trust it", own)
+
+
+def _kernel(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What the server says of the kernels; how else this site computes is its own affair."""
+    given = settings.get("engine", {})
+    return sparse_kernel.elsewhere(given) if isinstance(given, dict) else {}
 
 
 def _options(settings: Mapping[str, Any]) -> dict[str, Any]:

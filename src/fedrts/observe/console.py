@@ -118,6 +118,9 @@ class ConsoleObserver:
             table.add_column(heading, justify=justify)  # type: ignore[arg-type]
         table.add_row("active parameters", f"{summary['density']:.1%}", "100.0%", f"{summary['density']:.3f}")
         table.add_row("sent in all", megabytes(sent), megabytes(dense), f"{summary['comm_ratio']:.3f}")
+        if "step_ms" in summary:
+            step, of_dense = summary["step_ms"], summary["dense_step_ms"]
+            table.add_row("time of a client's step", f"{step:.3g} ms", f"{of_dense:.3g} ms", f"{step / of_dense:.3f}")
         for words, value in _results(summary):
             table.add_row(words, value, "", "")
         table.add_row("time", f"{summary['seconds']:.1f} s", "", "")

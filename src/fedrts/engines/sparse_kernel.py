@@ -1,0 +1,128 @@
+"""Whether clients compute their active links alone (`engine.kernel = "sparse"`), and on which instruction set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from fedrts.client.workbench import Workbench
+from fedrts.engines.kinds import kind
+from fedrts.engines.obstacles import sample
+from fedrts.engines.settings import EngineSettings, IsaName
+from fedrts.errors import InputError, note
+from fedrts.programs import library
+from fedrts.programs.library import NoKernelsError
+from fedrts.programs.parts import UnknownPartError
+from fedrts.programs.program import LinkProgram
+
+if TYPE_CHECKING:
+    from fedrts.config import Experiment
+
+WORTH = {"portable": 0.0, "avx2": 0.15, "avx512": 0.3}
+"""Densities up to which `auto` takes these kernels, by instruction set (benchmarks/felt.py)."""
+LARGE = 2_000_000
+"""Links from which on only half of that density pays: resnet18 gains nothing at 0.2."""
+
+
+def resolved(asked: EngineSettings, experiment: Experiment, bench: Workbench) -> EngineSettings:
+    """`asked` with the sparse kernel decided: taken with its instruction set, or left for dense ones, and a note says why.
+
+    Who names an instruction set, as the folder of a run does, gets that one or an `InputError`.
+    """
+    if asked.kernel == "sparse":
+        return required(asked, bench)
+    if asked.kernel != "auto" or asked.isa != "auto" or not worth_a_look(asked, experiment, bench):
+        return asked
+    try:
+        isa = best_isa()
+    except NoKernelsError as error:
+        if library.installed():
+            note(f"clients compute densely: {error}")
+        return asked
+    worth = WORTH[isa] / (2 if bench.layout.links > LARGE else 1)
+    if density(experiment) > worth or reason_against(bench, isa) is not None:
+        return asked
+    return asked.but(kernel="sparse", isa=isa)
+
+
+def worth_a_look(asked: EngineSettings, experiment: Experiment, bench: Workbench) -> bool:
+    """May `auto` take the sparse kernel at all?"""
+    return kind(asked.name).chooses and bench.gradient.device.type == "cpu" and density(experiment) <= max(WORTH.values())
+
+
+def density(experiment: Experiment) -> float:
+    """The largest share of links that clients will have."""
+    return max(experiment.density, experiment.topology.density_start or 0.0)
+
+
+def best_isa() -> IsaName:
+    """The best instruction set of this machine; a `NoKernelsError` where there is no library."""
+    return cast(IsaName, library.kernels().isas[-1])
+
+
+def required(asked: EngineSettings, bench: Workbench) -> EngineSettings:
+    """What comes of a sparse kernel that was asked for."""
+    dense = asked.but(kernel="auto", isa="auto")
+    if bench.gradient.device.type != "cpu":
+        note(f"clients compute densely: engine.kernel = 'sparse' is for CPUs, and they train on {bench.gradient.device}")
+        return dense
+    try:
+        isas = library.kernels().isas
+    except NoKernelsError as error:
+        if asked.isa != "auto":
+            raise InputError(f"engine.kernel = 'sparse' on {asked.isa}: {error}") from error
+        note(f"clients compute densely: {error}")
+        return dense
+    if asked.isa != "auto" and asked.isa not in isas:
+        raise InputError(f"engine.isa = '{asked.isa}': this processor has {', '.join(isas)}; choose one of them in a new run")
+    isa = asked.isa if asked.isa != "auto" else best_isa()
+    if (reason := reason_against(bench, isa)) is not None:
+        note(f"clients compute densely: the sparse kernel does not know {reason}")
+        return dense
+    return asked.but(isa=isa)
+
+
+def possible(bench: Workbench) -> IsaName | None:
+    """The instruction set on which a bench's clients can compute their active links alone; None: on none."""
+    try:
+        isa = best_isa()
+    except NoKernelsError:
+        return None
+    return isa if bench.gradient.device.type == "cpu" and reason_against(bench, isa) is None else None
+
+
+def elsewhere(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What of a server's `[engine]` a node goes by: the sparse kernel, on the server's instruction set where this machine has it."""
+    if settings.get("kernel") != "sparse":
+        return {}
+    try:
+        there = settings.get("isa") in library.kernels().isas
+    except NoKernelsError:
+        there = False
+    return {"kernel": "sparse", **({"isa": str(settings["isa"])} if there else {})}
+
+
+def reason_against(bench: Workbench, isa: str) -> str | None:
+    """What of the model or its task the kernels do not know; None: they know all."""
+    try:
+        read(bench, isa)
+    except UnknownPartError as error:
+        return str(error)
+    return None
+
+
+def read(bench: Workbench, isa: str) -> LinkProgram:
+    """The program of a bench's model."""
+    _, x, y = sample(bench)
+    return LinkProgram.read(bench.module, bench.layout, bench.data.task, x, y, isa)
+
+
+def program_of(settings: EngineSettings, bench: Workbench) -> LinkProgram | None:
+    """The program that decided settings ask for; None: dense kernels."""
+    return read(bench, settings.isa) if settings.kernel == "sparse" else None
+
+
+def cores() -> int:
+    """Of this machine, as far as this process may use them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,571 @@
+"""Parts of a model, a mask and a batch size as a program: fused operations, an index of the active links, and places in an arena.
+
+Sixteen samples lie innermost, so that one active link is one multiplication of vectors. Images are `[blocks, height, channels, width, 16]`
+with a border of zeros in place of padding; features are "wide": the blocks of 16 samples lie along the width (see `kernels.h`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from ctypes import Array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrts.programs.parts import (
+    Extent,
+    FlattenPart,
+    InputPart,
+    KnownPart,
+    LinksPart,
+    MeanPart,
+    NormPart,
+    PoolPart,
+    ReluPart,
+    SumPart,
+    UnknownPartError,
+)
+
+if TYPE_CHECKING:
+    from fedrts_kernels.structures import Operation, Tensor
+
+LANES = 16
+NOWHERE = -1
+LinkIndex = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What a batch is judged by."""
+
+    squares: bool = False
+    """The mean squared error; otherwise cross-entropy."""
+    smoothing: float = 0.0
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Steps of gradient descent that the program makes itself."""
+
+    momentum: float = 0.0
+    decay: float = 0.0
+    proximal: float = 0.0
+    clip: float = 0.0
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a model's tensors are in the vector of its active weights, dense parameters and buffers (`Mask.compact`)."""
+
+    starts: Mapping[str, int]
+    bits: Mapping[str, NDArray[np.bool_]]
+    """The masks of prunable tensors that are not full."""
+    shapes: Mapping[str, Extent]
+    parameters: int
+    length: int
+
+    def start(self, name: str | None) -> int:
+        return NOWHERE if name is None else self.starts[name]
+
+
+@dataclass
+class Stage:
+    """Parts that compute together, and what they give."""
+
+    part: KnownPart
+    shape: Extent
+    source: int
+    """The stage whose value it takes."""
+    other: int | None = None
+    """The stage whose value is added."""
+    relu: bool = False
+    border: int = 0
+
+    @property
+    def wide(self) -> bool:
+        return len(self.shape) == 1
+
+
+def fused(parts: Sequence[KnownPart]) -> list[Stage]:
+    """Stages in the order in which they compute: ReLU and sums join what comes before them."""
+    readers = Counter(place for part in parts for place in part.inputs)
+    stages: list[Stage] = []
+    value: dict[int, int] = {}
+    """The stage that gives each part's value."""
+    waiting: dict[int, NormPart] = {}
+    """Norms that a sum will join."""
+
+    def add(stage: Stage) -> int:
+        stages.append(stage)
+        return len(stages) - 1
+
+    def settle(place: int) -> int:
+        if place in waiting:
+            norm = waiting.pop(place)
+            value[place] = add(Stage(norm, _form(stages, norm, value[norm.inputs[0]]), value[norm.inputs[0]]))
+        return value[place]
+
+    def joins_a_sum(place: int) -> bool:
+        return readers[place] == 1 and any(isinstance(part, SumPart) and place in part.inputs for part in parts)
+
+    for place, part in enumerate(parts):
+        if isinstance(part, InputPart):
+            flat = len(part.shape) == 1 or all(isinstance(other, FlattenPart) for other in parts if place in other.inputs)
+            shape = (math.prod(part.shape),) if flat else part.shape
+            if len(shape) not in (1, 3):
+                raise UnknownPartError(f"inputs of shape {list(part.shape)}")
+            value[place] = add(Stage(part, shape, NOWHERE))
+            continue
+        if isinstance(part, NormPart) and joins_a_sum(place):
+            settle(part.inputs[0])
+            waiting[place] = part
+            continue
+        if isinstance(part, SumPart):
+            norm_at = next((source for source in part.inputs if source in waiting), None)
+            if norm_at is not None and part.inputs[0] != part.inputs[1]:
+                norm = waiting.pop(norm_at)
+                other = settle(next(source for source in part.inputs if source != norm_at))
+                source = value[norm.inputs[0]]
+                value[place] = add(Stage(norm, _form(stages, norm, source), source, other))
+            else:
+                first, second = (settle(source) for source in part.inputs)
+                value[place] = add(Stage(part, stages[first].shape, first, second))
+            if stages[-1].other is not None and stages[stages[-1].other].wide != stages[-1].wide:
+                raise UnknownPartError("a sum of features and images")
+            continue
+        source = settle(part.inputs[0])
+        before = stages[source]
+        if isinstance(part, ReluPart):
+            if readers[part.inputs[0]] == 1 and not before.relu and isinstance(before.part, LinksPart | NormPart | SumPart):
+                before.relu, value[place] = True, source
+            else:
+                value[place] = add(Stage(part, before.shape, source, relu=True))
+        elif isinstance(part, FlattenPart) and before.wide:
+            value[place] = source
+        else:
+            value[place] = add(Stage(part, _form(stages, part, source), source))
+    for stage in stages:
+        if isinstance(stage.part, LinksPart):
+            stages[stage.source].border = max(stages[stage.source].border, *stage.part.padding)
+    return stages
+
+
+def _form(stages: Sequence[Stage], part: KnownPart, source: int) -> Extent:
+    """The shape of a stage's value as the kernels hold it: what has one position is features."""
+    wide = stages[source].wide
+    if isinstance(part, LinksPart) and wide and (part.kernel, part.padding) != ((1, 1), (0, 0)):
+        raise UnknownPartError("a convolution with a window after the image has become features")
+    if isinstance(part, NormPart) and part.groups and wide:
+        raise UnknownPartError("GroupNorm of features")
+    if isinstance(part, PoolPart) and wide:
+        raise UnknownPartError("pooling after the image has become features")
+    if isinstance(part, MeanPart | FlattenPart) or wide:
+        return (math.prod(part.shape),)
+    return part.shape
+
+
+@dataclass
+class Arena:
+    """Places for tensors. Those of one form are used again, so that what nobody writes, borders, stays 0."""
+
+    floats: int = 0
+    spare: dict[tuple[int, ...], list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def take(self, *form: int) -> int:
+        """A place for `[form]` floats."""
+        at = self.floats
+        self.floats += -(-math.prod(form) // LANES) * LANES
+        return at
+
+    def tensor(self, form: tuple[int, ...]) -> int:
+        """A place for a tensor of the form (blocks, height, channels, width, border)."""
+        if self.spare[form]:
+            return self.spare[form].pop()
+        blocks, height, channels, width, border = form
+        return self.take(blocks, height + 2 * border, channels, width + 2 * border, LANES)
+
+
+@dataclass(frozen=True)
+class LinkPlan:
+    """A program for one mask and one batch size; threads share it, each with an arena of its own."""
+
+    program: Array[Operation]
+    index: LinkIndex
+    arena: int
+    """Floats."""
+    samples: int
+    outputs: int
+    evaluates: bool
+
+
+@dataclass(frozen=True)
+class Linked:
+    """The active links of a layer, as the program finds them in the index."""
+
+    starts: int
+    offsets: int
+    links: int
+    border: int
+    """That the gradient of its output needs."""
+    classes: tuple[tuple[int, int, int, int, int, int, int], ...]
+    """Of the input's positions: phase (y, x), rows and columns, starts, offsets, and where its links begin in the order."""
+    order: int
+    """Places in the weights, by input channel."""
+    ordered: int
+    """How many of them reach the input."""
+
+
+class Planner:
+    """Makes one plan."""
+
+    def __init__(self, stages: Sequence[Stage], places: Places, samples: int) -> None:
+        from fedrts_kernels import structures
+
+        self.c, self.stages, self.places, self.samples = structures, stages, places, samples
+        self.blocks = -(-samples // LANES)
+        self.operations: list[Operation] = []
+        self.index: list[LinkIndex] = []
+        self.indexed = 0
+        self.arena = Arena()
+        self.scratch = 0
+        """Floats at the end of the arena that any operation may use: their number depends on the mask, all other places do not."""
+        self.linked: dict[int, Linked] = {}
+        self.saved: dict[int, int] = {}
+        """What norms keep for the backward pass."""
+        self.moments: dict[int, int] = {}
+        """Statistics that links count for the norm behind them."""
+        self.sums = self.arena.take(max(stage.shape[0] for stage in stages), 2, LANES)
+        """One place for the sums of any layer: they are used at once."""
+
+    # ---- places ----
+
+    def tensor(self, shape: Extent, border: int = 0) -> Tensor:
+        """A new tensor in the arena."""
+        wide = len(shape) == 1
+        form = (1, 1, shape[0], self.blocks, 0) if wide else (self.blocks, shape[1], shape[0], shape[2], border)
+        return self.c.Tensor(self.arena.tensor(form), *form)
+
+    def free(self, tensor: Tensor) -> None:
+        """What comes later may have its place."""
+        form = (tensor.blocks, tensor.height, tensor.channels, tensor.width, tensor.border)
+        self.arena.spare[form].append(tensor.at)
+
+    def nothing(self) -> Tensor:
+        return self.c.Tensor(NOWHERE)
+
+    def indices(self, values: NDArray[Any]) -> int:
+        """Where these are in the index."""
+        at = self.indexed
+        self.index.append(values.astype(np.int32))
+        self.indexed += len(values)
+        return at
+
+    def emit(self, kind: type[Any], **fields: Any) -> None:
+        self.operations.append(self.c.Operation.of(kind(**fields)))
+
+    # ---- links ----
+
+    def link(self, place: int, backward: bool) -> Linked:
+        """The index of a layer's active links."""
+        stage = self.stages[place]
+        part, before = stage.part, self.stages[stage.source]
+        assert isinstance(part, LinksPart)
+        (ky, kx), (sy, sx), (py, px), (dy, dx) = part.kernel, part.stride, part.padding, part.dilation
+        outs, group_channels = self.places.shapes[part.weight][:2]
+        channels = before.shape[0]
+        if before.wide:
+            height, width, rows, cols, in_width = 1, self.blocks, 1, self.blocks, self.blocks
+        else:
+            _, height, width = before.shape
+            _, rows, cols = stage.shape
+            in_width = width + 2 * before.border
+        bits = self.places.bits.get(part.weight)
+        flat = np.arange(outs * group_channels * ky * kx) if bits is None else np.flatnonzero(bits)
+        rest, x = np.divmod(flat.astype(np.int64), kx)
+        rest, y = np.divmod(rest, ky)
+        out, channel = np.divmod(rest, group_channels)
+        channel += out // (outs // part.groups) * group_channels
+        x, y = x * dx - px, y * dy - py
+        starts = self.indices(_starts(out, outs))
+        offsets = self.indices(((y * channels + channel) * in_width + x) * LANES)
+        if not backward:
+            return Linked(starts, offsets, len(flat), 0, (), 0, 0)
+        border = 0
+        if before.wide:
+            sy, sx = 1, 1
+        else:
+            border = max(_overhang(ky, sy, py, dy, height, rows), _overhang(kx, sx, px, dx, width, cols))
+        phases = [(a, b) for a in range(min(sy, height)) for b in range(min(sx, width))]
+        slope_width = cols + 2 * border
+        classes, orders, begin = [], [], 0
+        by_channel = np.argsort(channel.astype(np.uint16 if channels < 2**16 else np.int64), kind="stable")
+        for a, b in phases:
+            some = by_channel[((a - y[by_channel]) % sy == 0) & ((b - x[by_channel]) % sx == 0)]
+            at = (((a - y[some]) // sy * outs + out[some]) * slope_width + (b - x[some]) // sx) * LANES
+            classes.append(
+                (a, b, (height - a + sy - 1) // sy, (width - b + sx - 1) // sx, self.indices(_starts(channel[some], channels)),
+                 self.indices(at), begin)
+            )  # fmt: skip
+            orders.append(some)
+            begin += len(some)
+        return Linked(starts, offsets, len(flat), border, tuple(classes), self.indices(np.concatenate(orders)), begin)
+
+    def origin(self, tensor: Tensor) -> int:
+        """Where the first position of a tensor's first channel is."""
+        return int(tensor.at + tensor.border * (tensor.channels * (tensor.width + 2 * tensor.border) + 1) * LANES)
+
+    def strides(self, tensor: Tensor) -> tuple[int, int, int]:
+        """Floats from one block, row and channel to the next."""
+        channel = (tensor.width + 2 * tensor.border) * LANES
+        row = tensor.channels * channel
+        return (tensor.height + 2 * tensor.border) * row, row, channel
+
+    # ---- forward ----
+
+    def forward(self, training: bool) -> list[Tensor]:
+        """Emit the stages; their values. Those that a backward pass will not need make room for others."""
+        values: list[Tensor] = []
+        last_reader = {
+            source: place for place, stage in enumerate(self.stages) for source in (stage.source, stage.other) if source is not None
+        }
+        for place, stage in enumerate(self.stages):
+            values.append(self.tensor(stage.shape, stage.border))
+            self._emit(place, values, training)
+            if not training:
+                for source, reader in last_reader.items():
+                    if reader == place and source >= 0:
+                        self.free(values[source])
+        return values
+
+    def _feeds_batch_norm_alone(self, place: int) -> bool:
+        readers = [stage for stage in self.stages if place in (stage.source, stage.other)]
+        return len(readers) == 1 and isinstance(readers[0].part, NormPart) and not readers[0].part.groups and readers[0].source == place
+
+    def _emit(self, place: int, values: list[Tensor], training: bool) -> None:
+        stage, c, out = self.stages[place], self.c, values[place]
+        part = stage.part
+        source = values[stage.source] if stage.source >= 0 else None
+        other = self.nothing() if stage.other is None else values[stage.other]
+        if source is None:
+            self.emit(c.Input, out=out, wide=stage.wide)
+            return
+        match part:
+            case LinksPart():
+                linked = self.linked[place] = self.link(place, training)
+                in_block, in_row, _ = self.strides(source)
+                out_block, out_row, out_channel = self.strides(out)
+                sy, sx = (1, 1) if stage.wide else part.stride
+                counts = training and not stage.wide and self._feeds_batch_norm_alone(place)
+                self.emit(
+                    c.Gather,
+                    blocks=out.blocks, rows=out.height, cols=out.width, outs=out.channels,
+                    in_=self.origin(source), in_block=in_block, in_row=sy * in_row, in_col=sx * LANES,
+                    out=self.origin(out), out_block=out_block, out_channel=out_channel, out_row=out_row, out_col=LANES,
+                    starts=linked.starts, offsets=linked.offsets, values=self.places.start(part.weight), bias=self.places.start(part.bias),
+                    statistics=self._moments(place) if counts else NOWHERE, relu=stage.relu,
+                )  # fmt: skip
+            case NormPart():
+                self.emit(
+                    c.Norm,
+                    in_=source, out=out, shortcut=other, **self._norm_fields(place, part, out),
+                    running_mean=self.places.start(part.mean), running_var=self.places.start(part.variance),
+                    counted=stage.source in self.moments,
+                    relu=stage.relu, wide=stage.wide, training=training, eps=part.eps, momentum=part.momentum,
+                )  # fmt: skip
+            case SumPart() | ReluPart():
+                self.emit(c.Sum, first=source, second=other, out=out, relu=stage.relu)
+            case PoolPart():
+                self.emit(c.Pool, in_=source, out=out, **_window(part))
+            case MeanPart() | FlattenPart():
+                self.emit(c.Flatten, in_=source, out=out, mean=isinstance(part, MeanPart))
+            case _:
+                raise TypeError(f"no operation for {part}")
+
+    def _moments(self, place: int) -> int:
+        self.moments[place] = self.arena.take(self.stages[place].shape[0], 2, LANES)
+        return self.moments[place]
+
+    def _norm_fields(self, place: int, part: NormPart, out: Tensor) -> dict[str, int]:
+        if place not in self.saved:
+            self.saved[place] = self.arena.take(2 * out.blocks * part.groups * LANES if part.groups else 4 * out.channels)
+        return {
+            "gamma": self.places.start(part.gamma),
+            "beta": self.places.start(part.beta),
+            "statistics": self.moments.get(self.stages[place].source, self.sums),
+            "saved": self.saved[place],
+            "groups": part.groups,
+        }
+
+    # ---- backward ----
+
+    def backward(self, values: list[Tensor], loss: Criterion) -> None:
+        """Emit the loss and the gradients of all parameters."""
+        needed = self._trained()
+        slopes: dict[int, Tensor] = {}
+        last = len(self.stages) - 1
+        slope, _ = self._slope(last, slopes)
+        self.emit(self.c.Loss, in_=values[last], to=slope, squares=loss.squares, smoothing=loss.smoothing)
+        for place in range(last, 0, -1):
+            if place in slopes:
+                self._emit_back(place, values, slopes, needed)
+
+    def _trained(self) -> set[int]:
+        """Stages whose value depends on a parameter."""
+        found: set[int] = set()
+        for place, stage in enumerate(self.stages):
+            own = isinstance(stage.part, LinksPart) or (isinstance(stage.part, NormPart) and (stage.part.gamma or stage.part.beta))
+            if own or stage.source in found or stage.other in found:
+                found.add(place)
+        return found
+
+    def _slope(self, place: int, slopes: dict[int, Tensor]) -> tuple[Tensor, bool]:
+        """Where the gradient of a stage's value goes, and whether there is something already to add to."""
+        if place in slopes:
+            return slopes[place], True
+        stage = self.stages[place]
+        bare = isinstance(stage.part, LinksPart) and not stage.relu
+        slopes[place] = self.tensor(stage.shape, self.linked[place].border if bare else 0)
+        return slopes[place], False
+
+    def _emit_back(self, place: int, values: list[Tensor], slopes: dict[int, Tensor], needed: set[int]) -> None:
+        stage, c, slope = self.stages[place], self.c, slopes.pop(place)
+        part = stage.part
+        kept = False
+        match part:
+            case LinksPart():
+                self._links_back(place, values, slope, slopes, needed)
+                return
+            case NormPart():
+                to, add = self._slope(stage.source, slopes)
+                shortcut = stage.other is not None
+                self.emit(
+                    c.NormBack,
+                    slope=slope, output=values[place] if shortcut and stage.relu else self.nothing(), in_=values[stage.source], to=to,
+                    **self._norm_fields(place, part, values[place]), relu=stage.relu, wide=stage.wide, add=add, eps=part.eps,
+                )  # fmt: skip
+                if stage.other is not None and stage.other in needed:
+                    kept = self._hand_on(slope, None, stage.other, slopes)
+            case SumPart() | ReluPart():
+                gate = values[place] if stage.relu else None
+                targets = [source for source in (stage.source, stage.other) if source is not None and source in needed]
+                for target in targets:
+                    kept = self._hand_on(slope, gate, target, slopes, may_keep=target == targets[-1] and gate is None) or kept
+            case PoolPart() if stage.source in needed:
+                to, add = self._slope(stage.source, slopes)
+                self.emit(c.PoolBack, slope=slope, out=values[place], in_=values[stage.source], to=to, **_window(part), add=add)
+            case MeanPart() | FlattenPart() if stage.source in needed:
+                to, add = self._slope(stage.source, slopes)
+                self.emit(c.Flatten, in_=to, out=slope, mean=isinstance(part, MeanPart), back=True, add=add)
+        if not kept:
+            self.free(slope)
+
+    def _hand_on(self, slope: Tensor, gate: Tensor | None, target: int, slopes: dict[int, Tensor], may_keep: bool = True) -> bool:
+        """The gradient of a sum is that of what was added; without another it becomes it, where both have the same form."""
+        stage = self.stages[target]
+        if may_keep and gate is None and target not in slopes and not (isinstance(stage.part, LinksPart) and not stage.relu):
+            slopes[target] = slope
+            return True
+        to, add = self._slope(target, slopes)
+        self.emit(self.c.ReluBack, slope=slope, output=gate or self.nothing(), to=to, bias=NOWHERE, add=add)
+        return False
+
+    def _links_back(self, place: int, values: list[Tensor], slope: Tensor, slopes: dict[int, Tensor], needed: set[int]) -> None:
+        stage, c, linked = self.stages[place], self.c, self.linked[place]
+        part, source = stage.part, values[stage.source]
+        assert isinstance(part, LinksPart)
+        bias = self.places.start(part.bias)
+        if stage.relu:
+            bare = self.tensor(stage.shape, linked.border)
+            self.emit(c.ReluBack, slope=slope, output=values[place], to=bare, bias=bias, scratch=self.sums)
+            self.free(slope)
+            slope = bare
+        elif part.bias is not None:
+            self.emit(c.ReluBack, slope=slope, output=self.nothing(), to=self.nothing(), bias=bias, scratch=self.sums)
+        in_block, in_row, _ = self.strides(source)
+        block, row, channel = self.strides(slope)
+        sy, sx = (1, 1) if stage.wide else part.stride
+        weight = self.places.start(part.weight)
+        self.scratch = max(self.scratch, linked.links * LANES)
+        self.emit(
+            c.Weight,
+            blocks=slope.blocks, rows=slope.height, cols=slope.width, outs=slope.channels,
+            in_=self.origin(source), in_block=in_block, in_row=sy * in_row, in_col=sx * LANES,
+            slope=self.origin(slope), slope_block=block, slope_channel=channel, slope_row=row,
+            starts=linked.starts, offsets=linked.offsets, links=linked.links, scratch=NOWHERE, gradient=weight,
+        )  # fmt: skip
+        if stage.source in needed:
+            to, add = self._slope(stage.source, slopes)
+            to_block, to_row, to_channel = self.strides(to)
+            self.emit(c.Permute, links=linked.ordered, values=weight, order=linked.order, out=NOWHERE)
+            for a, b, rows, cols, starts, offsets, begin in linked.classes:
+                self.emit(
+                    c.Gather,
+                    blocks=to.blocks, rows=rows, cols=cols, outs=to.channels,
+                    in_=self.origin(slope), in_block=block, in_row=row, in_col=LANES,
+                    out=self.origin(to) + a * to_row + b * LANES, out_block=to_block, out_channel=to_channel,
+                    out_row=sy * to_row, out_col=sx * LANES,
+                    starts=starts, offsets=offsets, values=begin, bias=NOWHERE, statistics=NOWHERE, values_in_arena=True, add=add,
+                )  # fmt: skip
+        self.free(slope)
+
+    # ---- the whole ----
+
+    def plan(self, evaluates: bool = False) -> LinkPlan:
+        """What was emitted."""
+        base = self.arena.floats
+        for operation in self.operations:
+            match self.c.KINDS[operation.kind]:
+                case self.c.Weight:
+                    operation.as_.Weight.scratch = base
+                case self.c.Permute:
+                    operation.as_.Permute.out = base
+                case self.c.Gather if operation.as_.Gather.values_in_arena:
+                    operation.as_.Gather.values += base
+        program = (self.c.Operation * len(self.operations))(*self.operations)
+        index = np.concatenate(self.index) if self.index else np.zeros(1, np.int32)
+        return LinkPlan(program, index, base + self.scratch, self.samples, self.stages[-1].shape[0], evaluates)
+
+
+def trained(stages: Sequence[Stage], places: Places, samples: int, loss: Criterion, descent: Descent | None) -> LinkPlan:
+    """The program of a training step, or without `descent` of a gradient, on batches of so many samples."""
+    planner = Planner(stages, places, samples)
+    values = planner.forward(training=True)
+    planner.emit(planner.c.Output, in_=values[-1])
+    planner.backward(values, loss)
+    if descent is not None:
+        planner.emit(planner.c.Descent, parameters=places.parameters, **vars(descent))
+    return planner.plan()
+
+
+def evaluated(stages: Sequence[Stage], places: Places, samples: int) -> LinkPlan:
+    """The program of outputs in evaluation."""
+    planner = Planner(stages, places, samples)
+    values = planner.forward(training=False)
+    planner.emit(planner.c.Output, in_=values[-1])
+    return planner.plan(evaluates=True)
+
+
+def _starts(rows: NDArray[Any], count: int) -> NDArray[Any]:
+    """Where each row's links begin, of links in the order of their rows; one longer than `count`."""
+    return np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))])
+
+
+def _overhang(kernel: int, stride: int, padding: int, dilation: int, size: int, outs: int) -> int:
+    """How far the gradient of an input of `size` looks beyond an output of `outs`."""
+    most = 0
+    for phase in range(min(stride, size)):
+        last = (size - phase + stride - 1) // stride - 1
+        taps = [phase + padding - tap * dilation for tap in range(kernel)]
+        shifts = [tap // stride for tap in taps if tap % stride == 0]
+        most = max([most, *(-shift for shift in shifts), *(last + shift - (outs - 1) for shift in shifts)])
+    return most
+
+
+def _window(part: PoolPart) -> dict[str, int]:
+    (height, width), (down, across), (above, left) = part.window, part.stride, part.padding
+    sizes = {"height": height, "width": width, "down": down, "across": across, "above": above, "left": left}
+    return sizes | {"mean": part.mean, "with_padding": part.with_padding}
