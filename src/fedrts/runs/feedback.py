@@ -34,9 +34,9 @@ def check_feedback(experiment: Experiment, plan: Plan) -> None:
         raise InputError(f"{what} has clients remember what they did not send, for which {engine} has no place: use --engine batched")
     if experiment.privacy.on:
         raise InputError(f"{what} sends in a later round what [privacy] kept back in an earlier one: use one of them")
-    if not reducers.get(experiment.guard.reducer).mergeable:
+    if (setting := reducers.unlike(experiment.guard, "mergeable")) is not None:
         raise InputError(
-            f"{what} has clients count as told what guard.reducer = '{experiment.guard.reducer}' may leave out: "
+            f"{what} has clients count as told what {setting} may leave out: "
             f"use {reducers.those('mergeable')}"
         )
     in_steps = any(isinstance(entry, Missed) for exchange in exchanges for entry in exchange.down.values())

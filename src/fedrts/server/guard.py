@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,9 +16,10 @@ from torch import Tensor
 from fedrts.client.order import Failure, Order, Reply
 from fedrts.errors import note
 from fedrts.server import reducers
+from fedrts.server.outliers import STATISTICS, UPDATE
 from fedrts.tables import Named, Number, Table
 from fedrts.wire import checks
-from fedrts.wire.checks import Check, failed
+from fedrts.wire.checks import Check, Finding, failed
 from fedrts.wire.fields import Message, OwnValues, Payload, Selection, Values, carried
 
 QUORUM = 0.3
@@ -41,14 +43,31 @@ class Guard(Table):
     over_select: Number = Field(0.0, ge=0, le=10, description="how many more clients than needed are asked, as a share")
     deadline: Number = Field(0.0, ge=0, description="seconds after which replies of a round are late; 0: never")
     attempts: int = Field(5, ge=1, description="times that a round is tried with other clients before the run stops")
-    norm_bound: Number = Field(100.0, gt=0, description="largest update, as a multiple of max(norm of the model, 1)")
-    reducer: Annotated[str, Named(reducers.reducers)] = Field(
-        "mean", description="of the weights: mean, clip (at norm_bound), trimmed_mean, median"
+    norm_bound: Number = Field(20.0, gt=0, description="largest update, as a multiple of max(norm of the model, 1)")
+    undo_bound: Number = Field(0.5, gt=0, description="how far an update may go back along the model, as a multiple of max(its norm, 1)")
+    median_bound: Number = Field(
+        20.0, gt=1, description="update above which a round is repeated without the client, as a multiple of the round's median"
     )
-    trim: Number = Field(0.2, ge=0, lt=0.5, description="share cut off at each end by trimmed_mean")
+    large_bound: Number = Field(
+        4.0, gt=1, description="update that counts as large, as a multiple of the round's median: `strikes` in a row are the last"
+    )
+    reducer: Annotated[str, Named(reducers.reducers)] = Field(
+        "mean",
+        description="of the weights: mean, clip (at norm_bound), trimmed_mean, median, geometric_median, centred_clip, krum, multi_krum",
+    )
+    mixing: Annotated[str, Named(reducers.mixings)] = Field(
+        "none", description="of the weights, before they are reduced: none, bucketing (means of random pairs), nearest (of neighbours)"
+    )
+    trim: Number = Field(
+        0.2, ge=0, lt=0.5, description="share that may be hostile: cut off at each end by trimmed_mean, left out by krum and nearest"
+    )
+    vote_trim: Number = Field(0.0, ge=0, lt=0.5, description="share cut off at each end of votes and indicators")
     statistic_bound: Number = Field(1e9, gt=0, description="largest BatchNorm statistic; inputs that are not normalised may need more")
     value_bound: Number = Field(1e9, gt=0, description="largest number in other uploads: gradients, squares, losses")
-    max_share: Number = Field(1.0, gt=0, le=1, description="largest share of one client in votes and indicators")
+    max_share: Number = Field(1.0, gt=0, le=1, description="largest share of one client in every mean")
+    max_claim: Number | None = Field(
+        None, ge=1, description="samples that count of one client, as a multiple of the round's median; default none, for sites 10"
+    )
     strikes: int = Field(3, ge=1, description="rejected replies after which a client is asked no more")
 
     def needed(self, per_round: int) -> int:
@@ -63,8 +82,14 @@ class Guard(Table):
         """The largest norm of an update to weights of a `norm`: beyond it a reply is rejected, or scaled down by its reducer."""
         return self.norm_bound * max(norm, 1.0)
 
-    def vote_weights(self, samples: Mapping[int, int]) -> dict[int, int]:
-        """n_k, cut so that no client has more than `max_share` of their sum (with fewer clients than 1/max_share: equal ones)."""
+    def weights(self, samples: Mapping[int, int]) -> dict[int, int]:
+        """n_k, cut to `max_claim` medians, and so that no client has more than `max_share` of their sum.
+
+        With fewer clients than 1/max_share all have equal ones.
+        """
+        if self.max_claim is not None and samples:
+            most = max(1, int(self.max_claim * statistics.median(samples.values())))
+            samples = {client: min(claimed, most) for client, claimed in samples.items()}
         weights = sorted(samples.values())
         if self.max_share >= 1 or not weights:
             return dict(samples)
@@ -92,6 +117,11 @@ class Strikes:
         self.counts[client] = self.counts.get(client, 0) + 1
         if self.counts[client] == self.limit:
             note(f"client {client} is asked no more: {self.limit} of its replies were rejected")
+
+    def quarantine(self, client: int, reason: str) -> None:
+        """It is asked no more, however few of its replies were rejected."""
+        self.counts[client] = self.limit
+        note(f"client {client} is asked no more: {reason}")
 
     @property
     def quarantined(self) -> set[int]:
@@ -162,8 +192,13 @@ def stray(reply: Reply, order: Order, samples: Mapping[int, int], answered: Coll
 
 
 def faults(replies: Sequence[Reply | Failure], order: Order, guard: Guard, samples: Mapping[int, int]) -> list[str | None]:
-    """What is wrong with each of several replies to `order`, measured together; None if nothing. `samples`: n_k as known here."""
-    return checks.faults([list(_checks(reply, order, guard, samples)) if isinstance(reply, Reply) else [] for reply in replies])
+    """What is wrong with each of several replies to `order`; None if nothing. `samples`: n_k as known here."""
+    return [finding.fault for finding in findings(replies, order, guard, samples)]
+
+
+def findings(replies: Sequence[Reply | Failure], order: Order, guard: Guard, samples: Mapping[int, int]) -> list[Finding]:
+    """What is wrong with each of several replies to `order`, and how large they are, measured together."""
+    return checks.findings([list(_checks(reply, order, guard, samples)) if isinstance(reply, Reply) else [] for reply in replies])
 
 
 def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]) -> Iterator[Check]:
@@ -201,8 +236,12 @@ def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
     parameters = len(weights) - frame.statistics
     if frame.statistics:
         yield from _of_statistics(weights[None, parameters:], order, guard)
+        moved = torch.dist(weights[parameters:], reference[parameters:]) / torch.linalg.vector_norm(reference[parameters:]).clamp(min=1e-9)
+        yield Check(lambda _: None, moved, STATISTICS.name)
     if not reducers.get(guard.reducer).bounds_updates:
-        yield Check(partial(_of_update, guard.bound(order.reference_norm)), torch.dist(weights[:parameters], reference[:parameters]))
+        update = weights[:parameters] - reference[:parameters]
+        sizes = torch.stack([torch.linalg.vector_norm(update), torch.dot(update, reference[:parameters])])
+        yield Check(partial(_of_update, guard, order.reference_norm), sizes, UPDATE.name)
 
 
 def _numbers(payload: Payload) -> Tensor | None:
@@ -215,8 +254,13 @@ def _of_size(name: str, bound: float, largest: float) -> str | None:
     return f"'{name}' has numbers above guard.value_bound = {bound:g}" if largest > bound else None
 
 
-def _of_update(bound: float, norm: float) -> str | None:
-    return f"an update of norm {norm:.3g}, above the bound of {bound:.3g}" if norm > bound else None
+def _of_update(guard: Guard, norm: float, size: float, along: float) -> str | None:
+    """The verdict on an update's size and on its product with the model of a `norm` that was sent."""
+    if size > (bound := guard.bound(norm)):
+        return f"an update of norm {size:.3g}, above the bound of {bound:.3g}"
+    if -along > guard.undo_bound * norm * max(norm, 1.0):
+        return f"an update that undoes the model: {-along / norm / max(norm, 1.0):.3g} of it, above guard.undo_bound = {guard.undo_bound:g}"
+    return None
 
 
 def _of_statistics(statistics: Tensor, order: Order, guard: Guard) -> Iterator[Check]:
