@@ -16,7 +16,6 @@ from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import RESIDUAL, Frame, Message, carried
 
-
 DRIFT = "server_drift"
 """What the last round's movement `[n]` is called among all that a run remembers."""
 

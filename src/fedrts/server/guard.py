@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedrts.client.order import Failure, Order, Reply
-from fedrts.errors import note
+from fedrts.errors import InputError, note
 from fedrts.server import reducers
 from fedrts.server.outliers import STATISTICS, UPDATE
 from fedrts.tables import Named, Number, Table
@@ -26,12 +26,23 @@ QUORUM = 0.3
 """Where nothing else is said."""
 
 
+SITES_CLAIM = 10.0
+"""Medians of a round's numbers of samples up to which a site's word counts, where nothing else is said."""
+
+
 _ROUNDING = 1e-9
 """0.55 of 100 clients are 55, whatever floating point says."""
 
 
 _LONGEST_REST = 6
 """At most 2^6 rounds go by before a client that was late is asked again."""
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "robust": {"reducer": "aligned", "trim": 0.3, "max_share": 0.15},  # what benchmarks/hostile.py supports
+}
+"""Guards by one word."""
 
 
 class Guard(Table):
@@ -53,13 +64,17 @@ class Guard(Table):
     )
     reducer: Annotated[str, Named(reducers.reducers)] = Field(
         "mean",
-        description="of the weights: mean, clip (at norm_bound), trimmed_mean, median, geometric_median, centred_clip, krum, multi_krum",
+        description="of the weights: mean, clip (at norm_bound), trimmed_mean, median, geometric_median, aligned, centred_clip, krum, "
+        "multi_krum",
     )
     mixing: Annotated[str, Named(reducers.mixings)] = Field(
         "none", description="of the weights, before they are reduced: none, bucketing (means of random pairs), nearest (of neighbours)"
     )
     trim: Number = Field(
-        0.2, ge=0, lt=0.5, description="share that may be hostile: cut off at each end by trimmed_mean, left out by krum and nearest"
+        0.2,
+        ge=0,
+        lt=0.5,
+        description="share that may be hostile: cut off at each end by trimmed_mean, left out by aligned, krum, nearest",
     )
     vote_trim: Number = Field(0.0, ge=0, lt=0.5, description="share cut off at each end of votes and indicators")
     statistic_bound: Number = Field(1e9, gt=0, description="largest BatchNorm statistic; inputs that are not normalised may need more")
@@ -69,6 +84,13 @@ class Guard(Table):
         None, ge=1, description="samples that count of one client, as a multiple of the round's median; default none, for sites 10"
     )
     strikes: int = Field(3, ge=1, description="rejected replies after which a client is asked no more")
+
+    @staticmethod
+    def preset(name: str) -> Mapping[str, Any]:
+        """The keys of a guard by one word: `guard = "robust"`."""
+        if name not in PRESETS:
+            raise InputError(f"guard must be a table of keys, or {' or '.join(map(repr, PRESETS))} (got {name!r})")
+        return PRESETS[name]
 
     def needed(self, per_round: int) -> int:
         """Usable replies, below which a round is repeated with other clients."""

@@ -206,17 +206,38 @@ _STEPS = 32
 """Of Weiszfeld's algorithm; it converges geometrically."""
 
 
+def geometric_median(updates: Tensor, shares: Tensor) -> Tensor:
+    """The point `[N]` with the least sum of distances to `updates [k, N]`, by smoothed Weiszfeld steps; `shares [k]` weigh them."""
+    centre = shares @ updates
+    least = 1e-6 * torch.linalg.vector_norm(updates, dim=1).mean().clamp(min=1e-12)
+    for _ in range(_STEPS):
+        pull = shares / torch.linalg.vector_norm(updates - centre, dim=1).clamp(min=least)
+        centre = (pull / pull.sum()) @ updates
+    return centre
+
+
 @register("geometric_median")
 class GeometricMedian(Together):
-    """The update with the least sum of distances to all others, by smoothed Weiszfeld steps (RFA: Pillutla et al., 2022)."""
+    """The update with the least sum of distances to all others (RFA: Pillutla et al., 2022)."""
 
     def reduced(self, updates: Tensor, shares: Tensor) -> Tensor:
-        centre = shares @ updates
-        least = 1e-6 * torch.linalg.vector_norm(updates, dim=1).mean().clamp(min=1e-12)
-        for _ in range(_STEPS):
-            pull = shares / torch.linalg.vector_norm(updates - centre, dim=1).clamp(min=least)
-            centre = (pull / pull.sum()) @ updates
-        return centre
+        return geometric_median(updates, shares)
+
+
+@register("aligned")
+class Aligned(Together):
+    """The mean of updates cut to their median norm, without those of the `trim` share that point against the geometric median.
+
+    Every client counts the same. Where nobody points against the others, nobody is left out.
+    """
+
+    def reduced(self, updates: Tensor, shares: Tensor) -> Tensor:
+        norms = torch.linalg.vector_norm(updates, dim=1, keepdim=True).clamp(min=1e-12)
+        cut = updates * (norms.quantile(0.5) / norms).clamp(max=1.0)
+        along = (updates / norms) @ geometric_median(cut, torch.full_like(shares, 1 / len(shares)))
+        against = torch.zeros_like(along, dtype=torch.bool)
+        against[along.topk(int(self.trim * len(along)), largest=False).indices] = True
+        return cut[(along >= 0) | ~against].mean(0)
 
 
 @register("centred_clip")

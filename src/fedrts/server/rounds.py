@@ -30,6 +30,7 @@ from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
+from fedrts.sparse.units import cut_off
 from fedrts.tasks import Metrics
 from fedrts.tasks.metrics import Metric, described, followed
 from fedrts.wire.value_types import ValueType
@@ -356,6 +357,7 @@ def describe(plan: Plan, before: State, after: State, index: int) -> dict[str, A
     changed = [int(part.count_nonzero()) for part in gained.split(list(after.mask.sizes))]
     kept = (after.mask.bits & before.mask.bits).count_nonzero()
     belief = plan.method.belief(after)
+    lost = cut_off(plan.layout.layers, after.mask, before.mask)
     return {
         "round": index,
         "overlap": float(kept) / max(before.mask.number, 1),
@@ -363,6 +365,7 @@ def describe(plan: Plan, before: State, after: State, index: int) -> dict[str, A
         "changed": dict(zip(names, changed, strict=True)),
         "belief_active": _histogram(belief, after.mask.active),
         "belief_inactive": _histogram(belief, after.mask.inactive),
+        **({"cut_off": {entry.layer: {"inputs": entry.inputs, "outputs": entry.outputs} for entry in lost}} if lost else {}),
         **plan.method.remarks(before, after, plan.round(index, before.mask)),
     }
 
