@@ -7,10 +7,10 @@ from typing import Any
 
 from fedrts.client.order import called
 
-Lines = Sequence[Mapping[str, Any]]
+Log = Sequence[Mapping[str, Any]]
 
 
-def lost_units(topology: Lines, history: Lines) -> list[str]:
+def lost_units(topology: Log, history: Log) -> list[str]:
     """A line for every outer round in which units lost all inputs or outputs, with the clients whose replies and votes counted in it."""
     voters = {line["round"]: line["clients"] for line in history}
     found = []

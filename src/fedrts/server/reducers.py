@@ -226,14 +226,15 @@ class GeometricMedian(Together):
 
 @register("aligned")
 class Aligned(Together):
-    """The mean of updates cut to their median norm, without those of the `trim` share that point against the geometric median.
+    """The mean of updates without those of the `trim` share that point against the geometric median.
 
-    Every client counts the same. Where nobody points against the others, nobody is left out.
+    The longest are cut to what the others do: at the quantile 1 − trim of norms. Every client counts the same. Where nobody points
+    against the others, nobody is left out.
     """
 
     def reduced(self, updates: Tensor, shares: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(updates, dim=1, keepdim=True).clamp(min=1e-12)
-        cut = updates * (norms.quantile(0.5) / norms).clamp(max=1.0)
+        cut = updates * (norms.quantile(1 - self.trim) / norms).clamp(max=1.0)
         along = (updates / norms) @ geometric_median(cut, torch.full_like(shares, 1 / len(shares)))
         against = torch.zeros_like(along, dtype=torch.bool)
         against[along.topk(int(self.trim * len(along)), largest=False).indices] = True
