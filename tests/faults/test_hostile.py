@@ -13,9 +13,11 @@ from torch import Tensor
 
 import fedrts
 from fedrts import config
+from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, Note
 from fedrts.export.inspection import inspect_run
 from fedrts.observe import Silent
+from fedrts.runs.build import assemble
 from fedrts.runs.lost_units import lost_units
 from fedrts.server import reducers, rounds
 from fedrts.server.aggregate import Sums
@@ -155,7 +157,8 @@ def reduced(run, rows: Tensor, weights=None, drift: Tensor | None = None, **guar
     assert made is not None
     for row, weight in zip(rows, weights or [1] * len(rows), strict=True):
         made.add(reference + row, weight)
-    return made.result() - reference
+    found: Tensor = made.result() - reference
+    return found
 
 
 def points(count=9, size=5, seed=0) -> Tensor:
@@ -303,8 +306,8 @@ def test_units_without_links_are_found():
 
 
 def test_lost_units_are_told_with_those_who_voted(tmp_path):
-    history = [{"round": 0, "clients": [1, 4]}, {"round": 3, "clients": [2]}]
-    topology = [{"round": 0, "cut_off": {"fc1": {"inputs": 7, "outputs": 0}}}, {"round": 3}]
+    history: list[dict[str, Any]] = [{"round": 0, "clients": [1, 4]}, {"round": 3, "clients": [2]}]
+    topology: list[dict[str, Any]] = [{"round": 0, "cut_off": {"fc1": {"inputs": 7, "outputs": 0}}}, {"round": 3}]
     assert lost_units(topology, history) == ["units lost their links in round 0: 7 of fc1 lost all inputs; clients 1, 4 voted"]
     sparse: dict[str, Any] = {"recipe": "paper", "data": "toy_images", "model": "mlp", "density": 0.1, "rounds": 4, "engine": "serial"}
     sparse |= {"train": {"epochs": 1}, "model_options": {"hidden": [60, 60]}, "topology": {"interval": 1, "end": 4}}
@@ -315,7 +318,7 @@ def test_lost_units_are_told_with_those_who_voted(tmp_path):
     warnings = inspect_run(tmp_path / "run")["warnings"]
     assert len(warnings) == sum("cut_off" in line for line in lines)
     code, said = command("inspect", str(tmp_path / "run"))
-    assert code == 0
+    assert code == 0, said
     code, _ = command("report", str(tmp_path / "run"), "--out", str(tmp_path / "report"))
     assert code == 0
     page = next((tmp_path / "report").glob("*.html")) if (tmp_path / "report").is_dir() else tmp_path / "report"
@@ -333,10 +336,9 @@ def test_one_hostile_client_of_ten_costs_little_and_stops_nothing(attack):
     settings["clients"] = {"total": 10, "per_round": 10, "alpha": 1.0}
 
     def accuracy(clients):
-        from fedrts.runs.build import assemble
-
         run = assemble(config.resolve(settings))
+        assert isinstance(run.plan.engine, SerialEngine)
         plan = replace(run.plan, engine=infiltrated(run.plan.engine, frozenset(clients), attack)) if clients else run.plan
-        return sum(played.record.accuracy for played in list(rounds.play(plan, run.method.begin(run.setup), -1))[-10:]) / 10
+        return sum(played.record.accuracy or 0.0 for played in list(rounds.play(plan, run.method.begin(run.setup), -1))[-10:]) / 10
 
     assert accuracy([0]) > accuracy([]) - 0.03

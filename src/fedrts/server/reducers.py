@@ -63,8 +63,13 @@ get = reducers.get
 Mixing = Callable[[Tensor, "Guard", int], Tensor]
 """Weights `[k, n]` of clients as fewer, or less different ones `[k', n]`; the number is a key for whatever is random."""
 
-mixings: Registry[Mixing | None] = Registry("mixing")
-mixings.register("none")(None)
+mixings: Registry[Mixing] = Registry("mixing")
+
+
+@mixings.register("none")
+def unmixed(weights: Tensor, guard: Guard, key: int) -> Tensor:
+    """As they are."""
+    return weights
 
 
 def those(trait: str) -> str:
@@ -74,7 +79,7 @@ def those(trait: str) -> str:
 
 def unlike(guard: Guard, trait: str) -> str | None:
     """The setting of a guard that stands against a trait of its reducer, as one names it; None if it has it."""
-    if mixings.get(guard.mixing) is not None:
+    if mixings.get(guard.mixing) is not unmixed:
         return f"guard.mixing = '{guard.mixing}'"
     return None if getattr(get(guard.reducer), trait) else f"guard.reducer = '{guard.reducer}'"
 
@@ -95,7 +100,7 @@ def reduction(guard: Guard, order: Order) -> Reducer | None:
         return None
     check_reducer(guard, order.exchange.up)
     mixing, reducer = mixings.get(guard.mixing), get(guard.reducer).of(guard, order)
-    return reducer if mixing is None else Mixed(mixing, guard, order.frame.key, reducer)
+    return reducer if mixing is unmixed else Mixed(mixing, guard, order.frame.key, reducer)
 
 
 @register("mean")
@@ -238,7 +243,8 @@ class Aligned(Together):
         along = (updates / norms) @ geometric_median(cut, torch.full_like(shares, 1 / len(shares)))
         against = torch.zeros_like(along, dtype=torch.bool)
         against[along.topk(int(self.trim * len(along)), largest=False).indices] = True
-        return cut[(along >= 0) | ~against].mean(0)
+        kept: Tensor = cut[(along >= 0) | ~against]
+        return kept.mean(0)
 
 
 @register("centred_clip")

@@ -65,7 +65,8 @@ def _moved(change: Callable[[Tensor, Scene], Tensor]) -> Attack:
 def _huge(update: Tensor, scene: Scene) -> Tensor:
     """A random direction, as long as the first guard allowed."""
     direction = random.uniform(random.key(scene.order.round.index, "huge"), len(update)).to(update) - 0.5
-    return direction / direction.norm() * _FURTHEST * max(scene.order.reference_norm, 1.0)
+    length = _FURTHEST * max(scene.order.reference_norm, 1.0)
+    return direction * (length / float(torch.linalg.vector_norm(direction)))
 
 
 def _honest_updates(scene: Scene) -> Tensor:
@@ -85,7 +86,8 @@ def _mean_shift(update: Tensor, scene: Scene) -> Tensor:
     """Against the honest mean, as long as the honest updates are (inner-product manipulation: Xie et al., 2020)."""
     updates = _honest_updates(scene)
     mean = updates.mean(0)
-    return -mean / mean.norm().clamp(min=1e-12) * updates.norm(dim=1).median()
+    length = float(torch.linalg.vector_norm(updates, dim=1).median())
+    return -mean * (length / max(float(torch.linalg.vector_norm(mean)), 1e-12))
 
 
 def _statistics(message: Message, scene: Scene) -> Message:
@@ -101,7 +103,7 @@ def _posterior(message: Message, scene: Scene) -> Message:
     first, factor = layout.layers[0], len(scene.honest) / scene.hostile
     active = mask.bits[: first.size].view(first.shape[0], -1).any(1)
     own = mask.expand(scene.reference)[: first.size].view(first.shape[0], -1).square().sum(1)
-    norm, usual = scene.order.reference_norm, float(_honest_updates(scene).norm(dim=1).median())
+    norm, usual = scene.order.reference_norm, float(torch.linalg.vector_norm(_honest_updates(scene), dim=1).median())
     affordable = min(_BACK * norm * max(norm, 1.0) / (factor + 1), (_LONG * usual / (factor + 1)) ** 2)
     chosen = (torch.where(active, own, 0.0).cumsum(0) <= affordable).view(-1, 1).expand(-1, first.size // first.shape[0])
     victims = torch.zeros(len(mask.bits), dtype=torch.bool)
