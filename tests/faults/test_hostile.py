@@ -73,7 +73,7 @@ def test_an_update_that_undoes_the_model_is_refused(run, attack):
 def test_a_round_with_an_outlier_is_repeated_without_it(run):
     """The result is the round as the others play it, to the bit, and no attempt is spent."""
     state, ledger = run.method.begin(run.setup), ClientRecords.of(run.plan.guard)
-    plan = hostile(run, scaled(60.0), norm_bound=1e9, undo_bound=1e9, attempts=1)
+    plan = hostile(run, scaled(500.0), norm_bound=1e9, undo_bound=1e9, attempts=1)
     played = rounds.play_round(plan, state, 1, ledger)
     (rejected,) = played.record.rejected
     assert rejected["client"] == HOSTILE
@@ -88,7 +88,7 @@ def test_a_round_with_an_outlier_is_repeated_without_it(run):
 
 
 def test_who_is_large_again_and_again_is_asked_no_more(run):
-    plan = hostile(run, scaled(8.0), norm_bound=1e9, undo_bound=1e9)
+    plan = hostile(run, scaled(30.0), norm_bound=1e9, undo_bound=1e9)
     ledger, state = ClientRecords.of(plan.guard), run.method.begin(run.setup)
     for index in (1, 2):
         played = rounds.play_round(plan, state, index, ledger)
@@ -112,13 +112,13 @@ def test_large_replies_count_in_a_row():
 
 
 def test_sizes_are_compared_with_the_rounds_median_and_the_numbers_of_samples():
-    sizes = {0: 1.0, 1: 2.0, 2: 3.0, 3: 40.0, 4: 40.0}
+    sizes = {0: 1.1, 1: 2.0, 2: 3.0, 3: 40.0, 4: 40.0}
     samples = {0: 10, 1: 10, 2: 10, 3: 10, 4: 50}
     found = excesses({"update": sizes}, samples, norm=5.0)
-    assert {client: entry.ratio for client, entry in found.items()} == pytest.approx({0: 1 / 3, 1: 2 / 3, 2: 1.0, 3: 40 / 3, 4: 8 / 3})
+    assert {client: entry.ratio for client, entry in found.items()} == pytest.approx({0: 1.1 / 3, 1: 2 / 3, 2: 1.0, 3: 40 / 3, 4: 8 / 3})
     assert excesses({"update": {0: 1.0, 1: 100.0}}, samples, 1.0) == {}  # two have no median that means anything
     assert excesses({"update": dict.fromkeys(range(4), 0.0) | {4: 1.0}}, samples, 1.0) == {}
-    tiny = excesses({"update": {0: 1e-6, 1: 1e-6, 2: 1e-6, 3: 1e-3}}, samples, 1.0)
+    tiny = excesses({"update": {0: 1e-2, 1: 1e-2, 2: 1e-2, 3: 0.19}}, samples, 1.0)
     assert tiny[3].ratio == 0.0  # far above the others, and harmless
     both = excesses({"update": sizes, "statistics": {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 500.0}}, samples, 5.0)
     assert both[4].ratio == pytest.approx(100.0)

@@ -57,7 +57,7 @@ class Guard(Table):
     norm_bound: Number = Field(20.0, gt=0, description="largest update, as a multiple of max(norm of the model, 1)")
     undo_bound: Number = Field(0.5, gt=0, description="how far an update may go back along the model, as a multiple of max(its norm, 1)")
     median_bound: Number = Field(
-        20.0, gt=1, description="update above which a round is repeated without the client, as a multiple of the round's median"
+        50.0, gt=1, description="update above which a round is repeated without the client, as a multiple of the round's median"
     )
     large_bound: Number = Field(
         4.0, gt=1, description="update that counts as large, as a multiple of the round's median: `strikes` in a row are the last"

@@ -29,7 +29,7 @@ class Measure:
     """Does it grow with a client's number of samples, that is of steps?"""
 
 
-UPDATE = Measure("update", 1.0, 0.01, "an update {:.3g} times as large as the median of its round", by_samples=True)
+UPDATE = Measure("update", 1.0, 0.2, "an update {:.3g} times as large as the median of its round", by_samples=True)
 STATISTICS = Measure("statistics", 5.0, 0.05, "statistics that move {:.3g} times as far as the median of their round")
 
 
