@@ -70,6 +70,19 @@ def test_an_update_that_undoes_the_model_is_refused(run, attack):
     assert rounds.play_round(lenient, state, 1).record.rejected == []
 
 
+def test_noise_that_hides_a_client_undoes_nothing(run):
+    """Noise far larger than the model goes back along it by more than half of it now and then; its cosine tells."""
+
+    def noisy(message, scene):
+        n, noise = scene.parameters, torch.randn(scene.parameters, generator=torch.Generator().manual_seed(scene.order.round.index))
+        away = noise - scene.reference[:n] * (noise @ scene.reference[:n]) / scene.reference[:n].square().sum()
+        weights = message["weights"].clone()
+        weights[:n] = scene.reference[:n] - 0.6 * scene.order.reference_norm / scene.reference[:n].norm() * scene.reference[:n] + 5 * away
+        return {**message, "weights": weights}
+
+    assert rounds.play_round(hostile(run, noisy, median_bound=1e9), run.method.begin(run.setup), 1).record.rejected == []
+
+
 def test_a_round_with_an_outlier_is_repeated_without_it(run):
     """The result is the round as the others play it, to the bit, and no attempt is spent."""
     state, ledger = run.method.begin(run.setup), ClientRecords.of(run.plan.guard)

@@ -567,7 +567,14 @@ def test_resolved_file_is_complete(tmp_path):
     folder.create(resolve())
     written = set(config.flat(from_file(folder.experiment_file())))
     missing = set(config.flat(Experiment().model_dump())) - written
-    assert missing == {"init", "out", "topology.density_start", "topology.prunable", "train.schedule_rounds"}  # TOML has no null
+    assert missing == {
+        "guard.max_claim",
+        "init",
+        "out",
+        "topology.density_start",
+        "topology.prunable",
+        "train.schedule_rounds",
+    }  # TOML has no null
     text = folder.experiment_file().read_text("utf-8")
     assert text.count('"auto"') == 3  # checkpoint.every: a pace, no decision; engine.name, engine.kernel: decided when the model is there
     assert "[versions]" in text

@@ -34,6 +34,10 @@ _ROUNDING = 1e-9
 """0.55 of 100 clients are 55, whatever floating point says."""
 
 
+_BACKWARDS = 0.25
+"""The least cosine with which an update goes back along the model: noise that hides a client's data is large, and goes nowhere."""
+
+
 _LONGEST_REST = 6
 """At most 2^6 rounds go by before a client that was late is asked again."""
 
@@ -54,7 +58,7 @@ class Guard(Table):
     over_select: Number = Field(0.0, ge=0, le=10, description="how many more clients than needed are asked, as a share")
     deadline: Number = Field(0.0, ge=0, description="seconds after which replies of a round are late; 0: never")
     attempts: int = Field(5, ge=1, description="times that a round is tried with other clients before the run stops")
-    norm_bound: Number = Field(20.0, gt=0, description="largest update, as a multiple of max(norm of the model, 1)")
+    norm_bound: Number = Field(100.0, gt=0, description="largest update, as a multiple of max(norm of the model, 1)")
     undo_bound: Number = Field(0.5, gt=0, description="how far an update may go back along the model, as a multiple of max(its norm, 1)")
     median_bound: Number = Field(
         50.0, gt=1, description="update above which a round is repeated without the client, as a multiple of the round's median"
@@ -280,7 +284,7 @@ def _of_update(guard: Guard, norm: float, size: float, along: float) -> str | No
     """The verdict on an update's size and on its product with the model of a `norm` that was sent."""
     if size > (bound := guard.bound(norm)):
         return f"an update of norm {size:.3g}, above the bound of {bound:.3g}"
-    if -along > guard.undo_bound * norm * max(norm, 1.0):
+    if -along > max(guard.undo_bound * max(norm, 1.0), _BACKWARDS * size) * norm:
         return f"an update that undoes the model: {-along / norm / max(norm, 1.0):.3g} of it, above guard.undo_bound = {guard.undo_bound:g}"
     return None
 
