@@ -244,7 +244,7 @@ def test_a_cap_on_votes_does_not_bend_the_mean_over_those_who_have_a_link(toy, m
     bits = [Mask(torch.tensor(b, dtype=torch.bool), [4]) for b in ([1, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0])]
     state = State(torch.zeros(2), bits[0]).remember(direction=torch.zeros(4, dtype=torch.int8))
     samples = {0: 80, 1: 10, 2: 10}
-    votes = Guard(max_share=0.4).vote_weights(samples)
+    votes = Guard(max_share=0.4).weights(samples)
     assert votes != samples
     sums = Sums()
     current = replace(run.plan.round(0, state.mask), counts=(2,), quota=(1,))

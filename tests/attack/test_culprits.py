@@ -111,6 +111,7 @@ def test_side_by_side_a_client_that_rewires_is_the_one(toy: Toy, monkeypatch: py
     assert error.__notes__ == [f"round 0, client {run.plan.sample(0)[1]}"], "once, by who knows most"
 
 
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
 def test_a_round_that_fails_says_whose_replies_did_not_count(toy: Toy) -> None:
     run = toy(train={"lr": 1e30, "epochs": 2}, clients={"total": 2, "per_round": 2}, guard={"attempts": 1})
     assert "(clients 0, 1: 'weights' is not finite)" in str(failure(run, 0))

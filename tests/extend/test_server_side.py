@@ -86,7 +86,7 @@ def test_the_step_is_the_optimisers(toy):
 @pytest.mark.parametrize(
     ("assignment", "words"),
     [
-        ("guard.reducer=krum", r"guard\.reducer must be 'clip', 'mean', 'median', 'trimmed_mean' or an import path .*\(got 'krum'\)"),
+        ("guard.reducer=bulyan", r"guard\.reducer must be 'aligned', 'centred_clip', 'clip', .* or an import path .*\(got 'bulyan'\)"),
         ("train.server_optimizer=yogi", r"train\.server_optimizer must be 'adam', 'momentum', 'sgd' or an import path .*\(got 'yogi'\)"),
         ("guard.reducer=mine:number", "the reducer 'mine:number' is 3"),
         ("guard.reducer=mine:Yogi", r"'mine:Yogi' is no reducer: it must be a subclass of fedrts\.server\.reducers\.Reducer"),

@@ -250,12 +250,13 @@ def test_below_the_quorum_others_are_asked_and_nothing_is_half_applied(toy):
     assert ledger.uploads == {client: (times,) * 2 for client in range(5) if (times := sum(client in clients for clients in asked))}
     assert set(played.record.clients) == next(clients for clients in attempts if not clients & bad)
     direct = rounds._attempt(
-        run.plan, state, 0, attempts.index(set(played.record.clients)), ClientRecords.of(plan.guard), rounds.Record(0, True, [])
+        run.plan, state, 0, attempts.index(set(played.record.clients)), ClientRecords.of(plan.guard), rounds.Record(0, True, []), set()
     )
     assert direct is not None
     assert torch.equal(direct.weights, played.state.weights)
 
 
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
 def test_a_round_that_never_succeeds_stops_the_run_and_says_why(toy):
     run = toy("fedrts", "mlp")
     plan = plan_of(run, ATTACKS["NaN"][0], attackers=range(5))
@@ -365,10 +366,9 @@ def test_an_attacker_who_scales_by_a_thousand_is_contained(toy, reducer):
     def scaled(weights):
         return reference + 1000 * (weights - reference)
 
-    guard = (
-        {"reducer": reducer, "norm_bound": 0.05, "trim": 0.2} if reducer == "clip" else {"reducer": reducer, "norm_bound": 1e9, "trim": 0.2}
-    )
-    plan = plan_of(run, with_weights(scaled), **guard)
+    free = {"median_bound": 1e9, "undo_bound": 1e9}
+    guard = {"reducer": reducer, "norm_bound": 0.05 if reducer == "clip" else 1e9, "trim": 0.2}
+    plan = plan_of(run, with_weights(scaled), **guard, **free)
     honest = rounds.play_round(replace(plan, engine=run.plan.engine), state, 1).state
     attacked = rounds.play_round(plan, state, 1).state
     moved = float((attacked.values - honest.values).double().norm())
@@ -440,16 +440,24 @@ def test_three_colluders_move_the_posterior_by_no_more_than_their_share(toy):
     ],
 )
 def test_shares_are_capped_exactly(samples, share, expected):
-    capped = Guard(max_share=share).vote_weights(dict(enumerate(samples)))
+    capped = Guard(max_share=share).weights(dict(enumerate(samples)))
     assert list(capped.values()) == expected
 
 
-def test_indicators_count_with_the_capped_weight_and_values_with_the_whole():
+def test_claims_are_cut_to_a_multiple_of_the_rounds_median():
+    claims = dict(enumerate([100, 80, 120, 10**9]))
+    assert Guard(max_claim=10.0).weights(claims) == {0: 100, 1: 80, 2: 120, 3: 1100}
+    assert Guard().weights(claims) == claims
+    assert Guard(max_claim=10.0, max_share=0.5).weights(claims) == {0: 100, 1: 80, 2: 120, 3: 300}
+
+
+def test_every_mean_has_the_capped_weight_and_samples_are_counted_whole():
     sums = Sums()
     sums.add({"x": torch.tensor([1.0]), "flag": torch.tensor([True])}, 90, 10)
     sums.add({"x": torch.tensor([0.0]), "flag": torch.tensor([False])}, 10, 10)
-    assert sums.mean()["x"].tolist() == pytest.approx([0.9])
+    assert sums.mean()["x"].tolist() == pytest.approx([0.5])
     assert sums.mean()["flag"].tolist() == pytest.approx([0.5])
+    assert sums.mean().samples == 100
 
 
 # -- honest accounts -------------------------------------------------------------------------------------------------------------

@@ -417,6 +417,7 @@ def test_one_file_is_collected(evidence, tiny, raw, here, monkeypatch, tmp_path,
     assert evidence.collect_file(again) == []
 
 
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
 def test_a_trial_that_diverges_has_no_score(evidence, cells, tiny, raw, here, monkeypatch, tmp_path, capsys):
     """It is finished, and says nothing of what cells cost."""
     monkeypatch.setattr(evidence, "STUDIES", {"tiny": replace(tiny, rates=(0.1, 0.3, 1e9))})

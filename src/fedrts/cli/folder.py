@@ -24,10 +24,12 @@ def inspect(run_dir: RunDir, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(content, indent=2))
         return
-    facts = {key: value for key, value in content.items() if key != "layers"}
+    facts = {key: value for key, value in content.items() if key not in ("layers", "warnings")}
     print_table([{"run": key, str(run_dir): value} for key, value in facts.items()], False)
     if content["layers"]:
         print_table(content["layers"], False)
+    for line in content.get("warnings", []):
+        print(f"warning: {line}")
 
 
 @app.command()

@@ -18,6 +18,9 @@ from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import RESIDUAL, Frame, Message, Payload, Steps, carried
 from fedrts.wire.packing import raw
 
+DRIFT = "server_drift"
+"""What the last round's movement `[n]` is called among all that a run remembers."""
+
 
 @dataclass(frozen=True)
 class Order:
@@ -37,13 +40,17 @@ class Order:
     """The mask that each client holds before its download, as far as the server knows."""
     missed: Mapping[int, int | None] = field(default_factory=dict)
     """How many broadcasts each client lacks, with this one; None: it never had one."""
+    drift: Tensor | None = None
+    """How the last round moved the weights on the mask, where the server remembers it."""
 
     @staticmethod
     def of(exchange: Exchange, round: Round, layout: Layout, state: State, key: int) -> Order:
         """The order that a server in `state` gives; `key` decides the rounding of what it sends."""
         frame = Frame(layout, state.mask, state.values.dtype, key)
         tensors = {"weights": state.values, **state.memory}
-        return Order(exchange, round, frame, {name: entry.take(tensors, frame) for name, entry in exchange.down.items()}, state.values)
+        sent = {name: entry.take(tensors, frame) for name, entry in exchange.down.items()}
+        drift = state.memory.get(DRIFT)
+        return Order(exchange, round, frame, sent, state.values, drift=None if drift is None else state.mask.compact(drift))
 
     def blaming(self, *clients: int) -> AbstractContextManager[None]:
         """Errors inside name the round and the client, or those who work side by side and one of whom it is."""

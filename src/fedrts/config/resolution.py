@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
 from fedrts.registry import only_allowing
 from fedrts.server import optimizer, reducers
+from fedrts.server.guard import Guard
 from fedrts.sparse import falling
 from fedrts.tasks import metrics
 
@@ -108,7 +109,7 @@ def complete(experiment: Experiment) -> Experiment:
             "init": None if experiment.init is None else str(Path(experiment.init).absolute()),  # resuming may happen elsewhere
             "topology": experiment.topology.model_copy(update={"end": experiment.end}),
             "clients": experiment.clients.model_copy(update={"min_size": experiment.min_size}),
-            "guard": experiment.guard.model_copy(update={"quorum": experiment.quorum}),
+            "guard": experiment.guard.model_copy(update={"quorum": experiment.quorum, "max_claim": experiment.max_claim}),
             "train": train.model_copy(update={"server_lr": usual_rate if train.server_lr is None else train.server_lr}),
         }
     )
@@ -166,8 +167,9 @@ def make_method(experiment: Experiment) -> Method:
 
 
 def _expanded(layer: Tree) -> dict[str, Any]:
-    """A layer with `engine = "serial"` written as a table, so that it merges with one."""
-    return {**layer, "engine": {"name": layer["engine"]}} if isinstance(layer.get("engine"), str) else dict(layer)
+    """A layer with `engine = "serial"` and `guard = "robust"` written as tables, so that they merge with those."""
+    words: dict[str, Callable[[str], Tree]] = {"engine": lambda name: {"name": name}, "guard": Guard.preset}
+    return {key: words[key](value) if key in words and isinstance(value, str) else value for key, value in layer.items()}
 
 
 def _fit_per_round(settings: dict[str, Any], given: Tree) -> None:

@@ -14,7 +14,7 @@ from fedrts.client.training import LocalTraining
 from fedrts.data.partition import SITES, Partition
 from fedrts.engines.settings import EngineSettings
 from fedrts.server.averaging import AverageName, LateAverage
-from fedrts.server.guard import QUORUM, Guard
+from fedrts.server.guard import QUORUM, SITES_CLAIM, Guard
 from fedrts.server.optimizer import ServerOptimizer, optimizers
 from fedrts.sparse.falling import curves
 from fedrts.sparse.schedule import Schedule
@@ -209,6 +209,13 @@ class Experiment(Table):
         if self.guard.quorum is not None:
             return self.guard.quorum
         return 1.0 if self.clients.partition == SITES else QUORUM
+
+    @property
+    def max_claim(self) -> float | None:
+        """Samples that count of one client, in medians: sites say themselves how many they have."""
+        if self.guard.max_claim is not None:
+            return self.guard.max_claim
+        return SITES_CLAIM if self.clients.partition == SITES else None
 
     @property
     def end(self) -> int:

@@ -146,7 +146,7 @@ class Estimate:
             sums = Sums()
             opened = {entry: kind.open(reply.message[entry], frame) for entry, kind in exchange.up.items()}
             sums.add(plan.method.contribution(opened, state, order.round), reply.samples)
-            state = rounds.updated(plan, state, order, sums)
+            state = rounds.updated(plan, state, order, sums.mean())
         amount = sum(memory.values()), sum(memory_on_mask.values()), memory
         cases = ((HOLDER, holder), (FRESH, fresh))
         return PlayedRound([Row("measured", name, case, down, up, flops, *amount) for case, down in cases], state, orders)

@@ -67,9 +67,9 @@ class Actors(EngineKind):
     def refuses(self, experiment: Experiment) -> str | None:
         """What cannot be divided among actors, too."""
         guard = experiment.guard
-        if not reducers.get(guard.reducer).mergeable:
+        if (setting := reducers.unlike(guard, "mergeable")) is not None:
             return (
-                f"guard.reducer = '{guard.reducer}' needs every client's weights in one place, and ray's actors send back sums: "
+                f"{setting} needs every client's weights in one place, and ray's actors send back sums: "
                 f"use {reducers.those('mergeable')}, or --engine batched"
             )
         for name in ("deadline", "over_select"):

@@ -16,6 +16,7 @@ from fedrts.files import write_atomically
 from fedrts.runs import checkpoint
 from fedrts.runs.build import assemble, with_metrics
 from fedrts.runs.folder import RunFolder, Trust, check_saved, resume_command
+from fedrts.runs.lost_units import lost_units
 from fedrts.tasks import Metrics
 from fedrts.tasks.metrics import of_run
 
@@ -43,6 +44,8 @@ def inspect_run(path: Path) -> dict[str, Any]:
             content[name] = source[name]
     for way in ("upload_bytes", "download_bytes"):
         content[way] = sum(line[way] for line in history)
+    if warnings := lost_units(folder.topology(), history):
+        content["warnings"] = warnings
     content["layers"] = [
         {"layer": name, "links": size, "active": active, "density": active / size} for name, size, active in _layers(folder)
     ]

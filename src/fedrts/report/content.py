@@ -14,6 +14,7 @@ from fedrts.report.quantities import metrics_of, over
 from fedrts.report.read import Found, Run
 from fedrts.report.settings import Problem, grouped
 from fedrts.runs.folder import resume_command
+from fedrts.runs.lost_units import lost_units
 from fedrts.server.collect import DROPPED, EXCUSED, UNASKED
 from fedrts.tasks.metrics import Metric
 
@@ -43,7 +44,7 @@ def failures(runs: Iterable[Run]) -> list[str]:
         if rejected:
             what = "; ".join(f"{count} × {reason}" for reason, count in sorted(rejected.items(), key=lambda entry: -entry[1])[:3])
             found.append(f"{run.path}: {_count(sum(rejected.values()), 'rejected reply', 'rejected replies')}: {what}")
-        found += [f"{run.path}: {words}" for words in absences(run)]
+        found += [f"{run.path}: {words}" for words in (*absences(run), *lost_units(run.topology, run.history))]
     return found
 
 

@@ -30,11 +30,8 @@ def check_feedback(experiment: Experiment, plan: Plan) -> None:
     what = "wire.feedback = true" if experiment.wire.feedback else f"'{experiment.method}'"
     if experiment.privacy.on:
         raise InputError(f"{what} sends in a later round what [privacy] kept back in an earlier one: use one of them")
-    if not reducers.get(experiment.guard.reducer).mergeable:
-        raise InputError(
-            f"{what} has clients count as told what guard.reducer = '{experiment.guard.reducer}' may leave out: "
-            f"use {reducers.those('mergeable')}"
-        )
+    if (setting := reducers.unlike(experiment.guard, "mergeable")) is not None:
+        raise InputError(f"{what} has clients count as told what {setting} may leave out: use {reducers.those('mergeable')}")
     in_steps = any(isinstance(entry, Missed) for exchange in exchanges for entry in exchange.down.values())
     if in_steps and not (isinstance(plan.optimizer, Averaging) and plan.optimizer.rate == 1):
         raise InputError(

@@ -76,6 +76,7 @@ class TopologyLine(Part):
     active: dict[str, Count]
     belief_active: Histogram | None = None
     belief_inactive: Histogram | None = None
+    cut_off: dict[str, dict[str, Count]] | None = None
 
 
 class Client(Part):

@@ -38,30 +38,31 @@ class Sums:
     clients that did not name it count as 0).
     """
 
-    def __init__(self, weights: Reduction | None = None) -> None:
+    def __init__(self, weights: Reduction | None = None, trim: float = 0.0) -> None:
         self._totals: dict[str, _Total] = {}
         self._clients = self._samples = 0
         self._weights = weights
         """What takes the place of the mean of `weights`."""
+        self._trim = trim
+        """Share of the clients' weight that is cut off at each end of every indicator and vote."""
 
-    def add(self, contribution: Message, weight: int, vote_weight: int | None = None) -> None:
-        """Add one client's contribution with its number of samples; in votes and indicators it may count less."""
-        votes = weight if vote_weight is None else vote_weight
+    def add(self, contribution: Message, samples: int, weight: int | None = None) -> None:
+        """Add one client's contribution with its number of samples, or with a `weight` that is not as large."""
+        weight = samples if weight is None else weight
         self._clients += 1
-        self._samples += weight
+        self._samples += samples
         for name, payload in contribution.items():
             if name == "weights" and self._weights is not None:
                 self._weights.add(carried(payload, Tensor), weight)
             elif isinstance(payload, Selection):
                 named = payload.indices.new_ones(1, dtype=torch.bool).expand(payload.indices.shape)
                 values = named if payload.values is None else payload.values
-                total = self._total(name, (payload.size,), values, votes)
-                total.sum.index_add_(0, payload.indices, values.to(total.sum.dtype), alpha=votes)
+                total = self._total(name, (payload.size,), values, weight)
+                total.sum.index_add_(0, payload.indices, values.to(total.sum.dtype), alpha=weight)
             else:
                 tensor = carried(payload, Tensor)
-                share = votes if tensor.dtype == torch.bool else weight
-                total = self._total(name, tuple(tensor.shape), tensor, share)
-                _accumulate(total.sum, tensor, share)
+                total = self._total(name, tuple(tensor.shape), tensor, weight)
+                _accumulate(total.sum, tensor, weight)
 
     def merge(self, other: Sums) -> None:
         """Take in the sums over other clients."""
@@ -76,7 +77,7 @@ class Sums:
 
     def mean(self) -> Means:
         """Weighted means by name, in the type of the contributions (shares in float32)."""
-        means = {name: (total.sum / total.weight).to(total.dtype) for name, total in self._totals.items()}
+        means = {name: total.mean(self._trim) for name, total in self._totals.items()}
         if self._weights is not None:
             means["weights"] = self._weights.result()
         return Means(means, self._clients, self._samples)
@@ -103,6 +104,13 @@ class _Total:
     sum: Tensor
     dtype: torch.dtype
     weight: int = 0
+
+    def mean(self, trim: float) -> Tensor:
+        """The mean; of counts without the `trim` share at each end, which of noughts and ones leaves (s − t) / (1 − 2t) of a share s."""
+        mean = self.sum / self.weight
+        if trim and not self.sum.is_floating_point():
+            mean = ((mean - trim) / (1 - 2 * trim)).clamp_(0, 1)
+        return mean.to(self.dtype)
 
     def weigh(self, more: int) -> None:
         """So much weight is about to be added; counts that might not fit move to a wider type."""

@@ -17,10 +17,11 @@ from fedrts.client.order import Failure, Order, Reply
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
 from fedrts.server.aggregate import Sums
-from fedrts.server.guard import Guard, faults, judge
+from fedrts.server.guard import Guard, findings, judge
 from fedrts.server.phases import each, phase
 from fedrts.server.reducers import reduction
 from fedrts.wire import codec
+from fedrts.wire.checks import Finding
 from fedrts.wire.codec import Kind
 
 DROPPED, LATE, LATE_AGAIN, UNREACHABLE, UNASKED = "dropped out", "late", "late again", "not reachable", "not asked: too few are here"
@@ -73,6 +74,8 @@ class Tally:
     """What the clients whose replies counted remember of their changes."""
     kept: dict[int, int] = field(default_factory=dict)
     """The names under which those elsewhere keep it."""
+    measured: dict[str, dict[int, float]] = field(default_factory=dict)
+    """How large the replies that counted are, by what was measured and by client."""
 
     def add(self, other: Tally) -> None:
         """Take in the tally of other clients' replies to the same question."""
@@ -86,16 +89,18 @@ class Tally:
         self.flops += other.flops
         self.left |= other.left
         self.kept |= other.kept
+        for name, sizes in other.measured.items():
+            self.measured.setdefault(name, {}).update(sizes)
 
 
 def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
     """Judge and add up `replies` as they come, until enough of them count or the rest is late."""
     order, samples = question.order, question.samples
-    votes = question.guard.vote_weights(samples)
+    weights = question.guard.weights(samples)
     frame = order.upload_frame()
-    result = Tally(Sums(reduction(question.guard, order)))
+    result = Tally(Sums(reduction(question.guard, order), question.guard.vote_trim))
     answered: set[int] = set()
-    for reply, came, fault in _examined(question, replies):
+    for reply, came, finding in _examined(question, replies):
         result.resent_bytes += reply.resent
         if isinstance(reply, Failure) and reply.excused:
             result.missing[reply.client] = reply.reason
@@ -104,7 +109,7 @@ def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
             result.missing |= {client: LATE for client in question.asked if client not in answered and client not in result.missing}
             break
         answered.add(reply.client)
-        rejection = judge(reply, fault, order, samples, result.counted)
+        rejection = judge(reply, finding.fault, order, samples, result.counted)
         if rejection is not None:
             result.rejected.append({"client": reply.client, "reason": rejection.reason})
             if rejection.blamed:
@@ -116,8 +121,10 @@ def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
             result.flops += reply.flops
             opened = {name: entry.open(reply.message[name], order.opening_frame) for name, entry in order.exchange.up.items()}
             contribution = question.method.contribution(opened, question.state, order.round)
-            result.sums.add(contribution, reply.samples, votes[reply.client])
+            result.sums.add(contribution, reply.samples, weights[reply.client])
         result.counted.append(reply.client)
+        for name, number in finding.measured.items():
+            result.measured.setdefault(name, {})[reply.client] = number
         if reply.left is not None:
             result.left[reply.client] = reply.left
         if reply.kept is not None:
@@ -127,12 +134,12 @@ def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
     return result
 
 
-def _examined(question: Question, replies: Iterable[Reply | Failure]) -> Iterator[tuple[Reply | Failure, float, str | None]]:
+def _examined(question: Question, replies: Iterable[Reply | Failure]) -> Iterator[tuple[Reply | Failure, float, Finding]]:
     """Every reply, when it came, and what is wrong with it; those that came together are measured together."""
     for some in each("clients", _together(replies)):
         with phase("guard"):
-            found = faults([reply for reply, _ in some], question.order, question.guard, question.samples)
-        yield from ((reply, came, fault) for (reply, came), fault in zip(some, found, strict=True))
+            found = findings([reply for reply, _ in some], question.order, question.guard, question.samples)
+        yield from ((reply, came, finding) for (reply, came), finding in zip(some, found, strict=True))
 
 
 def _together(replies: Iterable[Reply | Failure]) -> Iterator[list[tuple[Reply | Failure, float]]]:

@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedrts.client.order import Failure, Order, Reply
-from fedrts.errors import note
+from fedrts.errors import InputError, note
 from fedrts.server import reducers
+from fedrts.server.outliers import STATISTICS, UPDATE
 from fedrts.tables import Named, Number, Table
 from fedrts.wire import checks
-from fedrts.wire.checks import Check, failed
+from fedrts.wire.checks import Check, Finding, failed
 from fedrts.wire.fields import Message, OwnValues, Payload, Selection, Values, carried
 
 QUORUM = 0.3
 """Where nothing else is said."""
 
 
+SITES_CLAIM = 10.0
+"""Medians of a round's numbers of samples up to which a site's word counts, where nothing else is said."""
+
+
 _ROUNDING = 1e-9
 """0.55 of 100 clients are 55, whatever floating point says."""
 
 
+_BACKWARDS = 0.25
+"""The least cosine with which an update goes back along the model: noise that hides a client's data is large, and goes nowhere."""
+
+
 _LONGEST_REST = 6
 """At most 2^6 rounds go by before a client that was late is asked again."""
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "robust": {"reducer": "aligned", "trim": 0.25, "max_share": 0.15},  # what benchmarks/hostile.py supports
+}
+"""Guards by one word."""
 
 
 class Guard(Table):
@@ -42,14 +59,42 @@ class Guard(Table):
     deadline: Number = Field(0.0, ge=0, description="seconds after which replies of a round are late; 0: never")
     attempts: int = Field(5, ge=1, description="times that a round is tried with other clients before the run stops")
     norm_bound: Number = Field(100.0, gt=0, description="largest update, as a multiple of max(norm of the model, 1)")
-    reducer: Annotated[str, Named(reducers.reducers)] = Field(
-        "mean", description="of the weights: mean, clip (at norm_bound), trimmed_mean, median"
+    undo_bound: Number = Field(0.5, gt=0, description="how far an update may go back along the model, as a multiple of max(its norm, 1)")
+    median_bound: Number = Field(
+        50.0, gt=1, description="update above which a round is repeated without the client, as a multiple of the round's median"
     )
-    trim: Number = Field(0.2, ge=0, lt=0.5, description="share cut off at each end by trimmed_mean")
+    large_bound: Number = Field(
+        4.0, gt=1, description="update that counts as large, as a multiple of the round's median: `strikes` in a row are the last"
+    )
+    reducer: Annotated[str, Named(reducers.reducers)] = Field(
+        "mean",
+        description="of the weights: mean, clip (at norm_bound), trimmed_mean, median, geometric_median, aligned, centred_clip, krum, "
+        "multi_krum",
+    )
+    mixing: Annotated[str, Named(reducers.mixings)] = Field(
+        "none", description="of the weights, before they are reduced: none, bucketing (means of random pairs), nearest (of neighbours)"
+    )
+    trim: Number = Field(
+        0.2,
+        ge=0,
+        lt=0.5,
+        description="share that may be hostile: cut off at each end by trimmed_mean, left out by aligned, krum, nearest",
+    )
+    vote_trim: Number = Field(0.0, ge=0, lt=0.5, description="share cut off at each end of votes and indicators")
     statistic_bound: Number = Field(1e9, gt=0, description="largest BatchNorm statistic; inputs that are not normalised may need more")
     value_bound: Number = Field(1e9, gt=0, description="largest number in other uploads: gradients, squares, losses")
-    max_share: Number = Field(1.0, gt=0, le=1, description="largest share of one client in votes and indicators")
+    max_share: Number = Field(1.0, gt=0, le=1, description="largest share of one client in every mean")
+    max_claim: Number | None = Field(
+        None, ge=1, description="samples that count of one client, as a multiple of the round's median; default none, for sites 10"
+    )
     strikes: int = Field(3, ge=1, description="rejected replies after which a client is asked no more")
+
+    @staticmethod
+    def preset(name: str) -> Mapping[str, Any]:
+        """The keys of a guard by one word: `guard = "robust"`."""
+        if name not in PRESETS:
+            raise InputError(f"guard must be a table of keys, or {' or '.join(map(repr, PRESETS))} (got {name!r})")
+        return PRESETS[name]
 
     def needed(self, per_round: int) -> int:
         """Usable replies, below which a round is repeated with other clients."""
@@ -63,8 +108,14 @@ class Guard(Table):
         """The largest norm of an update to weights of a `norm`: beyond it a reply is rejected, or scaled down by its reducer."""
         return self.norm_bound * max(norm, 1.0)
 
-    def vote_weights(self, samples: Mapping[int, int]) -> dict[int, int]:
-        """n_k, cut so that no client has more than `max_share` of their sum (with fewer clients than 1/max_share: equal ones)."""
+    def weights(self, samples: Mapping[int, int]) -> dict[int, int]:
+        """n_k, cut to `max_claim` medians, and so that no client has more than `max_share` of their sum.
+
+        With fewer clients than 1/max_share all have equal ones.
+        """
+        if self.max_claim is not None and samples:
+            most = max(1, int(self.max_claim * statistics.median(samples.values())))
+            samples = {client: min(claimed, most) for client, claimed in samples.items()}
         weights = sorted(samples.values())
         if self.max_share >= 1 or not weights:
             return dict(samples)
@@ -92,6 +143,11 @@ class Strikes:
         self.counts[client] = self.counts.get(client, 0) + 1
         if self.counts[client] == self.limit:
             note(f"client {client} is asked no more: {self.limit} of its replies were rejected")
+
+    def quarantine(self, client: int, reason: str) -> None:
+        """It is asked no more, however few of its replies were rejected."""
+        self.counts[client] = self.limit
+        note(f"client {client} is asked no more: {reason}")
 
     @property
     def quarantined(self) -> set[int]:
@@ -162,8 +218,13 @@ def stray(reply: Reply, order: Order, samples: Mapping[int, int], answered: Coll
 
 
 def faults(replies: Sequence[Reply | Failure], order: Order, guard: Guard, samples: Mapping[int, int]) -> list[str | None]:
-    """What is wrong with each of several replies to `order`, measured together; None if nothing. `samples`: n_k as known here."""
-    return checks.faults([list(_checks(reply, order, guard, samples)) if isinstance(reply, Reply) else [] for reply in replies])
+    """What is wrong with each of several replies to `order`; None if nothing. `samples`: n_k as known here."""
+    return [finding.fault for finding in findings(replies, order, guard, samples)]
+
+
+def findings(replies: Sequence[Reply | Failure], order: Order, guard: Guard, samples: Mapping[int, int]) -> list[Finding]:
+    """What is wrong with each of several replies to `order`, and how large they are, measured together."""
+    return checks.findings([list(_checks(reply, order, guard, samples)) if isinstance(reply, Reply) else [] for reply in replies])
 
 
 def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]) -> Iterator[Check]:
@@ -201,8 +262,12 @@ def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
     parameters = len(weights) - frame.statistics
     if frame.statistics:
         yield from _of_statistics(weights[None, parameters:], order, guard)
+        moved = torch.dist(weights[parameters:], reference[parameters:]) / torch.linalg.vector_norm(reference[parameters:]).clamp(min=1e-9)
+        yield Check(lambda _: None, moved, STATISTICS.name)
     if not reducers.get(guard.reducer).bounds_updates:
-        yield Check(partial(_of_update, guard.bound(order.reference_norm)), torch.dist(weights[:parameters], reference[:parameters]))
+        update = weights[:parameters] - reference[:parameters]
+        sizes = torch.stack([torch.linalg.vector_norm(update), torch.dot(update, reference[:parameters])])
+        yield Check(partial(_of_update, guard, order.reference_norm), sizes, UPDATE.name)
 
 
 def _numbers(payload: Payload) -> Tensor | None:
@@ -215,8 +280,13 @@ def _of_size(name: str, bound: float, largest: float) -> str | None:
     return f"'{name}' has numbers above guard.value_bound = {bound:g}" if largest > bound else None
 
 
-def _of_update(bound: float, norm: float) -> str | None:
-    return f"an update of norm {norm:.3g}, above the bound of {bound:.3g}" if norm > bound else None
+def _of_update(guard: Guard, norm: float, size: float, along: float) -> str | None:
+    """The verdict on an update's size and on its product with the model of a `norm` that was sent."""
+    if size > (bound := guard.bound(norm)):
+        return f"an update of norm {size:.3g}, above the bound of {bound:.3g}"
+    if -along > max(guard.undo_bound * max(norm, 1.0), _BACKWARDS * size) * norm:
+        return f"an update that undoes the model: {-along / norm / max(norm, 1.0):.3g} of it, above guard.undo_bound = {guard.undo_bound:g}"
+    return None
 
 
 def _of_statistics(statistics: Tensor, order: Order, guard: Guard) -> Iterator[Check]:

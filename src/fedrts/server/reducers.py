@@ -6,7 +6,7 @@ A class registered with `@register("name")`, or named by import path, is all tha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +17,7 @@ from fedrts.client.order import Order
 from fedrts.errors import InputError
 from fedrts.registry import Registry
 from fedrts.server.aggregate import Sums
+from fedrts.sparse import random
 from fedrts.wire.fields import Field, Largest, Values
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Reducer(ABC):
     """Can it do with clients whose weights are on masks of their own?"""
     bounds_updates: ClassVar[bool] = False
     """Does it bound updates itself, so that the guard need not reject those above its bound?"""
+    remembers: ClassVar[bool] = False
+    """Does it need to know how the last round moved the weights (`Order.drift`)?"""
 
     @classmethod
     def of(cls, guard: Guard, order: Order) -> Reducer | None:
@@ -57,17 +60,37 @@ names = reducers.names
 get = reducers.get
 
 
+Mixing = Callable[[Tensor, "Guard", int], Tensor]
+"""Weights `[k, n]` of clients as fewer, or less different ones `[k', n]`; the number is a key for whatever is random."""
+
+mixings: Registry[Mixing] = Registry("mixing")
+
+
+@mixings.register("none")
+def unmixed(weights: Tensor, guard: Guard, key: int) -> Tensor:
+    """As they are."""
+    return weights
+
+
 def those(trait: str) -> str:
     """The names of the reducers with a trait, for a remedy: `'mean' or 'clip'`."""
     return " or ".join(repr(name) for name in names() if getattr(get(name), trait))
 
 
+def unlike(guard: Guard, trait: str) -> str | None:
+    """The setting of a guard that stands against a trait of its reducer, as one names it; None if it has it."""
+    if mixings.get(guard.mixing) is not unmixed:
+        return f"guard.mixing = '{guard.mixing}'"
+    return None if getattr(get(guard.reducer), trait) else f"guard.reducer = '{guard.reducer}'"
+
+
 def check_reducer(guard: Guard, fields: Mapping[str, Field]) -> None:
     """Can the guard's reducer make one model of uploads of these fields?"""
-    if not get(guard.reducer).takes_own_masks and "weights" in fields and not isinstance(fields["weights"], Values | Largest):
+    setting = unlike(guard, "takes_own_masks")
+    if setting is not None and "weights" in fields and not isinstance(fields["weights"], Values | Largest):
         raise InputError(
-            f"guard.reducer = '{guard.reducer}' needs weights on one mask; this method's clients have masks of their own: "
-            f"use {those('takes_own_masks')}"
+            f"{setting} needs weights on one mask; this method's clients have masks of their own: use {those('takes_own_masks')}"
+            + (", and guard.mixing = 'none'" if "mixing" in setting else "")
         )
 
 
@@ -76,7 +99,8 @@ def reduction(guard: Guard, order: Order) -> Reducer | None:
     if order.reference is None or order.values is None or "weights" not in order.exchange.up:
         return None
     check_reducer(guard, order.exchange.up)
-    return get(guard.reducer).of(guard, order)
+    mixing, reducer = mixings.get(guard.mixing), get(guard.reducer).of(guard, order)
+    return reducer if mixing is unmixed else Mixed(mixing, guard, order.frame.key, reducer)
 
 
 @register("mean")
@@ -148,3 +172,155 @@ class Median(Sorted):
     @classmethod
     def of(cls, guard: Guard, order: Order) -> Median:
         return cls(0.5)
+
+
+@dataclass
+class Together(Reducer):
+    """Holds every client's weights, and makes one update of all of them; statistics are medians, coordinate by coordinate."""
+
+    reference: Tensor
+    parameters: int
+    trim: float
+    drift: Tensor | None
+    _held: list[Tensor] = field(default_factory=list)
+    _weights: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, guard: Guard, order: Order) -> Together:
+        assert order.values is not None
+        return cls(order.values, len(order.values) - order.frame.statistics, guard.trim, order.drift)
+
+    def add(self, weights: Tensor, weight: int) -> None:
+        self._held.append(weights)
+        self._weights.append(weight)
+
+    def result(self) -> Tensor:
+        held = torch.stack(self._held).double()
+        shares = torch.tensor(self._weights, dtype=held.dtype, device=held.device) / sum(self._weights)
+        n, reference = self.parameters, self.reference.double()
+        update = self.reduced(held[:, :n] - reference[:n], shares)
+        statistics = held[:, n:].quantile(0.5, dim=0) if held.shape[1] > n else held[0, n:]
+        return torch.cat([reference[:n] + update, statistics]).to(self.reference.dtype)
+
+    @abstractmethod
+    def reduced(self, updates: Tensor, shares: Tensor) -> Tensor:
+        """One update `[N]` of the clients' `[k, N]`, float64; `shares [k]` of their samples add up to 1."""
+
+
+_STEPS = 32
+"""Of Weiszfeld's algorithm; it converges geometrically."""
+
+
+def geometric_median(updates: Tensor, shares: Tensor) -> Tensor:
+    """The point `[N]` with the least sum of distances to `updates [k, N]`, by smoothed Weiszfeld steps; `shares [k]` weigh them."""
+    centre = shares @ updates
+    least = 1e-6 * torch.linalg.vector_norm(updates, dim=1).mean().clamp(min=1e-12)
+    for _ in range(_STEPS):
+        pull = shares / torch.linalg.vector_norm(updates - centre, dim=1).clamp(min=least)
+        centre = (pull / pull.sum()) @ updates
+    return centre
+
+
+@register("geometric_median")
+class GeometricMedian(Together):
+    """The update with the least sum of distances to all others (RFA: Pillutla et al., 2022)."""
+
+    def reduced(self, updates: Tensor, shares: Tensor) -> Tensor:
+        return geometric_median(updates, shares)
+
+
+@register("aligned")
+class Aligned(Together):
+    """The mean of updates without those of the `trim` share that point against the geometric median.
+
+    The longest are cut to what the others do: at the quantile 1 − trim of norms. Every client counts the same. Where nobody points
+    against the others, nobody is left out.
+    """
+
+    def reduced(self, updates: Tensor, shares: Tensor) -> Tensor:
+        norms = torch.linalg.vector_norm(updates, dim=1, keepdim=True).clamp(min=1e-12)
+        cut = updates * (norms.quantile(1 - self.trim) / norms).clamp(max=1.0)
+        along = (updates / norms) @ geometric_median(cut, torch.full_like(shares, 1 / len(shares)))
+        against = torch.zeros_like(along, dtype=torch.bool)
+        against[along.topk(int(self.trim * len(along)), largest=False).indices] = True
+        kept: Tensor = cut[(along >= 0) | ~against]
+        return kept.mean(0)
+
+
+@register("centred_clip")
+class CentredClip(Together):
+    """The mean of updates that are cut to the median distance around the last round's (Karimireddy, He and Jaggi, 2021)."""
+
+    remembers = True
+
+    def reduced(self, updates: Tensor, shares: Tensor) -> Tensor:
+        centre = torch.zeros_like(updates[0]) if self.drift is None else self.drift[: self.parameters].double()
+        for _ in range(3):
+            apart = updates - centre
+            distances = torch.linalg.vector_norm(apart, dim=1).clamp(min=1e-12)
+            centre = centre + (shares * (distances.median() / distances).clamp(max=1.0)) @ apart
+        return centre
+
+
+@register("multi_krum")
+class MultiKrum(Together):
+    """The mean of the updates whose neighbours are nearest, without the `trim` share (Blanchard et al., 2017)."""
+
+    def reduced(self, updates: Tensor, shares: Tensor) -> Tensor:
+        chosen = self.lonely(updates).topk(self.kept(len(updates)), largest=False).indices
+        return updates[chosen].mean(0)
+
+    def lonely(self, updates: Tensor) -> Tensor:
+        """Of every update, the sum of its squared distances to the k − f − 2 nearest others: Krum's score."""
+        near = max(1, len(updates) - int(self.trim * len(updates)) - 2)
+        distances = torch.cdist(updates, updates).square()
+        distances.fill_diagonal_(torch.inf)
+        return distances.topk(min(near, max(len(updates) - 1, 1)), largest=False).values.sum(1)
+
+    def kept(self, clients: int) -> int:
+        return max(1, clients - int(self.trim * clients))
+
+
+@register("krum")
+class Krum(MultiKrum):
+    """The one update whose neighbours are nearest (Blanchard et al., 2017)."""
+
+    def kept(self, clients: int) -> int:
+        return 1
+
+
+@dataclass
+class Mixed(Reducer):
+    """Weights that are mixed with each other before another reducer, or the mean, makes one of them."""
+
+    mixing: Mixing
+    guard: Guard
+    key: int
+    reducer: Reducer | None
+    _held: list[Tensor] = field(default_factory=list)
+
+    def add(self, weights: Tensor, weight: int) -> None:
+        self._held.append(weights)
+
+    def result(self) -> Tensor:
+        mixed = self.mixing(torch.stack(self._held), self.guard, self.key)
+        if self.reducer is None:
+            return mixed.double().mean(0).to(mixed.dtype)
+        for row in mixed:
+            self.reducer.add(row, 1)
+        return self.reducer.result()
+
+
+@mixings.register("bucketing")
+def bucketing(weights: Tensor, guard: Guard, key: int) -> Tensor:
+    """Means of random pairs: half as different, and at most twice the share of hostile ones (Karimireddy, He and Jaggi, 2022)."""
+    order = random.permutation(random.key(key, "buckets"), len(weights)).to(weights.device)
+    return torch.stack([weights[pair].double().mean(0).to(weights.dtype) for pair in order.split(2)])
+
+
+@mixings.register("nearest")
+def nearest(weights: Tensor, guard: Guard, key: int) -> Tensor:
+    """Of every client, the mean of it and its nearest neighbours, all but the `trim` share of clients (NNM: Allouah et al., 2023)."""
+    kept = max(1, len(weights) - int(guard.trim * len(weights)))
+    neighbours = torch.cdist(weights.double(), weights.double()).topk(kept, largest=False).indices
+    return torch.stack([weights[some].double().mean(0).to(weights.dtype) for some in neighbours])

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrts.client.order import Order, called
+from fedrts.client.order import DRIFT, Order, called
 from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
-from fedrts.methods.contract import Exchange, Round, State
-from fedrts.server.aggregate import Sums
+from fedrts.methods.contract import Exchange, Means, Round, State
+from fedrts.server import reducers
 from fedrts.server.assessment import assess
 from fedrts.server.averaging import LateAverage, average_of
 from fedrts.server.client_records import ClientRecords
@@ -24,11 +24,13 @@ from fedrts.server.engine import Adding, Engine, Remote
 from fedrts.server.guard import Guard
 from fedrts.server.mask_memory import addressed
 from fedrts.server.optimizer import Averaging, ServerOptimizer
+from fedrts.server.outliers import excesses
 from fedrts.server.phases import phase
 from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
+from fedrts.sparse.units import cut_off
 from fedrts.tasks import Metrics
 from fedrts.tasks.metrics import Metric, described, followed
 from fedrts.wire.value_types import ValueType
@@ -208,11 +210,11 @@ def play_round(plan: Plan, before: State, index: int, ledger: ClientRecords | No
     started = time.perf_counter()
     ledger = ledger or ClientRecords.of(plan.guard)
     record = Record(index, plan.schedule.is_outer(index), [], metrics=_unevaluated(plan.metrics))
-    for attempt in range(plan.guard.attempts):
-        state = _attempt(plan, before, index, attempt, ledger, record)
-        if state is not None:
-            break
-    else:
+    attempt, outliers = 0, set[int]()
+    while (state := _attempt(plan, before, index, attempt, ledger, record, outliers)) is None:
+        attempt += 1
+        if attempt - len(outliers) < plan.guard.attempts:  # an outlier costs its round one attempt more, and takes no other away
+            continue
         reasons = _complaints(record)
         raise TooFewError(
             f"round {index}: fewer than {plan.needed(ledger.departed)} usable replies in {plan.guard.attempts} attempts ({reasons}): "
@@ -242,10 +244,15 @@ def _complaints(record: Record) -> str:
     return "; ".join(f"{called(sorted(clients))}: {reason}" for reason, clients in sorted(told.items())) or "nobody was left to ask"
 
 
-def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: ClientRecords, record: Record) -> State | None:
-    """All exchanges of a round with one sample of clients; None if too few replies were usable."""
+def _attempt(
+    plan: Plan, before: State, index: int, attempt: int, ledger: ClientRecords, record: Record, outliers: set[int]
+) -> State | None:
+    """All exchanges of a round with one sample of clients; None if too few replies were usable, or some turned out to be outliers.
+
+    `outliers`: whose replies were some in this round; they are not asked again, and new ones join them.
+    """
     state = before
-    clients = plan.sample(index, attempt, _not_asked(plan, index, ledger, record))
+    clients = plan.sample(index, attempt, _not_asked(plan, index, ledger, record) | outliers)
     needed = plan.needed(ledger.departed)
     left: dict[int, Tensor] = {}
     kept: dict[int, int] = {}
@@ -255,13 +262,19 @@ def _attempt(plan: Plan, before: State, index: int, attempt: int, ledger: Client
         order = Order.of(exchange, current, plan.layout, state, plan.key(index, f"rounding {number}"))
         order = replace(order, residuals=ledger.residuals, kept=ledger.kept)
         found = _collect(plan, order, state, attempt, clients, ledger, record)
-        if len(record.clients) < needed:
+        if len(record.clients) < needed or 2 * len(found.blamed) > len(clients):
+            return None
+        if far := _far_out(plan, order, found, ledger, record):
+            outliers |= far
             return None
         clients = list(record.clients)
         left |= found.left
         kept |= found.kept
         with phase("update"):
-            state = updated(plan, state, order, found.sums)
+            means = found.sums.mean()
+            state = updated(plan, state, order, means)
+            if reducers.get(plan.guard.reducer).remembers and "weights" in means and order.values is not None:
+                state = state.remember(**{DRIFT: order.frame.mask.expand(means["weights"] - order.values)})
     ledger.remember(left, kept)
     if index < 0:
         return state
@@ -278,9 +291,28 @@ def _not_asked(plan: Plan, index: int, ledger: ClientRecords, record: Record) ->
     return excluded | resting if len(plan.samples) - len(excluded | resting) >= plan.needed(departed) else excluded
 
 
-def updated(plan: Plan, state: State, order: Order, sums: Sums) -> State:
-    """The next state, of the sums over the clients that answered an order."""
-    return plan.method.update(state, sums.mean(), order.round, lambda purpose: plan.key(order.round.index, purpose))
+def _far_out(plan: Plan, order: Order, found: Tally, ledger: ClientRecords, record: Record) -> set[int]:
+    """Whose replies are so much larger than the others' that the round has to do without them.
+
+    Of those that are only large it is remembered, and who sends several in a row is asked no more.
+    """
+    guard, index = plan.guard, order.round.index
+    excess = excesses(found.measured, {client: plan.samples[client] for client in found.counted}, order.reference_norm)
+    far = {client for client, found_here in excess.items() if found_here.ratio > guard.median_bound}
+    if far:
+        record.rejected += [{"client": client, "reason": f"{excess[client].reason}: the round is repeated without it"} for client in far]
+        for client in far:
+            ledger.strikes.add(client, index)
+        return far
+    large = {client for client, found_here in excess.items() if found_here.ratio > guard.large_bound}
+    for client in ledger.large.add(sorted(excess), large):
+        ledger.strikes.quarantine(client, f"it sent {excess[client].reason}, the last of {guard.strikes} large replies in a row")
+    return far
+
+
+def updated(plan: Plan, state: State, order: Order, means: Means) -> State:
+    """The next state, of the means over the clients that answered an order."""
+    return plan.method.update(state, means, order.round, lambda purpose: plan.key(order.round.index, purpose))
 
 
 def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list[int], ledger: ClientRecords, record: Record) -> Tally:
@@ -297,8 +329,12 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     found = plan.engine.answer(question) if isinstance(plan.engine, Adding) else add_up(question, plan.engine.run(order, asked))
     comparable = order.round.index >= 0 and order.round.exchange == 0  # what dense averaging would have sent too
     ledger.messages += (len(clients) + len(found.counted)) * comparable
-    for client in found.blamed:
-        ledger.strikes.add(client, order.round.index)
+    if 2 * len(found.blamed) <= len(clients):
+        for client in found.blamed:
+            ledger.strikes.add(client, order.round.index)
+    else:
+        reasons = ", ".join(sorted({str(entry["reason"]) for entry in found.rejected}))
+        note(f"round {order.round.index}: most replies were rejected ({reasons}): nobody is blamed, and the round is tried with others")
     if isinstance(plan.engine, Remote):  # elsewhere being late means that our own machine is slow
         for client in found.counted:
             ledger.lateness.clear(client)
@@ -326,6 +362,7 @@ def describe(plan: Plan, before: State, after: State, index: int) -> dict[str, A
     changed = [int(part.count_nonzero()) for part in gained.split(list(after.mask.sizes))]
     kept = (after.mask.bits & before.mask.bits).count_nonzero()
     belief = plan.method.belief(after)
+    lost = cut_off(plan.layout.layers, after.mask, before.mask)
     return {
         "round": index,
         "overlap": float(kept) / max(before.mask.number, 1),
@@ -333,6 +370,7 @@ def describe(plan: Plan, before: State, after: State, index: int) -> dict[str, A
         "changed": dict(zip(names, changed, strict=True)),
         "belief_active": _histogram(belief, after.mask.active),
         "belief_inactive": _histogram(belief, after.mask.inactive),
+        **({"cut_off": {entry.layer: {"inputs": entry.inputs, "outputs": entry.outputs} for entry in lost}} if lost else {}),
         **plan.method.remarks(before, after, plan.round(index, before.mask)),
     }
 

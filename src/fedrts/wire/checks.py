@@ -7,8 +7,8 @@ number of messages wait together.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,6 +24,17 @@ class Check:
     verdict: Verdict
     numbers: Tensor | None = None
     """Of any shape and type; None: the verdict needs none."""
+    measures: str | None = None
+    """Under which its first number is told on, for whoever compares messages."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the checks of one message came to."""
+
+    fault: str | None = None
+    """The first thing that is wrong; None if nothing."""
+    measured: Mapping[str, float] = field(default_factory=dict)
 
 
 def failed(reason: str) -> Check:
@@ -52,10 +63,22 @@ def none_of(bits: Tensor, reason: str) -> Check:
 
 
 def faults(groups: Sequence[Sequence[Check]]) -> list[str | None]:
-    """The first thing that is wrong in each of several groups of checks; their numbers come from the device together."""
+    """The first thing that is wrong in each of several groups of checks."""
+    return [finding.fault for finding in findings(groups)]
+
+
+def findings(groups: Sequence[Sequence[Check]]) -> list[Finding]:
+    """What each of several groups of checks came to; their numbers come from the device together."""
     held = iter(fetched([check.numbers for group in groups for check in group if check.numbers is not None]))
-    found = [[check.verdict(*([] if check.numbers is None else next(held))) for check in group] for group in groups]
-    return [next((reason for reason in reasons if reason is not None), None) for reasons in found]
+    return [_finding([(check, [] if check.numbers is None else next(held)) for check in group]) for group in groups]
+
+
+def _finding(checked: Sequence[tuple[Check, list[float]]]) -> Finding:
+    reasons = (check.verdict(*numbers) for check, numbers in checked)
+    return Finding(
+        next((reason for reason in reasons if reason is not None), None),
+        {check.measures: numbers[0] for check, numbers in checked if check.measures is not None},
+    )
 
 
 def fetched(tensors: Sequence[Tensor]) -> list[list[float]]:

@@ -1,0 +1,191 @@
+"""What hostile clients do to a run: attacks × guards × shares of hostile clients, on digits.
+
+    python benchmarks/hostile.py                     # seeds 0 to 2, the whole grid: cells that are in the raw file are not played again
+    python benchmarks/hostile.py --quick             # one seed, the default and the recommended guard, 10 and 20 %
+    python benchmarks/hostile.py --choose            # seeds 200 to 202, by which the recommended guard was chosen; printed only
+
+Writes benchmarks/results/raw/hostile.json after every cell, benchmarks/results/hostile.md, and the table in docs/security.md. A cell is
+the mean accuracy of the last ten of 25 rounds of the default method, 10 of 10 clients, Dirichlet 1. The hostile ones are the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedrts
+from fedrts import config
+from fedrts.engines.serial import SerialEngine
+from fedrts.errors import Note
+from fedrts.files import write_atomically
+from fedrts.runs.build import assemble
+from fedrts.server import rounds as loop
+from fedrts.server.client_records import ClientRecords
+from fedrts.sparse.units import cut_off
+from fedrts.testing.hostile import ATTACKS, infiltrated
+
+HERE = Path(__file__).parent
+RAW, TABLE, PAGE = HERE / "results/raw/hostile.json", HERE / "results/hostile.md", HERE.parent / "docs/security.md"
+CLIENTS, LAST = 10, 10
+REPORTING, CHOOSING = (0, 1, 2), (200, 201, 202)
+HONEST = "none"
+
+_COMMON: dict[str, Any] = {
+    "data": "digits",
+    "recipe": "paper",
+    "rounds": 25,
+    "clients": {"total": CLIENTS, "per_round": CLIENTS, "alpha": 1.0},
+    "eval": {"every": 1},
+    "engine": "serial",
+    "device": "cpu",
+}
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "mlp": {"train": {"batch_size": 32}},
+    "resnet18_small": {"model": "resnet18_small", "model_options": {"width": 8}, "train": {"batch_size": 32, "epochs": 1}},
+}
+GUARDS: dict[str, str | dict[str, Any]] = {
+    "default": "default",
+    "robust": "robust",
+    "clip": {"reducer": "clip", "norm_bound": 0.2},
+    "trimmed_mean": {"reducer": "trimmed_mean"},
+    "median": {"reducer": "median"},
+    "geometric_median": {"reducer": "geometric_median"},
+    "centred_clip": {"reducer": "centred_clip"},
+    "krum": {"reducer": "krum"},
+    "multi_krum": {"reducer": "multi_krum"},
+    "bucketing, geometric_median": {"reducer": "geometric_median", "mixing": "bucketing"},
+    "nearest, trimmed_mean": {"reducer": "trimmed_mean", "mixing": "nearest"},
+}
+MAIN = ("default", "robust")
+SHARES = (0.1, 0.2, 0.4)
+Cells = dict[str, dict[str, Any]]
+
+
+def played(problem: str, guard: str, attack: str, share: float, seed: int) -> dict[str, Any]:
+    """One run: its accuracy, how far it came, who was found out, and units that lost all inputs or outputs."""
+    asked = {**PROBLEMS[problem], "guard": GUARDS[guard], "seed": seed}
+    run = assemble(config.resolve(_COMMON, config.from_keywords(asked)))
+    plan = run.plan
+    if attack != HONEST:
+        assert isinstance(plan.engine, SerialEngine)
+        plan = replace(plan, engine=infiltrated(plan.engine, frozenset(range(round(share * CLIENTS))), attack))
+    ledger, state, accuracy, rejected, stopped = ClientRecords.of(plan.guard), run.method.begin(run.setup), [], 0, None
+    try:
+        for each in loop.play(plan, state, -1, ledger):
+            state = each.state
+            rejected += len(each.record.rejected)
+            accuracy.append(each.record.accuracy or 0.0)
+    except fedrts.InputError as error:
+        stopped = str(error)
+    return {
+        "accuracy": statistics.mean(accuracy[-LAST:]) if accuracy and stopped is None else 0.0,
+        "rounds": len(accuracy),
+        "rejected": rejected,
+        "quarantined": sorted(ledger.strikes.quarantined),
+        "cut_off": sum(found.inputs for found in cut_off(run.layout.layers, state.mask)),
+        "stopped": stopped,
+    }
+
+
+def cells(quick: bool) -> Iterator[tuple[str, str, str, float]]:
+    """What is played, what matters most first."""
+    for problem in PROBLEMS:
+        guards = MAIN if quick or problem != "mlp" else tuple(GUARDS)
+        shares = SHARES[:2] if quick or problem != "mlp" else SHARES
+        for guard in guards:
+            yield problem, guard, HONEST, 0.0
+            yield from ((problem, guard, attack, share) for share in shares for attack in ATTACKS)
+
+
+def name_of(*cell: object) -> str:
+    return " | ".join(map(str, cell))
+
+
+def grid(found: Cells, seeds: Sequence[int], quick: bool, keep: Path | None) -> Cells:
+    """All cells: those in `found` as they are, the others played and kept one by one."""
+    for cell in sorted(cells(quick), key=lambda cell: cell[1] not in MAIN):
+        if cell[2] == "statistics" and cell[0] == "mlp":  # it has none
+            continue
+        for seed in seeds:
+            key = name_of(*cell, seed)
+            if key in found:
+                continue
+            found[key] = played(*cell, seed)
+            print(key, round(found[key]["accuracy"], 4), found[key]["quarantined"], found[key]["stopped"] or "", flush=True)
+            if keep is not None:
+                write_atomically(keep, json.dumps(found, indent=0, ensure_ascii=False).encode())
+    return found
+
+
+def mean(found: Cells, seeds: Sequence[int], *cell: object) -> str:
+    """A cell of a table: the mean accuracy over seeds; `stops` where a run does, a dash where none was played."""
+    runs = [found[key] for seed in seeds if (key := name_of(*cell, seed)) in found]
+    if not runs:
+        return "–"
+    return "stops" if any(run["stopped"] for run in runs) else f"{statistics.mean(run['accuracy'] for run in runs):.3f}".lstrip("0")
+
+
+def tables(found: Cells, seeds: Sequence[int]) -> Iterator[str]:
+    """For each problem a table of attacks by guard and share."""
+    for problem in PROBLEMS:
+        guards = [guard for guard in GUARDS if mean(found, seeds, problem, guard, HONEST, 0.0) != "–"]
+        shares = [share for share in SHARES if any(mean(found, seeds, problem, "default", attack, share) != "–" for attack in ATTACKS)]
+        if not guards or not shares:
+            continue
+        attacks = [attack for attack in ATTACKS if any(mean(found, seeds, problem, "default", attack, share) != "–" for share in shares)]
+        yield f"`{problem}`, mean of seeds {', '.join(map(str, seeds))}:\n"
+        yield f"| guard | hostile | {' | '.join(attacks)} |"
+        yield f"| --- | ---: |{' ---: |' * len(attacks)}"
+        for guard in guards:
+            honest = mean(found, seeds, problem, guard, HONEST, 0.0)
+            yield f"| {guard} | none | {' | '.join([honest] * len(attacks))} |"
+            for share in shares:
+                row = [mean(found, seeds, problem, guard, attack, share) for attack in attacks]
+                if any(cell != "–" for cell in row):
+                    yield f"| | {share:.0%} | {' | '.join(row)} |"
+        yield ""
+
+
+BEGIN, END = "<!-- made by benchmarks/hostile.py -->", "<!-- end -->"
+
+
+def write(found: Cells) -> None:
+    """The page of results, and the rows of the two guards that matter in the documentation."""
+    every = "\n".join(tables(found, REPORTING))
+    few = "\n".join(tables({key: cell for key, cell in found.items() if key.split(" | ")[1] in MAIN}, REPORTING)).strip()
+    head = "# Hostile clients\n\n`python benchmarks/hostile.py`, one core. Accuracy of the last ten of 25 rounds.\n\n"
+    write_atomically(TABLE, (head + every).rstrip().encode() + b"\n")
+    page = PAGE.read_text("utf-8")
+    before, rest = page.split(BEGIN)
+    write_atomically(PAGE, f"{before}{BEGIN}\n\n{few}\n\n{END}{rest.split(END, 1)[1]}".encode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--choose", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", Note)
+    if given.choose:
+        print("\n".join(tables(grid({}, CHOOSING, quick=True, keep=None), CHOOSING)))
+        return
+    found: Cells = json.loads(RAW.read_text("utf-8")) if RAW.is_file() else {}
+    seeds = REPORTING[:1] if given.quick else REPORTING
+    found = grid(found, seeds, given.quick, RAW)
+    if given.quick:
+        print("\n".join(tables(found, seeds)))
+    else:
+        write(found)
+
+
+if __name__ == "__main__":
+    main()

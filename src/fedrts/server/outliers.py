@@ -1,0 +1,72 @@
+"""Replies measured against each other, once all of a round are in: whose is far larger than the others', and whose is so again and again.
+
+One large update proves nothing: honest clients whose training takes a bad turn send one now and then. So there are two bounds, both in
+multiples of the round's median. Beyond the far one the round is repeated without the client. Beyond the near one a reply counts, and
+a client that sends several in a row is asked no more. Replies are still added up as they come: only their sizes are kept.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+FEWEST = 3
+"""Replies without which a round has no usual size."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Something that is measured of replies."""
+
+    name: str
+    slack: float
+    """By how much more than updates honest ones differ."""
+    harmless: float
+    """What is smaller is never large: a multiple of max(‖W‖, 1), or of what there was."""
+    told: str
+    by_samples: bool = False
+    """Does it grow with a client's number of samples, that is of steps?"""
+
+
+UPDATE = Measure("update", 1.0, 0.2, "an update {:.3g} times as large as the median of its round", by_samples=True)
+STATISTICS = Measure("statistics", 5.0, 0.05, "statistics that move {:.3g} times as far as the median of their round")
+
+
+@dataclass(frozen=True)
+class Excess:
+    """By how much a reply is larger than those of its round."""
+
+    ratio: float
+    """In multiples of the median, less the slack: comparable whatever was measured."""
+    reason: str
+
+
+def excesses(measured: Mapping[str, Mapping[int, float]], samples: Mapping[int, int], norm: float) -> dict[int, Excess]:
+    """The largest excess of every client whose reply counts. `norm`: that of the model, `samples`: n_k of the clients."""
+    found: dict[int, Excess] = {}
+    for measure, unit in ((UPDATE, max(norm, 1.0)), (STATISTICS, 1.0)):
+        sizes = measured.get(measure.name, {})
+        if len(sizes) < FEWEST or not (median := statistics.median(sizes.values())):
+            continue
+        typical = statistics.median(samples[client] for client in sizes)
+        for client, size in sizes.items():
+            ratio = size / median / (max(1.0, samples[client] / typical) if measure.by_samples else 1.0)
+            excess = Excess(ratio / measure.slack if size > measure.harmless * unit else 0.0, measure.told.format(ratio))
+            if client not in found or excess.ratio > found[client].ratio:
+                found[client] = excess
+    return found
+
+
+@dataclass
+class LargeInARow:
+    """How many replies of each client were large, one after the other."""
+
+    limit: int
+    counts: dict[int, int] = field(default_factory=dict)
+
+    def add(self, counted: Collection[int], large: Collection[int]) -> list[int]:
+        """A round was played; who has sent too many by now."""
+        for client in counted:
+            self.counts.pop(client, None) if client not in large else self.counts.update({client: self.counts.get(client, 0) + 1})
+        return [client for client in counted if self.counts.get(client, 0) >= self.limit]

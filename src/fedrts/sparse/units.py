@@ -1,0 +1,40 @@
+"""Units of a sparse model that no link reaches, or none leaves: they are there, and do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedrts.sparse.layout import Entry
+from fedrts.sparse.mask import Mask
+
+
+@dataclass(frozen=True)
+class CutOff:
+    """Units around a layer that its mask cuts off."""
+
+    layer: str
+    inputs: int
+    """Units of the layer itself without any input."""
+    outputs: int
+    """Units of the layer before without any output into this one; 0 for the first layer, whose inputs are the data's."""
+
+
+def cut_off(layers: Sequence[Entry], mask: Mask, before: Mask | None = None) -> list[CutOff]:
+    """The layers around which `mask` cuts units off; with a mask `before`, only units that were connected in that one."""
+    earlier = list(_connected(layers, before)) if before is not None else [None] * len(layers)
+    found = []
+    for entry, now, past in zip(layers, _connected(layers, mask), earlier, strict=True):
+        counts = [int((~has if past is None else had & ~has).count_nonzero()) for has, had in zip(now, past or now, strict=True)]
+        if any(counts):
+            found.append(CutOff(entry.name, *counts))
+    return found
+
+
+def _connected(layers: Sequence[Entry], mask: Mask) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of every layer, a tensor `[outputs, inputs, …]`: which of its units have an input, and which of those before an output."""
+    for index, (entry, bits) in enumerate(zip(layers, mask.bits.split(list(mask.sizes)), strict=True)):
+        links = bits.view(*entry.shape[:2], -1).any(-1) if len(entry.shape) > 1 else bits.view(-1, 1)
+        yield links.any(1), links.any(0) if index else links.new_ones(1)

@@ -1,0 +1,357 @@
+"""Clients that send well-formed lies: who is found out, what the reducers make of the rest, and what one of them can do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedrts
+from fedrts import config
+from fedrts.engines.serial import SerialEngine
+from fedrts.errors import InputError, Note
+from fedrts.export.inspection import inspect_run
+from fedrts.observe import Silent
+from fedrts.runs.build import assemble
+from fedrts.runs.lost_units import lost_units
+from fedrts.server import reducers, rounds
+from fedrts.server.aggregate import Sums
+from fedrts.server.client_records import ClientRecords
+from fedrts.server.guard import Guard
+from fedrts.server.outliers import LargeInARow, excesses
+from fedrts.sparse.layout import Entry
+from fedrts.sparse.mask import Mask
+from fedrts.sparse.units import CutOff, cut_off
+from fedrts.testing.hostile import ATTACKS, Infiltrated, infiltrated
+from helping import order_of
+from outside import TINY, command
+
+HOSTILE = 2
+
+
+def scaled(factor: float):
+    """The honest update times a factor."""
+
+    def attack(message, scene):
+        n = scene.parameters
+        weights = message["weights"].clone()
+        weights[:n] = scene.reference[:n] + factor * (weights[:n] - scene.reference[:n])
+        return {**message, "weights": weights}
+
+    return attack
+
+
+def hostile(run, attack, clients=(HOSTILE,), **guard):
+    guarded = run.plan.guard.model_copy(update=guard)
+    return replace(run.plan, engine=Infiltrated(run.plan.engine, frozenset(clients), attack), guard=guarded)
+
+
+@pytest.fixture
+def run(toy):
+    return toy("fedrts", "mlp", clients={"total": 6, "per_round": 6}, rounds=12)
+
+
+# -- who is found out ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attack", ["−W", "zeros"])
+def test_an_update_that_undoes_the_model_is_refused(run, attack):
+    state = run.method.begin(run.setup)
+    played = rounds.play_round(hostile(run, ATTACKS[attack]), state, 1)
+    (rejected,) = played.record.rejected
+    assert rejected["client"] == HOSTILE
+    assert "undoes the model" in rejected["reason"]
+    lenient = hostile(run, ATTACKS[attack], undo_bound=3.0, median_bound=1e9)
+    assert rounds.play_round(lenient, state, 1).record.rejected == []
+
+
+def test_noise_that_hides_a_client_undoes_nothing(run):
+    """Noise far larger than the model goes back along it by more than half of it now and then; its cosine tells."""
+
+    def noisy(message, scene):
+        n, noise = scene.parameters, torch.randn(scene.parameters, generator=torch.Generator().manual_seed(scene.order.round.index))
+        away = noise - scene.reference[:n] * (noise @ scene.reference[:n]) / scene.reference[:n].square().sum()
+        weights = message["weights"].clone()
+        weights[:n] = scene.reference[:n] - 0.6 * scene.order.reference_norm / scene.reference[:n].norm() * scene.reference[:n] + 5 * away
+        return {**message, "weights": weights}
+
+    assert rounds.play_round(hostile(run, noisy, median_bound=1e9), run.method.begin(run.setup), 1).record.rejected == []
+
+
+def test_a_round_with_an_outlier_is_repeated_without_it(run):
+    """The result is the round as the others play it, to the bit, and no attempt is spent."""
+    state, ledger = run.method.begin(run.setup), ClientRecords.of(run.plan.guard)
+    plan = hostile(run, scaled(500.0), norm_bound=1e9, undo_bound=1e9, attempts=1)
+    played = rounds.play_round(plan, state, 1, ledger)
+    (rejected,) = played.record.rejected
+    assert rejected["client"] == HOSTILE
+    assert "times as large as the median of its round: the round is repeated without it" in rejected["reason"]
+    assert ledger.strikes.counts == {HOSTILE: 1}
+    assert played.record.clients == [0, 1, 3, 4, 5]
+    others = ClientRecords.of(run.plan.guard)
+    others.strikes.counts[HOSTILE] = 99
+    alone = rounds.play_round(run.plan, state, 1, others)
+    assert torch.equal(played.state.values, alone.state.values)
+    assert all(torch.equal(played.state[name], alone.state[name]) for name in alone.state.memory)
+
+
+def test_who_is_large_again_and_again_is_asked_no_more(run):
+    plan = hostile(run, scaled(30.0), norm_bound=1e9, undo_bound=1e9)
+    ledger, state = ClientRecords.of(plan.guard), run.method.begin(run.setup)
+    for index in (1, 2):
+        played = rounds.play_round(plan, state, index, ledger)
+        assert played.record.rejected == []
+        state = played.state
+    assert ledger.large.counts == {HOSTILE: 2}
+    again = ClientRecords.restored(ledger.tensors(), state.mask.sizes, plan.guard, "cpu")
+    assert again.large.counts == ledger.large.counts
+    with pytest.warns(Note, match=f"client {HOSTILE} is asked no more: it sent an update .* the last of 3 large replies in a row"):
+        rounds.play_round(plan, state, 3, again)
+    assert again.strikes.quarantined == {HOSTILE}
+    rounds.play_round(run.plan, state, 3, ledger)  # an honest reply in between: nothing is held against it
+    assert ledger.large.counts == {}
+
+
+def test_large_replies_count_in_a_row():
+    row = LargeInARow(2)
+    assert row.add([1, 2], {1}) == []
+    assert row.add([2, 3], {2}) == []  # client 1 was not asked
+    assert row.add([1, 2], {1}) == [1]
+
+
+def test_sizes_are_compared_with_the_rounds_median_and_the_numbers_of_samples():
+    sizes = {0: 1.1, 1: 2.0, 2: 3.0, 3: 40.0, 4: 40.0}
+    samples = {0: 10, 1: 10, 2: 10, 3: 10, 4: 50}
+    found = excesses({"update": sizes}, samples, norm=5.0)
+    assert {client: entry.ratio for client, entry in found.items()} == pytest.approx({0: 1.1 / 3, 1: 2 / 3, 2: 1.0, 3: 40 / 3, 4: 8 / 3})
+    assert excesses({"update": {0: 1.0, 1: 100.0}}, samples, 1.0) == {}  # two have no median that means anything
+    assert excesses({"update": dict.fromkeys(range(4), 0.0) | {4: 1.0}}, samples, 1.0) == {}
+    tiny = excesses({"update": {0: 1e-2, 1: 1e-2, 2: 1e-2, 3: 0.19}}, samples, 1.0)
+    assert tiny[3].ratio == 0.0  # far above the others, and harmless
+    both = excesses({"update": sizes, "statistics": {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 500.0}}, samples, 5.0)
+    assert both[4].ratio == pytest.approx(100.0)
+    assert "statistics" in both[4].reason
+
+
+def test_statistics_that_no_data_have_are_outliers(toy):
+    run = toy("fedrts", "cnn", clients={"total": 6, "per_round": 6})
+    played = rounds.play_round(hostile(run, ATTACKS["statistics"]), run.method.begin(run.setup), 1)
+    (rejected,) = played.record.rejected
+    assert "statistics that move" in rejected["reason"]
+    assert played.record.clients == [0, 1, 3, 4, 5]
+
+
+def test_nobody_is_blamed_where_most_replies_are_refused(run):
+    state, ledger = run.method.begin(run.setup), ClientRecords.of(run.plan.guard)
+    most = hostile(run, ATTACKS["zeros"], clients=(0, 1, 2, 3))
+    with pytest.warns(Note, match="most replies were rejected .*undoes the model.*: nobody is blamed"), pytest.raises(InputError):
+        rounds.play_round(most, state, 1, ledger)
+    assert ledger.strikes.counts == {}
+    half = hostile(run, ATTACKS["zeros"], clients=(0, 1, 2))
+    assert rounds.play_round(half, state, 1, ledger).record.clients == [3, 4, 5]
+    assert ledger.strikes.counts == {0: 1, 1: 1, 2: 1}
+
+
+# -- reducers -----------------------------------------------------------------------------------------------------------------------
+
+
+def reduced(run, rows: Tensor, weights=None, drift: Tensor | None = None, **guard: Any) -> Tensor:
+    """What a reducer makes of updates `rows [k, n]`, as an update."""
+    state = run.method.begin(run.setup)
+    order = replace(order_of(run, run.method.exchanges(run.plan.round(1, state.mask))[0], state, 1), drift=drift)
+    reference = order.values[: rows.shape[1]].double()
+    order = replace(order, values=reference)
+    made = reducers.reduction(Guard(**guard), order)
+    assert made is not None
+    for row, weight in zip(rows, weights or [1] * len(rows), strict=True):
+        made.add(reference + row, weight)
+    found: Tensor = made.result() - reference
+    return found
+
+
+def points(count=9, size=5, seed=0) -> Tensor:
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_the_geometric_median_is_where_all_pulls_cancel(run):
+    rows, weights = points(), [3, 1, 4, 1, 5, 9, 2, 6, 5]
+    centre = reduced(run, rows, weights, reducer="geometric_median")
+    apart = rows - centre
+    pulls = torch.tensor(weights, dtype=torch.float64)[:, None] * apart / apart.norm(dim=1, keepdim=True)
+    assert float(pulls.sum(0).norm()) < 1e-3 * sum(weights)
+    far = rows.clone()
+    far[0] *= 1e6
+    assert float((reduced(run, far, reducer="geometric_median") - reduced(run, rows, reducer="geometric_median")).norm()) < 1.0
+
+
+def test_krum_is_the_textbooks(run):
+    rows, trim = points(8), 0.25  # f = 2: the k − f − 2 = 4 nearest count
+    distances = [[float((a - b).square().sum()) for b in rows] for a in rows]
+    scores = [sum(sorted(row[:i] + row[i + 1 :])[:4]) for i, row in enumerate(distances)]
+    ranked = sorted(range(8), key=lambda i: scores[i])
+    torch.testing.assert_close(reduced(run, rows, reducer="krum", trim=trim), rows[ranked[0]])
+    torch.testing.assert_close(reduced(run, rows, reducer="multi_krum", trim=trim), rows[ranked[:6]].mean(0))
+
+
+def test_centred_clipping_is_around_what_the_last_round_did(run):
+    rows, drift = points(5), points(1, seed=7)[0]
+    expected = drift.clone()
+    for _ in range(3):
+        norms = sorted(float((row - expected).norm()) for row in rows)
+        expected = expected + sum((row - expected) * min(1.0, norms[2] / float((row - expected).norm())) for row in rows) / 5
+    torch.testing.assert_close(reduced(run, rows, drift=drift, reducer="centred_clip"), expected)
+    assert not torch.allclose(reduced(run, rows, reducer="centred_clip"), expected)
+
+
+def test_aligned_leaves_out_who_points_against_the_others_and_nobody_else(run):
+    rows = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, -0.1], [0.9, 0.2], [-1.0, 0.0]], dtype=torch.float64)
+
+    def cut(some, trim):
+        norms = some.norm(dim=1, keepdim=True)
+        return some * (norms.quantile(1 - trim) / norms).clamp(max=1)
+
+    torch.testing.assert_close(reduced(run, rows, reducer="aligned", trim=0.2), cut(rows, 0.2)[:4].mean(0))
+    torch.testing.assert_close(reduced(run, rows, reducer="aligned", trim=0.0), rows.mean(0))
+    honest = rows[:4]
+    torch.testing.assert_close(reduced(run, honest, reducer="aligned", trim=0.4), cut(honest, 0.4).mean(0))
+    long = torch.cat([honest, 1e6 * honest[:1]])
+    assert float(reduced(run, long, reducer="aligned", trim=0.4).norm()) < 1.2
+
+
+def test_nearest_mixes_everybody_with_their_neighbours(run):
+    rows = points(5)
+    mixed = [rows[sorted(range(5), key=lambda j: float((rows[i] - rows[j]).norm()))[:4]].mean(0) for i in range(5)]
+    torch.testing.assert_close(reduced(run, rows, mixing="nearest", trim=0.2), torch.stack(mixed).mean(0))
+    torch.testing.assert_close(reduced(run, rows, mixing="nearest", reducer="median", trim=0.2), torch.stack(mixed).median(0).values)
+
+
+def test_buckets_are_random_pairs(run):
+    rows = points(6)
+    guard = Guard(mixing="bucketing")
+    mixed = reducers.bucketing(rows, guard, 3)
+    assert mixed.shape == (3, 5)
+    torch.testing.assert_close(mixed.mean(0), rows.mean(0))
+    assert torch.equal(mixed, reducers.bucketing(rows, guard, 3))
+    assert not torch.equal(mixed, reducers.bucketing(rows, guard, 4))
+
+
+def test_what_is_mixed_cannot_be_merged_nor_be_on_own_masks(toy, tmp_path):
+    with pytest.raises(InputError, match=r"guard\.mixing = 'nearest' needs every client's weights in one place"):
+        toy("random", engine="ray", guard={"mixing": "nearest"})
+    with pytest.raises(InputError, match=r"guard\.mixing = 'nearest' needs weights on one mask.*guard\.mixing = 'none'"):
+        fedrts.run(data="digits", method="feddst", rounds=1, guard={"mixing": "nearest"}, device="cpu", out=str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(("trim", "share"), [(0.2, 0.5), (0.1, 0.3), (0.2, 0.1), (0.4, 0.7)])
+def test_trimmed_counts_are_trimmed_means_of_noughts_and_ones(trim, share):
+    votes = torch.arange(10) < round(10 * share)
+    sums = Sums(trim=trim)
+    for vote in votes:
+        sums.add({"vote": vote.view(1), "value": vote.view(1).double()}, 1)
+    cut = round(10 * trim)
+    expected = votes.double().sort().values[cut : 10 - cut].mean()
+    assert sums.mean()["vote"].tolist() == pytest.approx([float(expected)])
+    assert sums.mean()["value"].tolist() == pytest.approx([share])  # numbers are no votes
+
+
+@pytest.mark.parametrize("reducer", ["centred_clip", "aligned"])
+def test_a_run_with_a_robust_reducer_resumes_to_the_bit(tmp_path, reducer):
+    class Stop(Exception):
+        pass
+
+    class Stopper(Silent):
+        def played(self, record):
+            if record.round == 5:
+                raise Stop
+
+    common: dict[str, Any] = {"recipe": "paper", "data": "toy_images", "model": "mlp", "density": 0.5, "rounds": 9, "engine": "serial"}
+    common |= {"train": {"epochs": 1}, "checkpoint": {"every": 1}, "guard": {"reducer": reducer}, "topology": {"interval": 2, "end": 8}}
+    common |= {"clients": {"total": 5, "per_round": 4, "partition": "iid", "min_size": 1}}
+    fedrts.run(**common, out=str(tmp_path / "whole"))
+    with pytest.raises(Stop):
+        fedrts.run(**common, out=str(tmp_path / "cut"), observer=Stopper())
+    fedrts.resume(tmp_path / "cut")
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert models[0] == models[1]
+
+
+# -- the preset ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_guard_by_one_word():
+    robust = config.resolve({"guard": "robust"}).guard
+    assert (robust.reducer, robust.trim, robust.max_share) == ("aligned", 0.25, 0.15)
+    assert config.resolve({"guard": "robust"}, {"guard": {"trim": 0.1}}).guard == robust.but(trim=0.1)
+    assert config.resolve({"guard": "default"}).guard == config.resolve({}).guard
+    with pytest.raises(InputError, match=r"guard must be a table of keys, or 'default' or 'robust' \(got 'strict'\)"):
+        config.resolve({"guard": "strict"})
+
+
+def test_the_word_is_resolved_in_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, said = command("run", *TINY, "--set", "guard=robust", "--out", "run")
+    assert code == 0, said
+    assert config.from_file(Path("run/experiment.toml"))["guard"]["reducer"] == "aligned"
+
+
+def test_what_sites_claim_is_capped():
+    elsewhere = {"data": "elsewhere", "data_options": {"shape": [1, 8, 8], "classes": 10}, "model": "mlp"}
+    assert config.resolve({**elsewhere, "clients": {"partition": "sites", "total": 3, "per_round": 3}}).guard.max_claim == 10.0
+    assert config.resolve({}).guard.max_claim is None
+
+
+# -- units that lose their links ----------------------------------------------------------------------------------------------------
+
+
+def test_units_without_links_are_found():
+    layers = [Entry(("first",), (3, 2)), Entry(("second",), (2, 3))]
+    before = Mask(torch.tensor([1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0, 0]).bool(), [6, 6])
+    after = Mask(torch.tensor([1, 1, 0, 0, 1, 0, 1, 0, 1, 0, 0, 1]).bool(), [6, 6])
+    assert cut_off(layers, before) == []
+    assert cut_off(layers, after) == [CutOff("first", 1, 0), CutOff("second", 0, 1)]
+    assert cut_off(layers, after, before) == [CutOff("first", 1, 0), CutOff("second", 0, 1)]
+    assert cut_off(layers, after, after) == []
+
+
+def test_lost_units_are_told_with_those_who_voted(tmp_path):
+    history: list[dict[str, Any]] = [{"round": 0, "clients": [1, 4]}, {"round": 3, "clients": [2]}]
+    topology: list[dict[str, Any]] = [{"round": 0, "cut_off": {"fc1": {"inputs": 7, "outputs": 0}}}, {"round": 3}]
+    assert lost_units(topology, history) == ["units lost their links in round 0: 7 of fc1 lost all inputs; clients 1, 4 voted"]
+    sparse: dict[str, Any] = {"recipe": "paper", "data": "toy_images", "model": "mlp", "density": 0.1, "rounds": 4, "engine": "serial"}
+    sparse |= {"train": {"epochs": 1}, "model_options": {"hidden": [60, 60]}, "topology": {"interval": 1, "end": 4}}
+    sparse |= {"clients": {"total": 5, "per_round": 4, "partition": "iid", "min_size": 1}, "out": str(tmp_path / "run")}
+    fedrts.run(**sparse)
+    lines = [json.loads(line) for line in (tmp_path / "run/topology.jsonl").read_text().splitlines()]
+    assert any("cut_off" in line for line in lines)
+    warnings = inspect_run(tmp_path / "run")["warnings"]
+    assert len(warnings) == sum("cut_off" in line for line in lines)
+    code, said = command("inspect", str(tmp_path / "run"))
+    assert code == 0, said
+    code, _ = command("report", str(tmp_path / "run"), "--out", str(tmp_path / "report"))
+    assert code == 0
+    page = next((tmp_path / "report").glob("*.html")) if (tmp_path / "report").is_dir() else tmp_path / "report"
+    assert "units lost their links" in page.read_text("utf-8")
+
+
+# -- what one of ten can do ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
+@pytest.mark.parametrize("attack", [name for name in ATTACKS if name != "statistics"])
+def test_one_hostile_client_of_ten_costs_little_and_stops_nothing(attack):
+    settings: dict[str, Any] = {"data": "digits", "rounds": 25, "engine": "serial", "device": "cpu", "eval": {"every": 1}}
+    settings["clients"] = {"total": 10, "per_round": 10, "alpha": 1.0}
+
+    def accuracy(clients):
+        run = assemble(config.resolve(settings))
+        assert isinstance(run.plan.engine, SerialEngine)
+        plan = replace(run.plan, engine=infiltrated(run.plan.engine, frozenset(clients), attack)) if clients else run.plan
+        return sum(played.record.accuracy or 0.0 for played in list(rounds.play(plan, run.method.begin(run.setup), -1))[-10:]) / 10
+
+    assert accuracy([0]) > accuracy([]) - 0.03
