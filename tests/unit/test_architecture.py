@@ -26,7 +26,7 @@ SOURCE = Path(fedrts.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = ["errors", "files", "registry", "tables"]
-LAYERS += ["sparse", "bandit", "wire", "methods", "tasks", "data", "models", "client", "server", "engines", "config", "runs", "costs"]
+LAYERS += ["sparse", "bandit", "wire", "secure", "methods", "tasks", "data", "models", "client", "server", "engines", "config", "runs", "costs"]
 LAYERS += ["planning", "observe", "flower", "api", "export", "comparison", "reproduction", "report", "cli", "__main__", "testing"]
 """From the ground up: a module may import its own package and those before it."""
 
