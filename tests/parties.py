@@ -80,3 +80,25 @@ class Party:
     def opened(self) -> tuple[list[int], list[int]]:
         levels, counts = self.ring.decoded(self.opener.opened(), len(self.opener.counted))
         return levels.tolist(), counts.tolist()
+
+
+def opened_among(words: dict[int, np.ndarray], ring: Ring, n: int, threshold: int) -> np.ndarray:
+    """The sum of these clients' words, of n that were invited, by the protocol; who has no words was lost after sharing."""
+    roster = tuple(Invited(number, 5, public_key(KEYS[number])) for number in range(n))
+    call = Call(b"r" * 32, 0, 0, threshold, roster)
+    opener = Opener(call, ring)
+    clients = {number: Participant(call, number, signer(KEYS[number]), lambda: None) for number in range(n)}
+    for client, one in clients.items():
+        opener.advertised(client, one.advertise())
+    adverts = opener.adverts()
+    for client, one in clients.items():
+        opener.shared(client, one.share(adverts))
+    for client, own in words.items():
+        opener.masked(client, clients[client].mask(opener.deal(client), ring, own))
+    survivors = opener.survivors()
+    for client in words:
+        opener.endorsed(client, clients[client].endorse(survivors))
+    endorsements = opener.endorsements()
+    for client in words:
+        opener.revealed(client, clients[client].reveal(endorsements))
+    return opener.opened()

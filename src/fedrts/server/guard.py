@@ -161,12 +161,17 @@ def stray(reply: Reply, order: Order, samples: Mapping[int, int], answered: Coll
     return None
 
 
-def faults(replies: Sequence[Reply | Failure], order: Order, guard: Guard, samples: Mapping[int, int]) -> list[str | None]:
-    """What is wrong with each of several replies to `order`, measured together; None if nothing. `samples`: n_k as known here."""
-    return checks.faults([list(_checks(reply, order, guard, samples)) if isinstance(reply, Reply) else [] for reply in replies])
+def faults(
+    replies: Sequence[Reply | Failure], order: Order, guard: Guard, samples: Mapping[int, int], *, bounded: bool = True
+) -> list[str | None]:
+    """What is wrong with each of several replies to `order`, measured together; None if nothing. `samples`: n_k as known here.
+
+    Not `bounded`: clients clip what they send themselves.
+    """
+    return checks.faults([list(_checks(reply, order, guard, samples, bounded)) if isinstance(reply, Reply) else [] for reply in replies])
 
 
-def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]) -> Iterator[Check]:
+def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int], bounded: bool) -> Iterator[Check]:
     up, held = order.exchange.up, samples.get(reply.client)
     if reply.samples != held:
         yield failed(f"{reply.samples} samples where the client has {held}")
@@ -179,7 +184,8 @@ def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]
             yield check
             if check.numbers is None:  # it failed: nothing else can be measured
                 return
-    yield from _bounds(reply.message, order, guard)
+    if bounded:
+        yield from _bounds(reply.message, order, guard)
 
 
 def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
