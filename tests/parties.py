@@ -29,7 +29,7 @@ class Party:
     @staticmethod
     def of(n: int, threshold: int, attempt: int = 0, opening: Callable[[], None] = lambda: None) -> Party:
         roster = tuple(Invited(10 + number, 5, public_key(KEYS[number])) for number in range(n))
-        call = Call(b"r" * 32, 3, attempt, threshold, roster)
+        call = Call(b"r" * 32, 3, attempt, threshold, roster, 5)
         party = Party(call, Ring(n, 12, 40, 60))
         party.clients = {one.client: Participant(call, one.client, signer(KEYS[number]), opening) for number, one in enumerate(roster)}
         return party
@@ -85,7 +85,7 @@ class Party:
 def opened_among(words: dict[int, np.ndarray], ring: Ring, n: int, threshold: int) -> np.ndarray:
     """The sum of these clients' words, of n that were invited, by the protocol; who has no words was lost after sharing."""
     roster = tuple(Invited(number, 5, public_key(KEYS[number])) for number in range(n))
-    call = Call(b"r" * 32, 0, 0, threshold, roster)
+    call = Call(b"r" * 32, 0, 0, threshold, roster, 5)
     opener = Opener(call, ring)
     clients = {number: Participant(call, number, signer(KEYS[number]), lambda: None) for number in range(n)}
     for client, one in clients.items():

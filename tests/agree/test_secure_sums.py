@@ -36,7 +36,8 @@ def question_of(run, index):
     (exchange,) = run.plan.exchanges(run.plan.round(index, state.mask))
     order, samples = order_of(run, exchange, state, index), dict(enumerate(run.plan.samples))
     known = State(state.values, state.mask)
-    return Question(order, known, run.method, run.plan.guard, samples, list(samples), len(samples), summing=run.plan.summing)
+    sums = {"summing": run.plan.summing, "most_samples": max(run.plan.samples)}
+    return Question(order, known, run.method, run.plan.guard, samples, list(samples), len(samples), **sums)
 
 
 def by_hand(run, question, replies):

@@ -54,7 +54,7 @@ class Summing:
         kept = {of: torch.zeros_like(tensors[of]).index_copy_(-1, announced, tensors[of].index_select(-1, announced)) for of in named}
         return {**tensors, **kept}
 
-    def form(self, order: Order, method: Method, clients: int) -> Form:
+    def form(self, order: Order, method: Method, clients: int) -> SumForm:
         """What the words of so many clients mean; the same on the server and on every client."""
         template = order.reference if order.values is None else order.values
         assert template is not None  # secure sums are of exchanges that send weights down
@@ -72,7 +72,7 @@ class Summing:
             elif name != "weights":
                 raise InputError(f"secure.aggregation: the contribution '{name}' is neither weights nor indicators: choose another method")
         ring = Ring(clients, self.table.bits, order.frame.on_mask, sum(length for _, length in counters))
-        return Form(ring, tuple(counters), announced, self.table)
+        return SumForm(ring, tuple(counters), announced, self.table)
 
     def key(self, index: int, client: int) -> int:
         """Of a client's rounding: chance that hides nothing, and is the same wherever the client works."""
@@ -80,7 +80,7 @@ class Summing:
 
 
 @dataclass(frozen=True)
-class Form:
+class SumForm:
     """Which words a contribution becomes."""
 
     ring: Ring

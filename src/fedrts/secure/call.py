@@ -46,13 +46,16 @@ class Call:
     threshold: int
     """t: so many survivors open the sum, and fewer cannot."""
     roster: tuple[Invited, ...]
+    most_samples: int
+    """n_max: no client of the federation has more."""
     form: bytes = b""
     """What the words mean: it must be the same for all."""
 
     @cached_property
     def encoded(self) -> bytes:
         members = [number(one.client) + number(one.samples) + one.key for one in self.roster]
-        return joined([_VERSION, self.run, number(self.round), number(self.attempt), number(self.threshold), self.form, *members])
+        numbers = map(number, (self.round, self.attempt, self.threshold, self.most_samples))
+        return joined([_VERSION, self.run, *numbers, self.form, *members])
 
     @cached_property
     def digest(self) -> bytes:
@@ -65,11 +68,11 @@ class Call:
     @staticmethod
     def decoded(data: bytes) -> Call:
         parts = parted(data)
-        if len(parts) < 6 or parts[0] != _VERSION:
+        if len(parts) < 7 or parts[0] != _VERSION:
             raise SecureError("a call in another version of the protocol: install the same fedrts on both sides")
-        run, index, attempt, threshold, form, *members = parts[1:]
+        run, index, attempt, threshold, most, form, *members = parts[1:]
         roster = tuple(Invited(read_number(one[:4]), read_number(one[4:8]), one[8:]) for one in members)
-        return Call(run, read_number(index), read_number(attempt), read_number(threshold), roster, form)
+        return Call(run, read_number(index), read_number(attempt), read_number(threshold), roster, read_number(most), form)
 
     def __post_init__(self) -> None:
         n, clients = len(self.roster), [one.client for one in self.roster]
@@ -79,8 +82,8 @@ class Call:
             raise SecureError("the roster names a client twice, or not in order")
         if not n < 2 * self.threshold <= 2 * n:
             raise SecureError(f"a threshold of {self.threshold} for {n} clients: it must be above half of them, and not above all")
-        if any(one.samples < 1 for one in self.roster):
-            raise SecureError("the roster has a client without samples")
+        if any(not 1 <= one.samples <= self.most_samples for one in self.roster):
+            raise SecureError("the roster has a client without samples, or with more than any")
 
     @cached_property
     def members(self) -> dict[int, Invited]:
@@ -90,11 +93,6 @@ class Call:
     def places(self) -> dict[int, int]:
         """Where each client's shares are taken: from 1 on."""
         return {one.client: place for place, one in enumerate(self.roster, start=1)}
-
-    @property
-    def most_samples(self) -> int:
-        """n_max."""
-        return max(one.samples for one in self.roster)
 
     def message(self, parts: Sequence[bytes]) -> bytes:
         """A message that belongs to this call."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedrts.secure import masks, shamir
-from fedrts.secure.call import Call, number, parted, read_number
+from fedrts.secure.call import Call, joined, number, parted, read_number
 from fedrts.secure.errors import SecureError
 from fedrts.secure.participant import KEY, SEED, Advert, is_endorsed, listed, own_key, pair_key
 from fedrts.secure.ring import Ring, Words
@@ -137,11 +137,6 @@ class Opener:
             self._shares.setdefault(name, {})[self.call.places[client]] = share
         self._revealed.append(client)
 
-    @property
-    def openable(self) -> bool:
-        """Have enough revealed?"""
-        return len(self._revealed) >= self.call.threshold
-
     def opened(self) -> Words:
         """The sum of the survivors' words."""
         self._enough(self._revealed, "clients that reveal shares")
@@ -156,6 +151,37 @@ class Opener:
                 mask = masks.stream(pair_key(secret, self._adverts[client].masking, self.call), words)
                 (np.subtract if client < gone else np.add)(total, mask, out=total)
         return self.ring.trimmed(total)
+
+    # -- what outlasts the process ------------------------------------------------------------------------------------
+
+    def saved(self) -> bytes:
+        """All that is needed to ask for the shares that open, and to open."""
+        clients = [joined(list(map(number, some))) for some in (self._sharing, self._survivors)]
+        signatures = joined([number(client) + signature for client, signature in self._signatures.items()])
+        adverts = joined([advert.encoded for advert in self._adverts.values()])
+        return joined([self.call.encoded, adverts, *clients, signatures, self._total.astype("<u4").tobytes()])
+
+    @staticmethod
+    def call_of(saved: bytes) -> Call:
+        """Which attempt this is."""
+        return Call.decoded(_saved_parts(saved)[0])
+
+    @staticmethod
+    def restored(saved: bytes, ring: Ring) -> Opener:
+        """The opener again, as it was."""
+        call, adverts, sharing, survivors, signatures, total = _saved_parts(saved)
+        found = Opener(Call.decoded(call), ring)
+        for part in parted(adverts):
+            advert = Advert.of(parted(part), found.call)
+            found._adverts[advert.client] = advert
+        found._sharing, found._survivors = (tuple(map(read_number, parted(some))) for some in (sharing, survivors))
+        found._signatures = {read_number(part[:4]): part[4:] for part in parted(signatures)}
+        found._total = np.frombuffer(total, "<u4").astype(np.uint32)
+        if len(found._total) != ring.words:
+            raise SecureError("a saved opening of another length")
+        return found
+
+    # -- secrets ------------------------------------------------------------------------------------------------------
 
     def _secret(self, client: int, kind: bytes, weights: dict[tuple[int, ...], dict[int, int]]) -> bytes:
         """The secret that the shares give and the client's advert confirms; one wrong share among enough is found, and left out."""
@@ -195,6 +221,13 @@ class Opener:
     def _enough(self, found: Collection[object] | Mapping[int, object], what: str) -> None:
         if len(found) < self.call.threshold:
             raise SecureError(f"{len(found)} {what} where {self.call.threshold} are needed")
+
+
+def _saved_parts(saved: bytes) -> list[bytes]:
+    parts = parted(saved)
+    if len(parts) != 6:
+        raise SecureError("a saved opening in another form")
+    return parts
 
 
 def _three(parts: list[bytes]) -> tuple[bytes, bytes, bytes]:

@@ -26,6 +26,9 @@ from fedrts.secure.errors import SecureError
 from fedrts.secure.identity import Sign, is_signed
 from fedrts.secure.ring import Ring, Words
 
+STEPS = ("advertise", "share", "mask", "endorse", "reveal")
+"""What a client is asked for, one after the other."""
+WORDS = STEPS[2]
 SEED, KEY = b"seed", b"key"
 """Kinds of share: of a survivor's own mask, and of a private key that went with a client that did not survive."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedrts.client.order import Order
-from fedrts.client.summing import Form
+from fedrts.client.summing import SumForm
 from fedrts.methods.contract import Means
 from fedrts.secure.ring import Words
 from fedrts.wire.fields import Message, Selection, carried
@@ -100,7 +100,7 @@ class Sums:
 class RingSums:
     """The sum of the words of clients that have at most `most_samples` samples each."""
 
-    def __init__(self, form: Form, order: Order, most_samples: int) -> None:
+    def __init__(self, form: SumForm, order: Order, most_samples: int) -> None:
         self.form, self.order, self.most_samples = form, order, most_samples
         self._total: Words = np.zeros(form.ring.words, np.uint32)
         self._clients = self._samples = 0

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from fedrts.client.order import Failure, Order, Reply
-from fedrts.client.summing import Form, Summing
+from fedrts.client.summing import SumForm, Summing
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
 from fedrts.secure.call import TAG
@@ -60,10 +60,11 @@ class Question:
     """When (`time.monotonic`) replies begin to be late."""
     summing: Summing | None = None
     """How clients round what they send, where all that is learned of it are sums."""
-    attempt: int = 0
+    most_samples: int = 0
+    """n_max over the whole federation: what secure sums are scaled by."""
 
     @property
-    def form(self) -> Form:
+    def form(self) -> SumForm:
         """What the words of clients mean that sum in secret."""
         assert self.summing is not None
         return self.summing.form(self.order, self.method, len(self.samples))
@@ -72,7 +73,7 @@ class Question:
         """What replies are added to."""
         if self.summing is None:
             return Sums(reduction(self.guard, self.order))
-        return RingSums(self.form, self.order, max(self.samples.values()))
+        return RingSums(self.form, self.order, self.most_samples)
 
     def contribution(self, message: Message) -> Message:
         """What a client with this message adds."""

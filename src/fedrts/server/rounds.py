@@ -297,7 +297,7 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     asked = [client for client in clients if client not in gone]
     ledger.count(asked, order.exchange.up)
     known = State(state.values, state.mask)  # what clients know too: contributions may be made where they are
-    question = Question(order, known, plan.method, plan.guard, samples, asked, plan.per_round, due, plan.summing, attempt)
+    question = Question(order, known, plan.method, plan.guard, samples, asked, plan.per_round, due, plan.summing, max(plan.samples))
     found = plan.engine.answer(question) if isinstance(plan.engine, Adding) else add_up(question, plan.engine.run(order, asked))
     comparable = order.round.index >= 0 and order.round.exchange == 0  # what dense averaging would have sent too
     ledger.messages += (len(clients) + len(found.counted)) * comparable

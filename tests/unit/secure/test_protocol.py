@@ -377,7 +377,7 @@ def test_whatever_bytes_come_are_refused_with_a_reason(party):
 
 def roster(n, **changes):
     found = [Invited(number_, 5, public_key(KEYS[number_])) for number_ in range(n)]
-    return {"run": b"r" * 32, "round": 0, "attempt": 0, "threshold": n, "roster": tuple(found), **changes}
+    return {"run": b"r" * 32, "round": 0, "attempt": 0, "threshold": n, "roster": tuple(found), "most_samples": 9, **changes}
 
 
 @pytest.mark.parametrize(
@@ -388,6 +388,7 @@ def roster(n, **changes):
         ({"threshold": 6}, "a threshold of 6 for 5 clients"),
         ({"roster": (*roster(4)["roster"], roster(4)["roster"][0])}, "names a client twice"),
         ({"roster": (*roster(4)["roster"], Invited(9, 0, b""))}, "without samples"),
+        ({"most_samples": 4}, "with more than any"),
     ],
 )
 def test_rosters_below_the_floors_are_refused(changes, why):
