@@ -75,7 +75,8 @@ class Party:
 
     def summed(self, *clients: int) -> tuple[list[int], list[int]]:
         """What the rounded values of these clients come to."""
-        return sum(self.levels[c] for c in clients).tolist(), sum(self.flags[c].astype(int) for c in clients).tolist()
+        levels, flags = (np.sum([some[client] for client in clients], axis=0) for some in (self.levels, self.flags))
+        return levels.tolist(), flags.astype(int).tolist()
 
     def opened(self) -> tuple[list[int], list[int]]:
         levels, counts = self.ring.decoded(self.opener.opened(), len(self.opener.counted))

@@ -11,6 +11,7 @@ from fedrts import config, methods
 from fedrts.errors import InputError
 from fedrts.methods.contract import State
 from fedrts.server import rounds
+from fedrts.server.aggregate import RingSums
 from fedrts.server.collect import Question, add_up
 from fedrts.server.rounds import play
 from fedrts.sparse import random
@@ -45,7 +46,8 @@ def by_hand(run, question, replies):
     order, table = question.order, run.experiment.secure
     most, o = max(question.samples.values()), 2 ** (table.bits - 1) - 1
     statistics = order.frame.statistics
-    total, core, votes = 0, 0, torch.zeros(run.layout.links, dtype=torch.int64)
+    core, votes = 0, torch.zeros(run.layout.links, dtype=torch.int64)
+    total = torch.zeros(len(order.reference), dtype=torch.int64)
     for reply in replies:
         change = reply.message["weights"].double() - order.reference.double()
         clips = torch.full_like(change, table.clip)
@@ -69,6 +71,7 @@ def test_what_is_opened_is_the_sum_of_the_rounded_values_exactly(model, index):
     question = question_of(run, index)
     replies = list(run.plan.engine.run(question.order, [0, 2, 3, 4]))
     found = add_up(question, replies)
+    assert isinstance(found.sums, RingSums)
     total, core, votes, weights = by_hand(run, question, replies)
     levels, counts = found.sums.form.ring.decoded(found.sums._total, 4)
     assert (torch.from_numpy(levels) == total).all()
@@ -93,9 +96,10 @@ def test_masks_change_nothing(gone):
     here = [client for client in range(5) if client not in gone]
     replies = list(run.plan.engine.run(question.order, here))
     plain = add_up(question, replies).sums
+    assert isinstance(plain, RingSums)
     words = {}
     for reply in replies:
-        sums = question.sums()
+        sums = plain
         key = run.plan.summing.key(0, reply.client)
         words[reply.client] = sums.form.words(question.contribution(reply.message), question.order, reply.samples / sums.most_samples, key)
     hidden = question.sums()

@@ -14,7 +14,7 @@ from flwr.app import Message
 
 from fedrts.client.order import fingerprint
 from fedrts.errors import InputError
-from fedrts.flower import WORK, secret
+from fedrts.flower import WORK
 from fedrts.flower.messages import SUM, content, opened
 from fedrts.flower.node import Worker
 from fedrts.flower.openings import Openings
@@ -22,6 +22,7 @@ from fedrts.runs.build import Assembled
 from fedrts.secure.call import Call, Invited
 from fedrts.secure.errors import SecureError
 from fedrts.secure.identity import public_key
+from fedrts.secure.opener import Opener
 from fedrts.secure.participant import STEPS
 from fedrts.server.rounds import TooFewError, play
 from linkhere import LinkHere, Manners, experiment, in_secret, nobody_waits, played
@@ -104,7 +105,7 @@ def test_a_node_lost_at_any_step_costs_its_own_words_at_most(step: str, monkeypa
     if not counted:
         assert lines[1]["rejected"] == [{"client": 2, "reason": "late"}]
     serial = run.plan.engine
-    work = serial.run  # type: ignore[attr-defined]
+    work = serial.run
 
     def without(order: Any, clients: Any) -> Any:
         return work(order, [client for client in clients if counted or client != 2 or order.round.index != 1])
@@ -137,7 +138,7 @@ def test_a_node_says_nothing_in_the_open():
         reply = opened(worker.reply(Message(content({**facts, "round": 0}, {0: b"anything"}), 6, WORK)))
         assert reply[1] == {}
         assert "nothing leaves this site in the open" in reply[0]["reasons"][0]
-    plain = ready.plan.engine.run  # type: ignore[union-attr]
+    plain = ready.plan.engine.run
     from helping import order_of
 
     (exchange,) = run.plan.exchanges(run.plan.round(0, state.mask))
@@ -151,7 +152,7 @@ class StoppedError(Exception):
 
 def stopping(monkeypatch: pytest.MonkeyPatch, where: str, round: int) -> Callable[[], None]:
     """The server is killed in a round: before anybody reveals, after some have, after all have, or after the sum is kept."""
-    keep, begin, take = Openings.keep, Openings.begin, secret.Opener.revealed
+    keep, begin, take = Openings.keep, Openings.begin, Opener.revealed
     armed = {"on": True}
 
     def kept(self: Openings, found: Any) -> None:
@@ -173,7 +174,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch, where: str, round: int) -> Callabl
 
     monkeypatch.setattr(Openings, "keep", kept)
     monkeypatch.setattr(Openings, "begin", began)
-    monkeypatch.setattr(secret.Opener, "revealed", revealed)
+    monkeypatch.setattr(Opener, "revealed", revealed)
     return lambda: armed.update(on=False)
 
 

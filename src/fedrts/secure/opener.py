@@ -64,10 +64,10 @@ class Opener:
     # -- shares -------------------------------------------------------------------------------------------------------
 
     def shared(self, client: int, data: bytes) -> None:
-        owner, *parts = self._own(client, data)
+        _, *parts = self._own(client, data)
         found = {read_number(part[:4]): part[4:] for part in parts}
         if found.keys() != self._adverts.keys() - {client} or len(parts) != len(found):
-            raise SecureError(f"client {owner} has not sealed one box for every peer")
+            raise SecureError(f"client {client} has not sealed one box for every peer")
         self._boxes[client] = found
 
     def deal(self, client: int) -> bytes:

@@ -78,14 +78,10 @@ def attack(five, colluding, victim):
     """The victim's words, by one who has all that the server saw and all that `colluding` nodes hold; None if they are too few."""
     call, opener = five.call, five.opener
     dealt = {call.places[client]: five.clients[client]._held[victim] for client in colluding}
-    if len(dealt) < call.threshold:
-        guesses = [shamir.secret_of({place: pair[kind] for place, pair in dealt.items()}) for kind in (0, 1)]
-    else:
-        some = dict(list(dealt.items())[: call.threshold])
-        guesses = [shamir.secret_of({place: pair[kind] for place, pair in some.items()}) for kind in (0, 1)]
-    if None in guesses:
+    some = dict(list(dealt.items())[: call.threshold])
+    seed, secret = (shamir.secret_of({place: pair[kind] for place, pair in some.items()}) for kind in (0, 1))
+    if seed is None or secret is None:
         return None
-    seed, secret = guesses
     sent = next(data for data in five.seen if (parts := call.parts(data))[0] == number(victim) and len(parts) == 2)
     words = five.ring.unpacked(call.parts(sent)[1]) - masks.stream(own_key(seed, call), five.ring.words)
     for peer in opener.sharing:
