@@ -91,7 +91,7 @@ def flowers(n: int, values: int) -> float:
     from flwr.common.secure_aggregation.quantization import quantize
     from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
-    weights = [np.random.default_rng(0).standard_normal(values).astype(np.float32) * 0.01]
+    weights = [np.random.default_rng(0).standard_normal(values) * 0.01]
 
     def work() -> None:
         total = quantize(weights, 3.0, 2**22)

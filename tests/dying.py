@@ -47,5 +47,5 @@ def keep(self: Openings, found: Any) -> None:
     once(f"{found.round}:kept")
 
 
-Openings.keep = keep  # type: ignore[method-assign]
+Openings.keep = keep  # type: ignore
 main()

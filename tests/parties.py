@@ -79,7 +79,7 @@ class Party:
         return levels.tolist(), flags.astype(int).tolist()
 
     def opened(self) -> tuple[list[int], list[int]]:
-        levels, counts = self.ring.decoded(self.opener.opened(), len(self.opener.counted))
+        levels, counts, _ = self.ring.decoded(self.opener.opened(), len(self.opener.counted))
         return levels.tolist(), counts.tolist()
 
 

@@ -73,7 +73,8 @@ def test_what_is_opened_is_the_sum_of_the_rounded_values_exactly(model, index):
     found = add_up(question, replies)
     assert isinstance(found.sums, RingSums)
     total, core, votes, weights = by_hand(run, question, replies)
-    levels, counts = found.sums.form.ring.decoded(found.sums._total, 4)
+    levels, counts, beyond = found.sums.form.ring.decoded(found.sums._total, 4)
+    assert beyond == 0
     assert (torch.from_numpy(levels) == total).all()
     assert counts.sum() == core.sum() + votes.sum()
     mean = found.sums.mean()
@@ -148,6 +149,18 @@ def test_a_large_change_is_cut_off_at_the_clip():
     mean = add_up(question, replies).sums.mean()["weights"]
     most = 0.001 * 5 * max(run.plan.samples) / sum(run.plan.samples)
     assert float((mean - question.order.values).abs().max()) <= most * (1 + 1e-3)
+
+
+def test_a_client_that_does_not_keep_to_the_ring_moves_a_sum_by_no_more_than_all_could():
+    run = secured("fedavg", "mlp")
+    question = question_of(run, 1)
+    honest = add_up(question, list(run.plan.engine.run(question.order, range(4)))).sums
+    assert isinstance(honest, RingSums)
+    honest.add(np.full(honest.form.ring.words, 1_200_000, np.uint32), 1, run.plan.samples[4])
+    with pytest.warns(UserWarning, match="beyond what 5 clients can come to, and were cut to that"):
+        mean = honest.mean()["weights"]
+    most = run.experiment.secure.clip * 5 * max(run.plan.samples) / sum(run.plan.samples)
+    assert float((mean - question.order.values).abs().max()) <= most * (1 + 1e-6)
 
 
 def test_a_client_without_finite_weights_is_left_out():

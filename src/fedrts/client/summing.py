@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedrts.client.order import Order
-from fedrts.errors import InputError
+from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Means, State
 from fedrts.secure.ring import Ring, Words, rounded
@@ -108,7 +108,12 @@ class SumForm:
     def means(self, total: Words, order: Order, clients: int, samples: int, most_samples: int) -> Means:
         """What the sum of so many clients' words says, who have so many samples together, and `most_samples` each at most."""
         assert order.values is not None
-        levels, counts = self.ring.decoded(total, clients)
+        levels, counts, beyond = self.ring.decoded(total, clients)
+        if beyond:
+            note(
+                f"round {order.round.index}: {beyond:,} sums were beyond what {clients} clients can come to, and were cut to that: "
+                "one of them does not keep to the rules of secure sums"
+            )
         device, dtype = order.values.device, order.values.dtype
         change = torch.from_numpy(levels).double().to(device) / self.ring.most * (most_samples / samples)
         weights = (order.values.double() + change * self._units(order, change)).to(dtype)

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedrts.client.order import Failure, fingerprint
 from fedrts.client.summing import SumForm
+from fedrts.errors import InputError
 from fedrts.flower.engine import Errand, FlowerEngine
 from fedrts.flower.fleet import LOST
 from fedrts.flower.messages import SUM
@@ -75,7 +76,7 @@ class SecretEngine(FlowerEngine):
         assert question.summing is not None
         form = question.summing.form(question.order, question.method, opened.invited)
         if opened.form != form.digest(question.order).hex():
-            raise SecureError(f"the sum of round {opened.round} was opened in another form")
+            raise InputError(f"the opened sum of round {opened.round} is of another model or mask: restore the run's checkpoints")
         sums = RingSums(form, question.order, question.most_samples)
         sums.add(opened.words, len(opened.clients), sum(self.samples[client] for client in opened.clients))
         rows = self.bench.gradient.new_zeros(())

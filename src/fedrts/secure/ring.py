@@ -96,8 +96,12 @@ class Ring:
         shifts = np.arange(self.abreast, dtype=np.uint32) * np.uint32(self.count_width)
         return np.concatenate([first, np.bitwise_or.reduce(rest << shifts, axis=1)])
 
-    def decoded(self, total: Words, clients: int) -> tuple[Whole, Whole]:
-        """(sum of levels, sums of counters) of the words' sum over so many clients; what honest ones cannot come to is refused."""
+    def decoded(self, total: Words, clients: int) -> tuple[Whole, Whole, int]:
+        """(sum of levels, sums of counters, fields beyond what honest ones come to) of the words' sum over so many clients.
+
+        What is beyond is cut to the most that honest clients come to: whoever does not keep to the ring moves no sum further than
+        all of them together could.
+        """
         total = self.trimmed(total)
         shifts = np.arange(self.abreast, dtype=np.uint32) * np.uint32(self.count_width)
         fields = total[self.values :, None] >> shifts & np.uint32((1 << self.count_width) - 1)
@@ -105,9 +109,9 @@ class Ring:
         above = total[: self.riding] >> np.uint32(self.value_width)
         counts = np.concatenate([above, beside]).astype(np.int64)
         raised = (total[: self.values] & np.uint32((1 << self.value_width) - 1)).astype(np.int64)
-        if (len(raised) and int(raised.max()) > 2 * self.most * clients) or (len(counts) and int(counts.max()) > clients):
-            raise SecureError(f"the opened sum is beyond what {clients} clients can come to: one of them does not keep to the ring")
-        return raised - self.most * clients, counts
+        highest = 2 * self.most * clients
+        beyond = int(np.count_nonzero(raised > highest) + np.count_nonzero(counts > clients))
+        return np.minimum(raised, highest) - self.most * clients, np.minimum(counts, clients), beyond
 
     def trimmed(self, words: Words) -> Words:
         """Words with as many bits as each is wide."""
