@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
@@ -21,13 +23,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from federating import trusting
 from fedrts import config
 from fedrts.flower import HELLO, engine, fleet, messages
-from fedrts.flower.deployment import introduction
+from fedrts.flower.deployment import _in_secret, introduction
 from fedrts.flower.engine import FlowerEngine
 from fedrts.flower.fleet import Fleet
 from fedrts.flower.node import Worker
 from fedrts.flower.roster import Roster
 from fedrts.flower.state import Records
 from fedrts.runs.build import Assembled, assemble
+from fedrts.secure.identity import public_key
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.rounds import play
 
@@ -48,6 +51,7 @@ class LinkHere:
 
     workers: dict[int, Worker] = field(default_factory=dict)
     records: dict[int, Records] = field(default_factory=dict)
+    keys: dict[int, ec.EllipticCurvePrivateKey] = field(default_factory=dict)
     manners: dict[int, Manners] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
     waiting: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -64,13 +68,14 @@ class LinkHere:
     def start(self, node: int, clients: list[int], manners: Manners | None = None) -> None:
         """A node begins, or begins anew."""
         records = self.records.setdefault(node, Records())  # which outlast the process
-        self.workers[node] = Worker(trusting(clients=clients), self.said.append, records=records)
+        self.keys.setdefault(node, ec.generate_private_key(ec.SECP256R1()))
+        self.workers[node] = Worker(trusting(clients=clients), self.said.append, records=records, key=self.keys[node])
         self.starts[node] = self.starts.get(node, 0) + 1
         if manners:
             self.manners[node] = manners
 
     def nodes(self) -> dict[int, NodeInfo]:
-        return {n: NodeInfo(node_id=n, public_key=b"key %d" % n, last_activated_at=str(self.starts[n])) for n in self.workers}
+        return {n: NodeInfo(node_id=n, public_key=public_key(self.keys[n]), last_activated_at=str(self.starts[n])) for n in self.workers}
 
     def push(self, message: Message) -> str | None:
         name, node = message.object_id, message.metadata.dst_node_id
@@ -118,6 +123,8 @@ def experiment(method: str = "fedrts", **keywords: Any) -> Assembled:
         "topology": {"interval": 2, "end": 4},
         "engine": {"name": "flower", "timeout": 5, "wait": 0.2},
     }
+    if "model" in keywords:
+        del base["model_options"]
     if method not in ("fedpaq", "fedavg", "fedtopk"):
         base["density"] = 0.5
     return assemble(config.resolve(base, config.from_keywords(keywords)))
@@ -137,6 +144,14 @@ def connected(run: Assembled, link: LinkHere, **changes: Any) -> Assembled:
         **{"timeout": 5.0, "deadline": 60.0, "wait": 0.2, **changes},
     )
     return replace(run, plan=replace(run.plan, engine=flower))
+
+
+def in_secret(run: Assembled, link: LinkHere, folder: Path | None = None, **changes: Any) -> Assembled:
+    """The same with an engine that learns sums alone."""
+    ready = connected(run, link, **changes)
+    engine = ready.plan.engine
+    assert isinstance(engine, FlowerEngine)
+    return replace(ready, plan=replace(ready.plan, engine=_in_secret(engine, run, folder)))
 
 
 def two_nodes() -> LinkHere:

@@ -26,23 +26,9 @@ SOURCE = Path(fedrts.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = ["errors", "files", "registry", "tables"]
-LAYERS += [
-    "sparse",
-    "bandit",
-    "wire",
-    "methods",
-    "tasks",
-    "data",
-    "models",
-    "programs",
-    "client",
-    "server",
-    "engines",
-    "config",
-    "runs",
-    "costs",
-]
-LAYERS += ["planning", "observe", "flower", "api", "export", "comparison", "reproduction", "report", "cli", "__main__", "testing"]
+LAYERS += ["sparse", "bandit", "wire", "secure", "methods", "tasks", "data", "models", "programs", "client", "server", "engines", "config"]
+LAYERS += ["runs", "costs", "planning", "observe", "flower", "api", "export", "comparison", "reproduction", "report", "cli", "__main__"]
+LAYERS += ["testing"]
 """From the ground up: a module may import its own package and those before it."""
 
 

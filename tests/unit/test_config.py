@@ -568,7 +568,8 @@ def test_resolved_file_is_complete(tmp_path):
     folder.create(resolve())
     written = set(config.flat(from_file(folder.experiment_file())))
     missing = set(config.flat(Experiment().model_dump())) - written
-    null = {"guard.max_claim", "init", "out", "topology.density_start", "topology.prunable", "train.schedule_rounds", "wire.download_type"}
+    null = {"guard.max_claim", "init", "out", "secure.threshold", "topology.density_start", "topology.prunable", "train.schedule_rounds"}
+    null |= {"wire.download_type"}
     assert missing == null, "TOML has none"
     text = folder.experiment_file().read_text("utf-8")
     assert text.count('"auto"') == 4  # checkpoint.every: a pace, no decision; engine.name, kernel and isa: decided when the model is there

@@ -97,6 +97,10 @@ def client(
     max_epochs: Annotated[int, typer.Option(help="Local epochs of a round, at most; 0: any number.")] = Limits.max_epochs,
     max_parameters: Annotated[int, typer.Option(help="Parameters of the model, at most; 0: any number.")] = Limits.max_parameters,
     max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of this process at most, such as 4GB.")] = None,
+    peers: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Public keys NAME.pub of the nodes to sum in secret with; default: whom the server names."),
+    ] = None,
     keep_statistics: Annotated[
         bool, typer.Option("--keep-statistics", help="Do not tell mean and deviation of the images here, for a common normalisation.")
     ] = False,
@@ -149,6 +153,7 @@ def client(
         limits=limits,
         state=state or (key.with_suffix(".site") if key else Path("fedrts.site")),
         dry_run=dry_run,
+        peers=_peers(peers),
         keep_statistics=keep_statistics,
     )
     if withdraw and insecure:
@@ -250,6 +255,15 @@ def _digests(given: list[str]) -> list[str]:
     from fedrts.flower.host import digest_prefix
 
     return [digest_prefix(word) for word in given]
+
+
+def _peers(folder: Path | None) -> list[bytes] | None:
+    if folder is None:
+        return None
+    _prepared()
+    from fedrts.flower.keys import read_peers
+
+    return read_peers(folder)
 
 
 def _size(text: str | None) -> int:

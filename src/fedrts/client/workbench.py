@@ -18,6 +18,7 @@ from fedrts.client.job import Batch, Job
 from fedrts.client.order import Order, Reply
 from fedrts.client.privacy import Noise, Protection
 from fedrts.client.steps import flops, perform
+from fedrts.client.summing import Summing
 from fedrts.client.training import LocalTraining
 from fedrts.data.contract import Data
 from fedrts.methods.contract import Rewire
@@ -45,6 +46,8 @@ class Workbench:
     eval_batch_size: int = 512
     program: LinkProgram | None = None
     """The model in kernels that compute active links alone, where an engine wants them."""
+    summing: Summing | None = None
+    """How clients sum where the server is to learn nothing but sums."""
     gradient: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,6 +123,8 @@ class Workbench:
         """
         frame = order.upload_frame(random.key(key, "rounding", order.round.exchange))
         draws = self.noise(random.key(key, "noise", order.round.exchange))
+        if self.summing is not None:
+            tensors = self.summing.ballot(order, tensors)
         return self.protection.message(order.exchange.up if fields is None else fields, tensors, frame, draws)
 
     def uploads(self, order: Order, tensors: Mapping[str, Tensor], keys: Sequence[int]) -> Iterator[Message]:

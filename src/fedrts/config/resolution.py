@@ -19,6 +19,7 @@ from fedrts.data.contract import Recipe
 from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
 from fedrts.registry import only_allowing
+from fedrts.secure.ring import Ring
 from fedrts.server import optimizer, reducers
 from fedrts.server.guard import Guard
 from fedrts.sparse import falling
@@ -100,6 +101,7 @@ def complete(experiment: Experiment) -> Experiment:
     for name in experiment.eval.metrics:
         metrics.get(name)
     _check_falling(experiment, method)
+    _check_secure(experiment)
     return experiment.model_copy(
         update={
             "data": data.absolute(experiment.data),
@@ -110,6 +112,7 @@ def complete(experiment: Experiment) -> Experiment:
             "topology": experiment.topology.model_copy(update={"end": experiment.end}),
             "clients": experiment.clients.model_copy(update={"min_size": experiment.min_size}),
             "guard": experiment.guard.model_copy(update={"quorum": experiment.quorum, "max_claim": experiment.max_claim}),
+            "secure": experiment.secured,
             "train": train.model_copy(update={"server_lr": usual_rate if train.server_lr is None else train.server_lr}),
         }
     )
@@ -144,6 +147,25 @@ def _check_falling(experiment: Experiment, method: Method) -> None:
         )
     for progress in (0.0, 0.5, 1.0):
         falling.left(topology.density_schedule, progress)
+
+
+def _check_secure(experiment: Experiment) -> None:
+    """Can the server do with sums alone?"""
+    if not experiment.secure.aggregation:
+        return
+    guard, per_round = experiment.guard, experiment.clients.per_round
+    if (why := experiment.secure.refusal(per_round)) is not None:
+        raise InputError(why)
+    Ring(per_round, experiment.secure.bits, 1)
+    if not reducers.get(guard.reducer).is_sum:
+        raise InputError(
+            f"guard.reducer = '{guard.reducer}' needs every client's weights, and secure.aggregation shows sums alone: "
+            f"use {reducers.those('is_sum')}; clients clip what they send at secure.clip"
+        )
+    if guard.over_select:
+        raise InputError("guard.over_select counts the first replies alone, and a secure sum has all of them: set it to 0")
+    if experiment.wire.feedback:
+        raise InputError("wire.feedback goes by what wire.value_type leaves, and secure.aggregation rounds otherwise: use one of them")
 
 
 def _given_in_python() -> None:

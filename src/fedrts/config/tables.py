@@ -13,6 +13,7 @@ from fedrts.client.privacy import Protection
 from fedrts.client.training import LocalTraining
 from fedrts.data.partition import SITES, Partition
 from fedrts.engines.settings import EngineSettings
+from fedrts.secure.settings import SecureSums
 from fedrts.server.averaging import AverageName, LateAverage
 from fedrts.server.guard import QUORUM, SITES_CLAIM, Guard
 from fedrts.server.optimizer import ServerOptimizer, optimizers
@@ -169,6 +170,7 @@ class Experiment(Table):
     wire: Wire = Wire()
     guard: Guard = Guard()
     privacy: Protection = Protection()
+    secure: SecureSums = SecureSums()
     checkpoint: Checkpoint = Checkpoint()
 
     @field_validator("tags", mode="before")
@@ -205,10 +207,16 @@ class Experiment(Table):
 
     @property
     def quorum(self) -> float:
-        """Share of a round's clients whose replies must be usable: of a study among sites all, by default."""
-        if self.guard.quorum is not None:
-            return self.guard.quorum
-        return 1.0 if self.clients.partition == SITES else QUORUM
+        """Share of a round's clients whose replies must be usable: of a study among sites all, by default; of secure sums t."""
+        usual = 1.0 if self.clients.partition == SITES else QUORUM
+        asked = usual if self.guard.quorum is None else self.guard.quorum
+        least = self.secure.needed(self.clients.per_round) / self.clients.per_round if self.secure.aggregation else 0.0
+        return max(asked, min(least, 1.0))
+
+    @property
+    def secured(self) -> SecureSums:
+        """The table `[secure]` with its threshold."""
+        return self.secure.but(threshold=self.secure.needed(self.clients.per_round)) if self.secure.aggregation else self.secure
 
     @property
     def max_claim(self) -> float | None:

@@ -18,14 +18,17 @@ import fedrts
 from fedrts.config import CUSTOM, Experiment, foreign
 from fedrts.data.partition import SITES
 from fedrts.errors import InputError
-from fedrts.flower import PROTOCOL, final, keys, roster
+from fedrts.flower import PROTOCOL, final, keys, openings, roster
+from fedrts.flower.consent import digest
 from fedrts.flower.engine import FlowerEngine, Paces
 from fedrts.flower.fleet import LOST, Fleet
 from fedrts.flower.keys import Authority
 from fedrts.flower.link import Address, open_gate, opened
 from fedrts.flower.normalisation import Normalisation, settled
+from fedrts.flower.openings import Openings
 from fedrts.flower.processes import child
 from fedrts.flower.roster import Roster
+from fedrts.flower.secret import SecretEngine
 from fedrts.runs.build import Assembled, with_samples
 from fedrts.runs.feedback import feeds_back
 from fedrts.runs.folder import RunFolder
@@ -81,7 +84,8 @@ def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, do
         open_gate()
         for number, key in enumerate(issued):
             command = _node_command(door, key, _share(number, len(issued), experiment.clients.total), data_dir, experiment)
-            if folder is not None and feeds_back(run.plan):  # what clients remember must be there when the run is resumed
+            remembers = feeds_back(run.plan) or run.plan.summing is not None
+            if folder is not None and remembers:  # what clients remember must be there when the run is resumed
                 command += ["--state", str(folder / f"{_HERE}-{number}.site")]
             log = stack.enter_context(open(folder / f"{_HERE}-{number}.log" if folder else temporary / f"{number}.log", "ab"))
             stack.enter_context(child(command, stdin=-3, stdout=log, stderr=log))
@@ -131,12 +135,24 @@ def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
         facts=facts,
         paces=Paces(experiment.engine.patience),
     )
+    if run.plan.summing is not None:
+        engine = _in_secret(engine, run, folder)
     return replace(run, plan=replace(run.plan, engine=engine))
+
+
+def _in_secret(engine: FlowerEngine, run: Assembled, folder: Path | None) -> SecretEngine:
+    """The engine that learns sums alone; what it must not lose is in the run's folder."""
+    kept = Openings(None) if folder is None else Openings(folder / openings.FOLDER, RunFolder(folder).replayed_from)
+    same = {name: getattr(engine, name) for name in FlowerEngine.__dataclass_fields__}
+    threshold = run.experiment.secure.needed(run.experiment.clients.per_round)
+    return SecretEngine(**same, digest=digest(introduction(run)), threshold=threshold, openings=kept)
 
 
 def introduction(run: Assembled) -> dict[str, Any]:
     """What every node is told: the experiment, without what is the server's own affair."""
-    settings = run.experiment.model_dump(exclude_none=True, exclude={"out", "init", "device", "engine", "guard", "checkpoint"})
+    servers = {"out", "init", "device", "engine", "guard", "checkpoint"}
+    open_sums = set() if run.experiment.secure.aggregation else {"secure"}  # then nodes of before there was such a table know everything
+    settings = run.experiment.model_dump(exclude_none=True, exclude=servers | open_sums)
     if run.bench.program is not None:  # equal bits need equal kernels
         settings["engine"] = run.experiment.engine.model_dump(include={"kernel", "isa"})
     shape, classes = list(run.data.input_shape), run.data.classes

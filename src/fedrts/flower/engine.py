@@ -141,15 +141,11 @@ class FlowerEngine:
         return self.server.evaluate(state)
 
     def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply | Failure]:
-        exchange = _Exchange(self, order, list(clients))
-        try:
-            yield from exchange.replies()
-        finally:
-            self.fleet.forgotten |= {name for name, parcel in exchange.parcels.items() if not parcel.unheard}
+        yield from Errand(self, order, list(clients)).replies()
 
 
 @dataclass
-class _Exchange:
+class Errand:
     """One order on its way to all of its clients."""
 
     engine: FlowerEngine
@@ -158,9 +154,21 @@ class _Exchange:
     parcels: dict[str, Parcel] = field(default_factory=dict)
     outcomes: dict[int, Arrived | Failure] = field(default_factory=dict)
     resent: dict[int, int] = field(default_factory=dict)
+    more_facts: dict[str, Any] = field(default_factory=dict)
 
     def replies(self) -> Iterator[Reply | Failure]:
-        """The outcome of every client once."""
+        """What became of every client, once."""
+        for client, outcome in self.heard():
+            yield self._made_of(client, outcome)
+
+    def heard(self) -> Iterator[tuple[int, Arrived | Failure]]:
+        """Every client with its bytes, or with what came in their place."""
+        try:
+            yield from self._heard()
+        finally:
+            self.engine.fleet.forgotten |= {name for name, parcel in self.parcels.items() if not parcel.unheard}
+
+    def _heard(self) -> Iterator[tuple[int, Arrived | Failure]]:
         started = time.monotonic()
         self._send_all()
         sent = time.monotonic()
@@ -176,7 +184,7 @@ class _Exchange:
                 if isinstance(outcome, Arrived):
                     came += 1
                     self.engine.paces.add(self.order.round, client, outcome.at - sent)
-                yield self._made_of(client, outcome)
+                yield client, outcome
             if not waiting:
                 return
             absent = [client for client in waiting if client not in self.outcomes]
@@ -203,7 +211,7 @@ class _Exchange:
             missed.discard(client)
             fleet.say(f"back: round {self.order.round.index} has {fleet.roster.called(client)} again")
 
-    def _gathered(self) -> bool:
+    def gathered(self) -> bool:
         """Wait until all clients are here, or enough of them; true if enough are."""
         fleet, due, told = self.engine.fleet, time.monotonic() + self.engine.wait, False
         while True:
@@ -221,7 +229,7 @@ class _Exchange:
 
     def _send_all(self) -> None:
         fleet = self.engine.fleet
-        if not self._gathered():  # others would work, and give something away, for nothing
+        if not self.gathered():  # others would work, and give something away, for nothing
             self.outcomes |= {client: self._excused(client, UNASKED) for client in self.clients if client in fleet.hosts}
         by_node: dict[int, list[int]] = {}
         for client in self.clients:
@@ -229,13 +237,22 @@ class _Exchange:
                 by_node.setdefault(fleet.hosts[client], []).append(client)
             elif client not in self.outcomes:
                 self.outcomes[client] = self._excused(client, UNREACHABLE)
-        held, missed = self.order.held, self.order.missed
         for node, some in by_node.items():
-            self._send(node, {client: envelope.encode_order(self.order, client, held.get(client), missed.get(client)) for client in some})
+            self._send(node, {client: self._blob(client, first=True) for client in some})
+
+    def _blob(self, client: int, first: bool = False) -> bytes:
+        """What a client is sent: `first` what it needs by what it holds, later the whole."""
+        held, missed = (self.order.held.get(client), self.order.missed.get(client)) if first else (None, None)
+        return envelope.encode_order(self.order, client, held, missed)
+
+    @property
+    def _most(self) -> int:
+        """Bytes that a client's answer has at most."""
+        return codec.most(self.order.exchange.up, self.order.frame)
 
     def _send(self, node: int, blobs: dict[int, bytes], whole: bool = False) -> None:
         fleet = self.engine.fleet
-        facts = {**self.engine.facts, "round": self.order.round.index, "exchange": self.order.round.exchange}
+        facts = {**self.engine.facts, "round": self.order.round.index, "exchange": self.order.round.exchange, **self.more_facts}
         if self.order.model_name is not None:
             facts["model"] = self.order.model_name
         if self.order.exchange.fed_back is not None:
@@ -275,8 +292,7 @@ class _Exchange:
                     self.engine.fleet.link.done_with(head.metadata.message_id)
                     return
                 raise WireError(_said(reason or f"error {code}"))
-            most = codec.most(self.order.exchange.up, self.order.frame)
-            parcel.incoming = Incoming(head.metadata.message_id, tree, len(parcel.clients) * most + _OVERHEAD)
+            parcel.incoming = Incoming(head.metadata.message_id, tree, len(parcel.clients) * self._most + _OVERHEAD)
         except WireError as error:
             self._failed(name, parcel, str(error))
             self.engine.fleet.link.done_with(head.metadata.message_id)
@@ -314,7 +330,7 @@ class _Exchange:
                 self.outcomes[client] = self._failure(client, reasons.get(client, "its node does not answer for it"))
         del self.parcels[name]
         if missing and not parcel.whole:
-            whole = {client: envelope.encode_order(self.order, client, None) for client in missing}
+            whole = {client: self._blob(client) for client in missing}
             self.resent |= {client: len(data) for client, data in whole.items()}
             self._send(parcel.node, whole, whole=True)
 
@@ -329,7 +345,7 @@ class _Exchange:
             if not parcel.unheard:
                 fleet.forgotten.add(name)
             still = [client for client in parcel.clients if fleet.hosts.get(client) == parcel.node]
-            here = {client: envelope.encode_order(self.order, client, None) for client in still}
+            here = {client: self._blob(client) for client in still}
             self.outcomes |= {client: self._excused(client, UNREACHABLE) for client in parcel.clients if client not in here}
             self.resent |= {client: self.resent.get(client, 0) + len(data) for client, data in here.items()}
             if here:

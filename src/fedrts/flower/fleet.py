@@ -48,6 +48,8 @@ class _Node:
 
     activated: str
     key: str
+    """Fingerprint of its public key."""
+    public: bytes
     hello: str | None = None
     """The name of the question that it has not answered yet; empty while it is left in peace."""
     asked: float = 0.0
@@ -92,6 +94,11 @@ class Fleet:
         """Names a node's connection; another one means that it was started anew. None: it is not connected."""
         return self.nodes[node].activated if node in self.nodes else None
 
+    def public_key(self, client: int) -> bytes | None:
+        """The public key of the node that stands for a client; None where it is not connected."""
+        host = self.hosts.get(client)
+        return None if host is None else self.nodes[host].public
+
     @property
     def departed(self) -> Mapping[int, str]:
         """Clients that take part no more."""
@@ -109,7 +116,7 @@ class Fleet:
             known = self.nodes.get(number)
             if known is None or known.activated != info.last_activated_at:
                 self._forget(number, "restarted")
-                self.nodes[number] = _Node(info.last_activated_at, fingerprint(info.public_key))
+                self.nodes[number] = _Node(info.last_activated_at, fingerprint(info.public_key), info.public_key)
         for number in set(self.nodes) - set(connected):
             self._forget(number)
         self._greet()

@@ -53,6 +53,8 @@ class Host:
     """The folder of what the site remembers (see `state.Records`); None: it forgets."""
     dry_run: bool = False
     """Only look at what an experiment asks for, and take no part."""
+    peers: Collection[bytes] | None = None
+    """Public keys (PEM) of the nodes with which this one sums in secret; None: those that the server names."""
     keep_statistics: bool = False
     """Tell nobody mean and deviation of the images' channels."""
 

@@ -212,6 +212,14 @@ def read_public_key(file: Path) -> bytes:
         raise InputError(f"cannot read the public key {file}: {getattr(error, 'strerror', None) or error}") from error
 
 
+def read_peers(folder: Path) -> list[bytes]:
+    """The public keys (PEM) of a folder's files NAME.pub."""
+    found = [read_public_key(file) for file in sorted(folder.glob("*.pub"))]
+    if not found:
+        raise InputError(f"--peers {folder}: there is no NAME.pub in it; the peers' owners give you theirs")
+    return found
+
+
 @functools.lru_cache(4096)  # a server looks at all of them every second
 def _public_key(pem: bytes) -> bytes:
     key = serialization.load_pem_public_key(pem)

@@ -14,6 +14,8 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUn
 
 from fedrts.wire.errors import WireError
 
+SUM = "sum"
+"""The fact that names a step of a secure sum."""
 _BLOBS, _FACTS = "blobs", "facts"
 _PIECE = 2**20
 """Flower's pieces of an array are five times as long; this bounds their number."""

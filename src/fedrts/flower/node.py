@@ -42,12 +42,14 @@ import fedrts
 from fedrts.errors import InputError, RefusedError, note, printable
 from fedrts.files import write_atomically
 from fedrts.flower import FAREWELL, HELLO, PROTOCOL, STRANGER, WELCOME, Say
+from fedrts.flower.confidant import NodeKey
 from fedrts.flower.consent import SHOWN, DeclinedError, described, digest, told
 from fedrts.flower.host import ANY, Host
 from fedrts.flower.keys import outdated, read_private_key, trusting
 from fedrts.flower.limits import is_loopback
 from fedrts.flower.messages import Incoming, content, opened
 from fedrts.flower.state import Records
+from fedrts.secure.identity import public_key, signer
 from fedrts.wire.errors import WireError
 
 LONGEST_MESSAGE = 4 * 2**30
@@ -104,7 +106,7 @@ def serve(
         note(f"--insecure to {server.address}: whoever is on the way can read and change everything; use --key and --ca")
     private = server.private_key()
     keys = (private, private.public_key()) if private is not None else generate_key_pairs()
-    worker, tries, last = Worker(host, say, ask, withdraws=withdraw), 0, time.monotonic()
+    worker, tries, last = Worker(host, say, ask, withdraws=withdraw, key=keys[0]), 0, time.monotonic()
     due = time.monotonic() + _UNANSWERED if withdraw else float("inf")
     while True:
         try:
@@ -179,8 +181,19 @@ class Parting:
 class Worker:
     """Answers messages, one after the other; the site is built when the first server introduces itself."""
 
-    def __init__(self, host: Host, say: Say, ask: Ask | None = None, records: Records | None = None, *, withdraws: bool = False) -> None:
+    def __init__(
+        self,
+        host: Host,
+        say: Say,
+        ask: Ask | None = None,
+        records: Records | None = None,
+        *,
+        withdraws: bool = False,
+        key: ec.EllipticCurvePrivateKey | None = None,
+    ) -> None:
         self.host, self.say, self.ask, self.withdraws = host, say, ask, withdraws
+        self.identity = None if key is None else NodeKey(signer(key), public_key(key))
+        """With which this node signs; None where it does not outlast a message."""
         self.records = Records.of(host.state) if records is None else records
         self.site: Site | None = None
         self.declined: dict[str, str] = {}
@@ -236,7 +249,7 @@ class Worker:
         if self.host.dry_run or not (named or self.records.accepts(asked)):
             site = self._shown(asked, facts)
         else:
-            site = Site.of(self.host, facts["experiment"], facts, self.records, self.say)
+            site = Site.of(self.host, facts["experiment"], facts, self.records, self.say, self.identity)
         if ANY in self.host.accept:
             self.records.begin(asked)
         else:
@@ -250,7 +263,7 @@ class Worker:
         if self.ask is None:
             look = "look at it with --dry-run, then start the client with --accept"
             raise DeclinedError(f"its owner has not accepted the experiment {asked[:SHOWN]}: {look} {asked[:SHOWN]}")
-        site = Site.of(self.host, facts["experiment"], facts, self.records, self.say)
+        site = Site.of(self.host, facts["experiment"], facts, self.records, self.say, self.identity)
         agreed = self.ask(described(site, asked))
         if self.host.dry_run or not agreed:
             self.declined[asked] = "it only looks (dry run)" if self.host.dry_run else "its owner declined the experiment"

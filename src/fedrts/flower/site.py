@@ -31,13 +31,15 @@ from fedrts.engines import sparse_kernel
 from fedrts.engines.threads import threads_for
 from fedrts.errors import InputError, reason
 from fedrts.flower import consent, policy
+from fedrts.flower.confidant import Confidant, NodeKey
 from fedrts.flower.consent import DeclinedError
 from fedrts.flower.host import Host
-from fedrts.flower.messages import Facts, memory_facts, named_memories
+from fedrts.flower.messages import SUM, Facts, memory_facts, named_memories
 from fedrts.flower.normalisation import Normalisation
 from fedrts.flower.state import Records
 from fedrts.registry import only_allowing
 from fedrts.runs.build import Assembled, build_model, federation, put_together
+from fedrts.secure.participant import WORDS
 from fedrts.server.assessment import assessment
 from fedrts.wire import codec
 from fedrts.wire.errors import MaskMissingError, WireError
@@ -61,12 +63,23 @@ class Site:
     masks: LastMasks = field(default_factory=LastMasks)
     normalisation: Normalisation | None = None
     """The common one, once the server has told it."""
+    confidant: Confidant | None = None
+    """Answers in its place where the server is to learn sums alone."""
 
     @staticmethod
-    def of(host: Host, text: str, facts: Facts, records: Records | None = None, say: Callable[[str], None] = lambda text: None) -> Site:
+    def of(
+        host: Host,
+        text: str,
+        facts: Facts,
+        records: Records | None = None,
+        say: Callable[[str], None] = lambda text: None,
+        identity: NodeKey | None = None,
+    ) -> Site:
         """The site for an experiment as the server wrote it; `facts` say of which shape inputs are, and how many classes there are."""
         with owners_rule(host):
-            return Site._of(host, text, facts, records or Records(), say)
+            site = Site._of(host, text, facts, records or Records(), say)
+        site.confidant = site._confidant(identity)
+        return site
 
     @staticmethod
     def _of(host: Host, text: str, facts: Facts, records: Records, say: Callable[[str], None]) -> Site:
@@ -106,6 +119,28 @@ class Site:
         run = put_together(here, module, replace(held, classes=classes), rows, noise=Unpredictable)
         return Site(host, run, digest, records, say)
 
+    def _confidant(self, identity: NodeKey | None) -> Confidant | None:
+        """Who answers where the experiment sums in secret; without a key that stays with the process nobody can."""
+        summing = self.run.bench.summing
+        if summing is None:
+            if self.host.peers is not None:
+                raise DeclinedError("the experiment does not sum in secret, and this site's owner names its peers for that (--peers)")
+            return None
+        if identity is None:
+            raise DeclinedError("secure.aggregation needs `fedrts client`, which stays the same process from message to message")
+        if self.host.peers is None:
+            self.say("the server names this site's peers: that hides updates from an honest server only; see --peers")
+        return Confidant(
+            identity,
+            summing,
+            self.run.method,
+            self.digest,
+            lambda client: len(self._rows(client)),
+            lambda client: self.records.opened(self.digest, self._holder(client)),
+            lambda client, round: self.records.open(self.digest, self._holder(client), round),
+            self.host.peers,
+        )
+
     def introduction(self) -> dict[str, Any]:
         """Who we are: the clients that we stand for, with their numbers of samples."""
         clients = list(self.host.clients)
@@ -120,12 +155,13 @@ class Site:
         protection where ε is limited: there it judges nothing.
         """
         protection, rows = self.run.bench.protection, len(self.run.data.test_y)
-        limited = self.host.epsilon is not None or protection.noise or protection.index_epsilon
+        limited = self.host.epsilon is not None or protection.noise or protection.index_epsilon or self.run.bench.summing is not None
         return 0 if limited or rows < self.host.limits.min_samples else rows
 
     def _statistics(self) -> list[float]:
-        """What the inputs are like, for a common normalisation; nothing where the owner objects, or limits ε."""
-        measured = None if self.host.keep_statistics or self.host.epsilon is not None else Normalisation.measured(self.run.data)
+        """What the inputs are like, for a common normalisation; nothing where the owner objects, or limits ε, or sums are secure."""
+        silent = self.host.keep_statistics or self.host.epsilon is not None or self.run.bench.summing is not None
+        measured = None if silent else Normalisation.measured(self.run.data)
         return [] if measured is None else measured.numbers
 
     def normalise(self, numbers: object) -> None:
@@ -152,6 +188,10 @@ class Site:
         for client, data in blobs.items():
             try:
                 with owners_rule(self.host):
+                    if self.confidant is not None:
+                        with _told():
+                            replies[client] = self._in_secret(self.confidant, client, data, told)
+                        continue
                     with _told():
                         order = self.order(client, data, model)
                     memory = self._memory(order, client, counted.get(client))
@@ -169,6 +209,16 @@ class Site:
                 reasons.append(consent.told(error, "its work failed"))
         lost = {"forgotten": forgotten} if forgotten else {}
         return {"missing": missing, "failed": failed, "reasons": reasons, **memory_facts(kept), **lost}, replies
+
+    def _in_secret(self, confidant: Confidant, client: int, data: bytes, told: Facts) -> bytes:
+        """The answer to a step of a secure sum."""
+        if told.get(SUM) != WORDS:
+            return confidant.answer(told.get(SUM), client, data)
+        dealt, ordered = confidant.ordered(client, data)
+        order = self.order(client, ordered, told.get("model"))
+        if order.exchange.no_sum is not None:
+            raise WireError("an order whose answer is no sum")
+        return confidant.words(client, order, self._carried_out(order, client, None).message, dealt)
 
     def order(self, client: int, data: bytes, model: object = None) -> Order:
         """What a download asks of a client: the exchange is built here, from the experiment, the round and the mask."""
@@ -234,10 +284,14 @@ class Site:
             self.say(f"what earlier uploads of client {client} have not told is lost here: it goes on without")
         return None
 
+    def _holder(self, client: int) -> int:
+        """Whose data a client's number means: all numbers stand for the same data where there is but one client."""
+        return client if self.host.clients else 0
+
     def _account(self, order: Order, client: int) -> None:
         """Count what is about to leave, on disk; an error where the owner's ε does not allow it."""
         up, protection = order.exchange.up, self.run.bench.protection
-        holder = client if self.host.clients else 0  # all numbers stand for the same data where there is but one client
+        holder = self._holder(client)
         with _told():
             protection.check(up, order.frame, limited=self.host.epsilon is not None)
         more = Account.of(protection, *countable(up))

@@ -4,6 +4,7 @@
     records.accept(digest)                       # accepted.json
     records.spend(digest, 0, now)                # privacy.json, on disk before anything leaves
     records.memories.keep(0, 12, left)           # memory/, with error feedback
+    records.open(digest, 0, 12)                  # openings.json, with secure sums: on disk before a share is revealed
 
 One folder belongs to one process at a time. Without a folder everything is forgotten at the end.
 """
@@ -79,6 +80,12 @@ class _Accepted(_Part):
     in_force: str | None = None
 
 
+class _Openings(_Part):
+    """openings.json: by experiment and client, the last round whose secure sum it helped to open."""
+
+    opened: dict[str, dict[int, int]] = Field(default_factory=dict)
+
+
 @dataclass
 class Records:
     """The records of one site."""
@@ -88,6 +95,7 @@ class Records:
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(_SECRET))
     privacy: _Privacy = field(default_factory=_Privacy)
     consent: _Accepted = field(default_factory=_Accepted)
+    openings: _Openings = field(default_factory=_Openings)
     _locked: IO[bytes] | None = None
 
     def __post_init__(self) -> None:
@@ -111,7 +119,9 @@ class Records:
             secret = _begun(path) if found is None else found
             if len(secret) != _SECRET:
                 raise InputError(f"{path / 'secret'} is damaged ({len(secret)} bytes, not {_SECRET}): restore it from a backup; {_ANEW}")
-            return Records(path, secret, _parsed(path / "privacy.json", _Privacy), _parsed(path / "accepted.json", _Accepted), locked)
+            privacy, accepted = _parsed(path / "privacy.json", _Privacy), _parsed(path / "accepted.json", _Accepted)
+            openings = path / "openings.json"  # which sites that never summed in secret do not have
+            return Records(path, secret, privacy, accepted, _parsed(openings, _Openings) if openings.exists() else _Openings(), locked)
         except InputError:
             locked.close()
             raise
@@ -169,6 +179,18 @@ class Records:
         if found != self.privacy:
             self._keep("privacy.json", found)
             self.privacy = found
+
+    # -- secure sums --------------------------------------------------------------------------------------------------
+
+    def opened(self, digest: str, client: int) -> int:
+        """The last round of an experiment whose sum a client helped to open; −1: none."""
+        return self.openings.opened.get(digest, {}).get(client, -1)
+
+    def open(self, digest: str, client: int, round: int) -> None:
+        """Note that a client is about to help open a round; it is on disk when this returns."""
+        found = _Openings(opened={**self.openings.opened, digest: {**self.openings.opened.get(digest, {}), client: round}})
+        self._keep("openings.json", found)
+        self.openings = found
 
     def _keep(self, name: str, content: BaseModel) -> None:
         if self.path is not None:

@@ -21,7 +21,7 @@ from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
 from fedrts.sparse.topk import by_layer
-from fedrts.wire.fields import FeedsBack, Field, OnOwnMask, Values
+from fedrts.wire.fields import FeedsBack, Field, Indices, OnOwnMask, Values
 from fedrts.wire.value_types import ValueType
 
 _FEW = 0.01
@@ -235,6 +235,29 @@ class Exchange:
         if feedback and isinstance(weights := up.get("weights"), Values) and not weights.fixed and not weights.lossless:
             up["weights"] = replace(weights, feedback=True)
         return Exchange(down, self.steps, up)
+
+    def with_whole_uploads(self) -> Exchange:
+        """This exchange with weights that clients do not shorten: they are rounded later, see `client.summing`."""
+
+        def whole(entry: Field) -> Field:
+            return Values(entry.of, entry.on, entry.copies) if isinstance(entry, Values) else entry
+
+        return Exchange(self.down, self.steps, {name: whole(entry) for name, entry in self.up.items()})
+
+    @property
+    def no_sum(self) -> str | None:
+        """Why what clients upload is not a sum on a mask that all share, of numbers with a bound; None if it is."""
+        if "weights" not in self.down or "weights" not in self.up:
+            return "its clients exchange other numbers than weights"
+        for name, entry in self.up.items():
+            if isinstance(entry, Indices):
+                if entry.values:
+                    return f"its clients upload '{name}' with values, which have no bound"
+            elif not isinstance(entry, Values):
+                return f"its clients upload '{name}' on masks of their own"
+            elif name != "weights" or entry.on != "mask":
+                return f"its clients upload '{name}', numbers without a bound"
+        return None
 
     @property
     def fed_back(self) -> FeedsBack | None:

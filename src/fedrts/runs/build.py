@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from fedrts import config, data, models
 from fedrts.client.privacy import Noise, Repeatable
+from fedrts.client.summing import Summing
 from fedrts.client.training import LocalTraining
 from fedrts.client.workbench import Workbench
 from fedrts.config import Experiment
@@ -30,6 +31,7 @@ from fedrts.registry import import_path
 from fedrts.runs.feedback import check_feedback
 from fedrts.runs.initial_weights import load_weights
 from fedrts.runs.likeness import likeness
+from fedrts.runs.secrecy import check_sums
 from fedrts.server import optimizer
 from fedrts.server.averaging import LateAverage
 from fedrts.server.optimizer import ServerOptimizer
@@ -154,7 +156,8 @@ def put_together(
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {form}: {reason(error)}") from error
     if try_task:
         _check_task(module, held)
-    bench = Workbench(module, layout, held, training, e.seed, macs, e.privacy, e.eval.batch_size, noise=noise)
+    summing = Summing(e.secure, e.seed) if e.secure.aggregation else None
+    bench = Workbench(module, layout, held, training, e.seed, macs, e.privacy, e.eval.batch_size, summing, noise=noise)
     settings = choice.chosen(e, bench)
     experiment = experiment.model_copy(update={"engine": settings})
     engine = choice.make(settings, bench, rows, e.eval.batch_size)
@@ -176,7 +179,9 @@ def put_together(
         optimizer=_server_optimizer(e),
         average=LateAverage(t.average, e.rounds, t.average_share, t.average_decay),
         metrics=declared(held.task),
+        summing=summing,
     )
+    check_sums(experiment, plan)
     check_feedback(experiment, plan)
     return Assembled(experiment, method, module, layout, setup, plan, held, rows, training, bench)
 

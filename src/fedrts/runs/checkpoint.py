@@ -125,6 +125,12 @@ def _parsed(data: bytes, device: torch.device | str) -> Saved:
     return Saved(state, facts.pop("next_round"), facts, ledger)
 
 
+def oldest(folder: Path) -> int:
+    """The first round that may have to be played again, going by the oldest checkpoint that is kept."""
+    matches = (_NAME.fullmatch(file.name) for file in _files(folder))
+    return min((int(match[1]) for match in matches if match), default=0)
+
+
 def _files(folder: Path) -> list[Path]:
     """Checkpoint files, newest first."""
     return sorted((file for file in folder.glob("*.safetensors") if _NAME.fullmatch(file.name)), reverse=True)

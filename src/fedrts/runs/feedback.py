@@ -18,8 +18,8 @@ _MUCH = 2**30
 
 def check_feedback(experiment: Experiment, plan: Plan) -> None:
     """Refuse what error feedback cannot be had with; say what it takes where that is much."""
-    exchanges = _exchanges(plan)
-    uploads = [exchange for exchange in exchanges if "weights" in exchange.up]
+    found = exchanges(plan)
+    uploads = [exchange for exchange in found if "weights" in exchange.up]
     if experiment.wire.feedback:
         for exchange in uploads:
             if exchange.fed_back is None:
@@ -32,7 +32,7 @@ def check_feedback(experiment: Experiment, plan: Plan) -> None:
         raise InputError(f"{what} sends in a later round what [privacy] kept back in an earlier one: use one of them")
     if (setting := reducers.unlike(experiment.guard, "mergeable")) is not None:
         raise InputError(f"{what} has clients count as told what {setting} may leave out: use {reducers.those('mergeable')}")
-    in_steps = any(isinstance(entry, Missed) for exchange in exchanges for entry in exchange.down.values())
+    in_steps = any(isinstance(entry, Missed) for exchange in found for entry in exchange.down.values())
     if in_steps and not (isinstance(plan.optimizer, Averaging) and plan.optimizer.rate == 1):
         raise InputError(
             f"{what} tells clients in steps of the server's model, which a server optimiser would move beside them: "
@@ -45,10 +45,10 @@ def check_feedback(experiment: Experiment, plan: Plan) -> None:
 
 def feeds_back(plan: Plan) -> bool:
     """Do clients remember what their uploads have not told?"""
-    return any(exchange.fed_back for exchange in _exchanges(plan))
+    return any(exchange.fed_back for exchange in exchanges(plan))
 
 
-def _exchanges(plan: Plan) -> list[Exchange]:
+def exchanges(plan: Plan) -> list[Exchange]:
     """Those of an inner and of an outer round."""
     mask, outer = Mask.full(plan.layout.sizes), plan.schedule.is_outer
     kinds = {next((index for index in range(plan.rounds) if outer(index) == wanted), 0) for wanted in (True, False)}

@@ -247,6 +247,10 @@ class RunFolder:
         facts = {"experiment": _comparable(experiment), "logs": logs, "log_digests": digests, "identity": dict(identity)}
         checkpoint.save(self.path / "checkpoint", Saved(state, next_round, facts, ledger.tensors()))
 
+    def replayed_from(self) -> int:
+        """The first round that may have to be played again, whichever checkpoint a run goes on from."""
+        return checkpoint.oldest(self.path / "checkpoint")
+
     def load(
         self, experiment: Experiment, identity: Mapping[str, Any], device: torch.device | str, begun: Callable[[], State] | None = None
     ) -> Saved | None:

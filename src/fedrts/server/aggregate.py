@@ -1,5 +1,7 @@
 """Sums over clients: all that the server needs of them, in memory that does not grow with their number.
 
+`RingSums` are the same of words that clients rounded: all that a server learns where sums are secure.
+
 Robust reducers replace the mean of the `weights` alone. Clipping is a sum too; the trimmed mean and the median need every
 client's weights at once, and hold them until the round is over.
 """
@@ -9,10 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedrts.client.order import Order
+from fedrts.client.summing import SumForm
 from fedrts.methods.contract import Means
+from fedrts.secure.ring import Words
 from fedrts.wire.fields import Message, Selection, carried
 
 _PIECE = 1 << 16
@@ -90,6 +96,29 @@ class Sums:
             self._totals[name] = _Total(empty, torch.float32 if counted else like.dtype)
         self._totals[name].weigh(weight)
         return self._totals[name]
+
+
+class RingSums:
+    """The sum of the words of clients that have at most `most_samples` samples each."""
+
+    def __init__(self, form: SumForm, order: Order, most_samples: int) -> None:
+        self.form, self.order, self.most_samples = form, order, most_samples
+        self._total: Words = np.zeros(form.ring.words, np.uint32)
+        self._clients = self._samples = 0
+
+    def add(self, words: Words, clients: int, samples: int) -> None:
+        """The words of so many clients, summed, who have so many samples together."""
+        np.add(self._total, words, out=self._total)
+        self._clients += clients
+        self._samples += samples
+
+    def merge(self, other: RingSums) -> None:
+        """Take in the sums over other clients."""
+        self.add(other._total, other._clients, other._samples)
+
+    def mean(self) -> Means:
+        """What a method's update takes."""
+        return self.form.means(self._total, self.order, self._clients, self._samples, self.most_samples)
 
 
 def _accumulate(sum: Tensor, payload: Tensor, weight: int) -> None:

@@ -14,15 +14,19 @@ from typing import Any
 from torch import Tensor
 
 from fedrts.client.order import Failure, Order, Reply
+from fedrts.client.summing import SumForm, Summing
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
-from fedrts.server.aggregate import Sums
+from fedrts.secure.call import TAG
+from fedrts.secure.ring import Words
+from fedrts.server.aggregate import RingSums, Sums
 from fedrts.server.guard import Guard, findings, judge
 from fedrts.server.phases import each, phase
 from fedrts.server.reducers import reduction
 from fedrts.wire import codec
 from fedrts.wire.checks import Finding
 from fedrts.wire.codec import Kind
+from fedrts.wire.fields import Message
 
 DROPPED, LATE, LATE_AGAIN, UNREACHABLE, UNASKED = "dropped out", "late", "late again", "not reachable", "not asked: too few are here"
 
@@ -30,6 +34,9 @@ DROPPED, LATE, LATE_AGAIN, UNREACHABLE, UNASKED = "dropped out", "late", "late a
 WITHDRAWN, REMOVED = "withdrawn", "removed"
 """A client that takes part no more from this round on, by its own word or the coordinator's."""
 
+
+_PARTS = 12
+"""Bytes that a message of masked words has for its client's number and the lengths of both."""
 
 EXCUSED = (DROPPED, LATE, LATE_AGAIN, UNREACHABLE, UNASKED, WITHDRAWN, REMOVED)
 """Reasons in a history why a reply is missing that are no rejection. Only the server gives them: see `Failure.excused`."""
@@ -52,13 +59,34 @@ class Question:
     """Replies that count at most: the first ones."""
     due: float = float("inf")
     """When (`time.monotonic`) replies begin to be late."""
+    summing: Summing | None = None
+    """How clients round what they send, where all that is learned of it are sums."""
+    most_samples: int = 0
+    """n_max over the whole federation: what secure sums are scaled by."""
+
+    @property
+    def form(self) -> SumForm:
+        """What the words of clients mean that sum in secret."""
+        assert self.summing is not None
+        return self.summing.form(self.order, self.method, len(self.samples))
+
+    def sums(self) -> Sums | RingSums:
+        """What replies are added to."""
+        if self.summing is None:
+            return Sums(reduction(self.guard, self.order), self.guard.vote_trim)
+        return RingSums(self.form, self.order, self.most_samples)
+
+    def contribution(self, message: Message) -> Message:
+        """What a client with this message adds."""
+        opened = {name: entry.open(message[name], self.order.opening_frame) for name, entry in self.order.exchange.up.items()}
+        return self.method.contribution(opened, self.state, self.order.round)
 
 
 @dataclass
 class Tally:
     """What the replies to a question came to."""
 
-    sums: Sums
+    sums: Sums | RingSums
     counted: list[int] = field(default_factory=list)
     """Whose replies are in the sums."""
     rejected: list[dict[str, Any]] = field(default_factory=list)
@@ -79,7 +107,7 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Take in the tally of other clients' replies to the same question."""
-        self.sums.merge(other.sums)
+        self.sums.merge(other.sums)  # type: ignore[arg-type]  # of the same question
         self.counted += other.counted
         self.rejected += other.rejected
         self.blamed += other.blamed
@@ -98,7 +126,7 @@ def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
     order, samples = question.order, question.samples
     weights = question.guard.weights(samples)
     frame = order.upload_frame()
-    result = Tally(Sums(reduction(question.guard, order), question.guard.vote_trim))
+    result = Tally(question.sums())
     answered: set[int] = set()
     for reply, came, finding in _examined(question, replies):
         result.resent_bytes += reply.resent
@@ -117,11 +145,14 @@ def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
             continue
         assert isinstance(reply, Reply)  # a failure never counts
         with phase("sums"):
-            result.upload_bytes += reply.size or codec.size(Kind.UPLOAD, order.exchange.up, reply.message, frame)
             result.flops += reply.flops
-            opened = {name: entry.open(reply.message[name], order.opening_frame) for name, entry in order.exchange.up.items()}
-            contribution = question.method.contribution(opened, question.state, order.round)
-            result.sums.add(contribution, reply.samples, weights[reply.client])
+            contribution = question.contribution(reply.message)
+            if isinstance(result.sums, RingSums):
+                result.sums.add(_words(question, result.sums, contribution, reply), 1, reply.samples)
+                result.upload_bytes += TAG + _PARTS + result.sums.form.ring.size
+            else:
+                result.sums.add(contribution, reply.samples, weights[reply.client])
+                result.upload_bytes += reply.size or codec.size(Kind.UPLOAD, order.exchange.up, reply.message, frame)
         result.counted.append(reply.client)
         for name, number in finding.measured.items():
             result.measured.setdefault(name, {})[reply.client] = number
@@ -134,11 +165,20 @@ def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
     return result
 
 
+def _words(question: Question, sums: RingSums, contribution: Message, reply: Reply) -> Words:
+    """What a client's reply becomes before it leaves."""
+    assert question.summing is not None
+    key = question.summing.key(reply.round, reply.client)
+    return sums.form.words(contribution, question.order, reply.samples / sums.most_samples, key)
+
+
 def _examined(question: Question, replies: Iterable[Reply | Failure]) -> Iterator[tuple[Reply | Failure, float, Finding]]:
     """Every reply, when it came, and what is wrong with it; those that came together are measured together."""
     for some in each("clients", _together(replies)):
         with phase("guard"):
-            found = findings([reply for reply, _ in some], question.order, question.guard, question.samples)
+            found = findings(
+                [reply for reply, _ in some], question.order, question.guard, question.samples, bounded=question.summing is None
+            )
         yield from ((reply, came, finding) for (reply, came), finding in zip(some, found, strict=True))
 
 

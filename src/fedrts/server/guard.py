@@ -222,12 +222,18 @@ def faults(replies: Sequence[Reply | Failure], order: Order, guard: Guard, sampl
     return [finding.fault for finding in findings(replies, order, guard, samples)]
 
 
-def findings(replies: Sequence[Reply | Failure], order: Order, guard: Guard, samples: Mapping[int, int]) -> list[Finding]:
-    """What is wrong with each of several replies to `order`, and how large they are, measured together."""
-    return checks.findings([list(_checks(reply, order, guard, samples)) if isinstance(reply, Reply) else [] for reply in replies])
+def findings(
+    replies: Sequence[Reply | Failure], order: Order, guard: Guard, samples: Mapping[int, int], *, bounded: bool = True
+) -> list[Finding]:
+    """What is wrong with each of several replies to `order`, and how large they are, measured together.
+
+    Not `bounded`: clients clip what they send themselves.
+    """
+    listed = [list(_checks(reply, order, guard, samples, bounded)) if isinstance(reply, Reply) else [] for reply in replies]
+    return checks.findings(listed)
 
 
-def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]) -> Iterator[Check]:
+def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int], bounded: bool) -> Iterator[Check]:
     up, held = order.exchange.up, samples.get(reply.client)
     if reply.samples != held:
         yield failed(f"{reply.samples} samples where the client has {held}")
@@ -240,7 +246,8 @@ def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]
             yield check
             if check.numbers is None:  # it failed: nothing else can be measured
                 return
-    yield from _bounds(reply.message, order, guard)
+    if bounded:
+        yield from _bounds(reply.message, order, guard)
 
 
 def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:

@@ -31,6 +31,8 @@ class Reducer(ABC):
     """Can what several came to over shares of the clients be merged, so that no place needs every client's weights?"""
     takes_own_masks: ClassVar[bool] = False
     """Can it do with clients whose weights are on masks of their own?"""
+    is_sum: ClassVar[bool] = False
+    """Is it what sums come to, so that nobody need see a client's weights?"""
     bounds_updates: ClassVar[bool] = False
     """Does it bound updates itself, so that the guard need not reject those above its bound?"""
     remembers: ClassVar[bool] = False
@@ -107,7 +109,7 @@ def reduction(guard: Guard, order: Order) -> Reducer | None:
 class Weighted(Reducer):
     """The mean weighted by numbers of samples: what sums come to by themselves."""
 
-    mergeable = takes_own_masks = True
+    mergeable = takes_own_masks = is_sum = True
 
     @classmethod
     def of(cls, guard: Guard, order: Order) -> None:

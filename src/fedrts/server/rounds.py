@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedrts.client.order import DRIFT, Order, called
+from fedrts.client.summing import Summing
 from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Exchange, Means, Round, State
@@ -64,6 +65,8 @@ class Plan:
     average: LateAverage = field(default_factory=LateAverage)
     metrics: tuple[Metric, ...] = ()
     """What evaluations give, and clients tell of a model that they judge."""
+    summing: Summing | None = None
+    """How clients sum where the server is to learn nothing but sums."""
     held_out: Mapping[int, int] = field(default_factory=dict)
     """Samples by client on which the clients that hold some out judge the global model."""
 
@@ -94,7 +97,8 @@ class Plan:
 
     def exchanges(self, round: Round) -> list[Exchange]:
         down = self.download_type or self.value_type
-        return [exchange.with_values_as(self.value_type, self.feedback, down) for exchange in self.method.exchanges(round)]
+        typed = [exchange.with_values_as(self.value_type, self.feedback, down) for exchange in self.method.exchanges(round)]
+        return typed if self.summing is None else [exchange.with_whole_uploads() for exchange in typed]
 
     def key(self, index: int, purpose: str) -> int:
         return random.key(self.seed, "server", index, purpose)
@@ -325,7 +329,7 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     asked = [client for client in clients if client not in gone]
     ledger.count(asked, order.exchange.up)
     known = State(state.values, state.mask)  # what clients know too: contributions may be made where they are
-    question = Question(order, known, plan.method, plan.guard, samples, asked, plan.per_round, due)
+    question = Question(order, known, plan.method, plan.guard, samples, asked, plan.per_round, due, plan.summing, max(plan.samples))
     found = plan.engine.answer(question) if isinstance(plan.engine, Adding) else add_up(question, plan.engine.run(order, asked))
     comparable = order.round.index >= 0 and order.round.exchange == 0  # what dense averaging would have sent too
     ledger.messages += (len(clients) + len(found.counted)) * comparable

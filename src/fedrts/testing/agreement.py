@@ -38,7 +38,7 @@ def in_double(run: Assembled) -> tuple[Workbench, Setup]:
     data = replace(data, **{name: getattr(data, name).double() for name in ("x", "test_x") if data.x.is_floating_point()})
     module = bench.module.double()
     setup = replace(run.setup, weights=run.setup.weights.double(), module=module)
-    return Workbench(module, run.layout, data, bench.training, bench.seed, bench.macs, noise=bench.noise), setup
+    return Workbench(module, run.layout, data, bench.training, bench.seed, bench.macs, summing=bench.summing, noise=bench.noise), setup
 
 
 def both(run: Assembled, slots: int = 3, together: int = 4, make_kernel: MakeKernel = Vectorised, workers: int = 1) -> list[list[Played]]:

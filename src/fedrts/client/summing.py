@@ -1,0 +1,145 @@
+"""What a client adds to a secure sum, and what the sum says.
+
+A contribution (see `Method.contribution`) becomes words of a ring: changes of the weights, times n_k / n_max, clipped and rounded;
+every indicator, and for every announced link the vote, as a counter. The server reads sums of the words, and makes of them the means
+that a method's `update` takes. Weights count by samples, indicators and votes by clients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrts.client.order import Order
+from fedrts.errors import InputError, note
+from fedrts.methods.base import Method
+from fedrts.methods.contract import Means, State
+from fedrts.secure.ring import Ring, Words, rounded
+from fedrts.secure.settings import SecureSums
+from fedrts.sparse import random
+from fedrts.sparse.mask import Mask
+from fedrts.wire.fields import Indices, Message, Selection, carried
+
+
+@dataclass(frozen=True)
+class Summing:
+    """How the clients of an experiment sum."""
+
+    table: SecureSums
+    seed: int
+    _drawn: dict[int, tuple[bytes, Tensor]] = field(default_factory=dict, compare=False, repr=False)
+
+    def announced(self, index: int, mask: Mask) -> Tensor:
+        """The inactive links that votes of a round are among, ascending: a draw that server and clients make alike."""
+        known = self._drawn.get(index)
+        if known is None or known[0] != mask.fingerprint:
+            drawn = random.uniform(random.key(self.seed, "votes among", index), len(mask.inactive), mask.bits.device)
+            known = (mask.fingerprint, mask.inactive[drawn < self.table.votes_among])
+            self._drawn.clear()
+            self._drawn[index] = known
+        return known[1]
+
+    def ballot(self, order: Order, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """A client's tensors, with nothing to vote for but announced links."""
+        named = {entry.of for entry in order.exchange.up.values() if isinstance(entry, Indices)}
+        if not named:
+            return tensors
+        announced = self.announced(order.round.index, order.frame.mask)
+        kept = {of: torch.zeros_like(tensors[of]).index_copy_(-1, announced, tensors[of].index_select(-1, announced)) for of in named}
+        return {**tensors, **kept}
+
+    def form(self, order: Order, method: Method, clients: int) -> SumForm:
+        """What the words of so many clients mean; the same on the server and on every client."""
+        template = order.reference if order.values is None else order.values
+        assert template is not None  # secure sums are of exchanges that send weights down
+        nothing = Selection(torch.zeros(0, dtype=torch.int64, device=template.device), order.frame.layout.links)
+        message: Message = {name: nothing if isinstance(entry, Indices) else template for name, entry in order.exchange.up.items()}
+        made = method.contribution(message, State(template, order.frame.mask), order.round)
+        votes = any(isinstance(entry, Indices) for entry in order.exchange.up.values())
+        announced = self.announced(order.round.index, order.frame.mask) if votes else nothing.indices
+        counters = []
+        for name, payload in made.items():
+            if isinstance(payload, Selection) and payload.values is None:
+                counters.append((name, len(announced)))
+            elif isinstance(payload, Tensor) and payload.dtype == torch.bool:
+                counters.append((name, len(payload)))
+            elif name != "weights":
+                raise InputError(f"secure.aggregation: the contribution '{name}' is neither weights nor indicators: choose another method")
+        ring = Ring(clients, self.table.bits, order.frame.on_mask, sum(length for _, length in counters))
+        return SumForm(ring, tuple(counters), announced, self.table)
+
+    def key(self, index: int, client: int) -> int:
+        """Of a client's rounding: chance that hides nothing, and is the same wherever the client works."""
+        return random.key(random.key(self.seed, "client", index, client), "ring")
+
+
+@dataclass(frozen=True)
+class SumForm:
+    """Which words a contribution becomes."""
+
+    ring: Ring
+    counters: tuple[tuple[str, int], ...]
+    """Names of what is counted, and how many counters each has."""
+    announced: Tensor
+    table: SecureSums
+
+    def digest(self, order: Order) -> bytes:
+        """Names what the words mean: model, mask, announced links, and how numbers are rounded."""
+        shape = repr((self.ring, self.counters, order.round.index, order.round.exchange, order.frame.layout.fingerprint))
+        scale = struct.pack("<dd", self.table.clip, self.table.statistic_clip)
+        links = self.announced.cpu().numpy().astype("<i8").tobytes()
+        return hashlib.sha256(shape.encode() + scale + order.frame.mask.fingerprint + links).digest()
+
+    def words(self, contribution: Message, order: Order, share: float, key: int) -> Words:
+        """A client's words; its `share` is n_k / n_max."""
+        assert order.reference is not None
+        change = carried(contribution["weights"], Tensor).double() - order.reference.double()
+        values = (change / self._units(order, change) * share).cpu().numpy()
+        drawn = random.uniform_halves(key, len(values)).numpy()
+        flags = [self._flags(contribution[name]) for name, _ in self.counters]
+        return self.ring.encoded(rounded(values, self.ring.most, drawn), np.concatenate([np.zeros(0, np.bool_), *flags]))
+
+    def means(self, total: Words, order: Order, clients: int, samples: int, most_samples: int) -> Means:
+        """What the sum of so many clients' words says, who have so many samples together, and `most_samples` each at most."""
+        assert order.values is not None
+        levels, counts, beyond = self.ring.decoded(total, clients)
+        if beyond:
+            note(
+                f"round {order.round.index}: {beyond:,} sums were beyond what {clients} clients can come to, and were cut to that: "
+                "one of them does not keep to the rules of secure sums"
+            )
+        device, dtype = order.values.device, order.values.dtype
+        change = torch.from_numpy(levels).double().to(device) / self.ring.most * (most_samples / samples)
+        weights = (order.values.double() + change * self._units(order, change)).to(dtype)
+        statistics = weights[len(weights) - order.frame.statistics :]
+        statistics[order.variances] = statistics[order.variances].clamp(min=0)  # rounding may lead below
+        means = {"weights": weights}
+        shares = (torch.from_numpy(counts).double() / clients).float().to(device)
+        for (name, _), part in zip(self.counters, shares.split([length for _, length in self.counters]), strict=True):
+            means[name] = self._of_links(part, order) if isinstance(order.exchange.up.get(name), Indices) else part
+        return Means(means, clients, samples)
+
+    def _units(self, order: Order, like: Tensor) -> Tensor:
+        """The clip of every value."""
+        units = torch.full_like(like, self.table.clip)
+        units[len(units) - order.frame.statistics :] = self.table.statistic_clip
+        return units
+
+    def _flags(self, payload: object) -> np.ndarray:
+        if isinstance(payload, Selection):
+            named = torch.zeros(payload.size, dtype=torch.bool, device=payload.indices.device)
+            named[payload.indices] = True
+            payload = named[self.announced]
+        assert isinstance(payload, Tensor)
+        found: np.ndarray = payload.cpu().numpy()
+        return found
+
+    def _of_links(self, votes: Tensor, order: Order) -> Tensor:
+        """Votes for announced links as votes for all: 0 for the others."""
+        return votes.new_zeros(order.frame.layout.links).index_copy_(0, self.announced, votes)

@@ -1,0 +1,116 @@
+"""What the server must not lose of secure sums: which attempts it called for, an opening that has begun, and what was opened.
+
+A round is opened once. So the sum is on disk before anything is made of it, and what is needed to open it is on disk before anybody
+is asked to reveal a share: a server that goes on reads the one, or asks the same nodes for the same shares again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedrts.errors import InputError
+from fedrts.files import explained, write_atomically
+from fedrts.secure.call import joined, parted
+from fedrts.secure.errors import SecureError
+from fedrts.secure.ring import Words
+
+FOLDER = "openings"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The sum of a round."""
+
+    round: int
+    model: str
+    """Names the server's weights before the round."""
+    form: str
+    clients: tuple[int, ...]
+    """Whose words are in it."""
+    invited: int
+    """n of the ring."""
+    upload_bytes: int
+    words: Words
+
+
+@dataclass
+class Openings:
+    """The folder of a run's openings; without one everything is forgotten with the process."""
+
+    path: Path | None
+    oldest: Callable[[], int] = lambda: 0
+    """The first round that a server may have to play again: sums before it are of no more use."""
+
+    def __post_init__(self) -> None:
+        self._held: dict[str, bytes] = {}
+
+    def next_attempt(self, round: int) -> int:
+        """A number for another attempt at a round that none had before; on record when this returns."""
+        name = f"{round:08d}.attempts"
+        found = int((self._read(name) or b"0").decode())
+        self._write(name, str(found + 1).encode())
+        return found
+
+    def begin(self, round: int, data: bytes) -> None:
+        """Everything that is needed to open a round is known, and shares are about to be revealed."""
+        self._write(f"{round:08d}.begun", data)
+
+    def begun(self, round: int) -> bytes | None:
+        """What `begin` wrote, of a round that was not opened since."""
+        return self._read(f"{round:08d}.begun")
+
+    def keep(self, opened: Opened) -> None:
+        """A sum, on disk when this returns."""
+        facts = {name: value for name, value in asdict(opened).items() if name != "words"}
+        self._write(f"{opened.round:08d}.sum", joined([json.dumps(facts).encode(), opened.words.astype("<u4").tobytes()]))
+        for kind in ("begun", "attempts"):
+            self._drop(f"{opened.round:08d}.{kind}")
+        needed = self.oldest()
+        for name in list(self._held) if self.path is None else [file.name for file in self.path.glob("*.sum")]:
+            if name.endswith(".sum") and int(name.removesuffix(".sum")) < needed:
+                self._drop(name)
+
+    def opened(self, round: int, model: str) -> Opened | None:
+        """The sum of a round, where there is one; it must be of the model that the server has."""
+        data = self._read(f"{round:08d}.sum")
+        if data is None:
+            return None
+        try:
+            head, words = parted(data)
+            facts = json.loads(head)
+            facts["clients"] = tuple(facts["clients"])
+            found = Opened(words=np.frombuffer(words, "<u4").astype(np.uint32), **facts)
+        except (SecureError, ValueError, TypeError) as error:
+            raise InputError(f"the opened sum of round {round} in {self.path} is damaged: restore it from a backup") from error
+        if (found.round, found.model) != (round, model):
+            raise InputError(f"the opened sum of round {round} in {self.path} is of another model: restore the run's checkpoints")
+        return found
+
+    def _read(self, name: str) -> bytes | None:
+        if self.path is None:
+            return self._held.get(name)
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InputError(f"cannot read {self.path / name}: {error.strerror}") from error
+
+    def _write(self, name: str, data: bytes) -> None:
+        if self.path is None:
+            self._held[name] = data
+            return
+        with explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / name, data)
+
+    def _drop(self, name: str) -> None:
+        self._held.pop(name, None)
+        if self.path is not None:
+            with explained(self.path):
+                (self.path / name).unlink(missing_ok=True)

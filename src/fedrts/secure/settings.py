@@ -1,0 +1,36 @@
+"""The table `[secure]` of an experiment."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fedrts.secure.call import FEWEST
+from fedrts.tables import Number, Table
+
+
+class SecureSums(Table):
+    """Sums alone: the server adds up uploads that it cannot read, see docs/security.md."""
+
+    aggregation: bool = Field(False, description="clients mask their uploads so that the server learns sums over a round and nothing else")
+    threshold: int | None = Field(
+        None, ge=2, description="t: clients of a round that must stay to its end, and that open its sum; default two thirds of them and one"
+    )
+    votes_among: Number = Field(
+        0.1, gt=0, le=1, description="share of the inactive links that may be voted for, drawn anew for every outer round"
+    )
+    bits: int = Field(18, ge=8, le=24, description="of a rounded value; a word has some more, so that sums fit")
+    clip: Number = Field(1.0, gt=0, description="largest change of a parameter in a round: clients cut off what is above")
+    statistic_clip: Number = Field(10.0, gt=0, description="the same of a BatchNorm statistic")
+
+    def needed(self, clients: int) -> int:
+        """t of so many clients."""
+        return 2 * clients // 3 + 1 if self.threshold is None else self.threshold
+
+    def refusal(self, clients: int) -> str | None:
+        """Why sums over so many clients cannot be had, and the remedy; None if they can."""
+        if clients < FEWEST:
+            return f"secure.aggregation hides a client among others: clients.per_round = {clients} must be at least {FEWEST}"
+        if not clients < 2 * self.needed(clients) <= 2 * clients:
+            least = clients // 2 + 1
+            return f"secure.threshold = {self.threshold} must be above half of clients.per_round = {clients}: {least} to {clients}"
+        return None

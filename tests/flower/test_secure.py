@@ -1,0 +1,320 @@
+"""Secure sums over Flower's messages, with nodes in this process: the serial engine's bits, whoever is lost, and one opening a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
+
+import torch
+from flwr.app import Message
+
+from fedrts.client.order import fingerprint
+from fedrts.errors import InputError
+from fedrts.flower import WORK
+from fedrts.flower.messages import SUM, content, opened
+from fedrts.flower.node import Worker
+from fedrts.flower.openings import Openings
+from fedrts.runs.build import Assembled
+from fedrts.secure.call import Call, Invited
+from fedrts.secure.errors import SecureError
+from fedrts.secure.identity import public_key
+from fedrts.secure.opener import Opener
+from fedrts.secure.participant import STEPS
+from fedrts.server.rounds import TooFewError, play
+from linkhere import LinkHere, Manners, experiment, in_secret, nobody_waits, played
+
+NODES = {6: [0], 7: [1], 8: [2], 9: [3], 10: [4]}
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody_waits(monkeypatch)
+
+
+def secretly(method: str = "fedrts", **keywords: Any) -> Assembled:
+    clients = {"total": 5, "per_round": 5, "partition": "quantity", **keywords.pop("clients", {})}
+    return experiment(method, secure={"aggregation": True, **keywords.pop("secure", {})}, clients=clients, **keywords)
+
+
+def five_nodes(**manners: Manners) -> LinkHere:
+    link = LinkHere()
+    for node, clients in NODES.items():
+        link.start(node, clients, manners.get(f"n{node}"))
+    return link
+
+
+def step_of(message: Message) -> str | None:
+    return opened(message)[0].get(SUM) if message.metadata.message_type == WORK else None
+
+
+def silent_from(step: str, round: int) -> Manners:
+    """A node that is lost at this step of this round, and is back for the next one."""
+    gone = {"now": False}
+
+    def answer(message: Message, worker: Worker) -> Message | None:
+        facts = opened(message)[0] if message.metadata.message_type == WORK else {}
+        if facts.get("round") == round and facts.get(SUM) == step:
+            gone["now"] = True
+        elif facts.get("round") != round:
+            gone["now"] = False
+        return None if gone["now"] else worker.reply(message)
+
+    return answer
+
+
+def states(run: Assembled) -> list[torch.Tensor]:
+    return [step.state.values for step in play(run.plan, run.method.begin(run.setup), 0)]
+
+
+@pytest.mark.parametrize(
+    ("method", "keywords"),
+    [
+        ("fedrts", {}),
+        ("fedrts", {"wire": {"value_type": "int8"}}),
+        ("fedpaq", {}),
+        ("fedcucb", {"secure": {"votes_among": 0.5, "bits": 12}}),
+        ("fedrts", {"train": {"server_optimizer": "momentum"}, "clients": {"dropout": 0.1}}),
+        ("fedavg", {"model": "cnn", "model_options": {"width": 4}}),
+    ],
+)
+def test_sums_over_nodes_have_the_bits_of_the_serial_engine(method: str, keywords: dict[str, Any]):
+    run, link = secretly(method, **keywords), five_nodes()
+    lines, state = played(in_secret(run, link))
+    expected, reference = played(run)
+    assert [line["clients"] for line in lines] == [line["clients"] for line in expected]
+    assert torch.equal(state.values, reference.values)
+    assert state.mask == reference.mask
+    assert {name: tensor.tolist() for name, tensor in state.memory.items()} == {
+        name: tensor.tolist() for name, tensor in reference.memory.items()
+    }
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_node_lost_at_any_step_costs_its_own_words_at_most(step: str, monkeypatch: pytest.MonkeyPatch):
+    """As in the serial engine without that client's reply in that round; where its words had come, with it."""
+    run = secretly()
+    link = five_nodes(n8=silent_from(step, 1))
+    ready = in_secret(run, link, timeout=0.3)
+    lines, state = played(ready)
+    counted = step in ("endorse", "reveal")
+    assert [2 in line["clients"] for line in lines] == [True, counted, True, True]
+    if not counted:
+        assert lines[1]["rejected"] == [{"client": 2, "reason": "late"}]
+    serial = run.plan.engine
+    work = serial.run
+
+    def without(order: Any, clients: Any) -> Any:
+        return work(order, [client for client in clients if counted or client != 2 or order.round.index != 1])
+
+    monkeypatch.setattr(serial, "run", without)
+    assert torch.equal(played(run)[1].values, state.values)
+
+
+def test_too_few_survivors_are_no_round_and_nobody_reveals_anything():
+    run = secretly(guard={"attempts": 2})
+    link = five_nodes(n8=silent_from("endorse", 1), n9=silent_from("endorse", 1))
+    with pytest.raises(TooFewError, match="fewer than 4 usable replies"):
+        played(in_secret(run, link, timeout=0.3))
+    assert any("3 signatures on the list of survivors where 4 are needed" in line for line in link.said)
+    assert all(records.opened(digest_of(link), client) == 0 for node, records in link.records.items() for client in NODES[node])
+
+
+def digest_of(link: LinkHere) -> str:
+    site = link.workers[6].site
+    assert site is not None
+    return site.digest
+
+
+def test_a_node_says_nothing_in_the_open():
+    run, link = secretly(), five_nodes()
+    ready = in_secret(run, link)
+    state = run.method.begin(run.setup)
+    worker = link.workers[6]
+    for facts in ({}, {SUM: "tell"}, {SUM: ""}):
+        reply = opened(worker.reply(Message(content({**facts, "round": 0}, {0: b"anything"}), 6, WORK)))
+        assert reply[1] == {}
+        assert "nothing leaves this site in the open" in reply[0]["reasons"][0]
+    plain = ready.plan.engine.run
+    from helping import order_of
+
+    (exchange,) = run.plan.exchanges(run.plan.round(0, state.mask))
+    replies = list(plain(order_of(run, exchange, state, 0), [0, 1, 2]))
+    assert all("in the open" in reply.reason for reply in replies)  # type: ignore[union-attr]
+
+
+class StoppedError(Exception):
+    """The server was killed."""
+
+
+def stopping(monkeypatch: pytest.MonkeyPatch, where: str, round: int) -> Callable[[], None]:
+    """The server is killed in a round: before anybody reveals, after some have, after all have, or after the sum is kept."""
+    keep, begin, take = Openings.keep, Openings.begin, Opener.revealed
+    armed = {"on": True}
+
+    def kept(self: Openings, found: Any) -> None:
+        if armed["on"] and where == "before it is kept" and found.round == round:
+            raise StoppedError
+        keep(self, found)
+        if armed["on"] and where == "after it is kept" and found.round == round:
+            raise StoppedError
+
+    def began(self: Openings, index: int, data: bytes) -> None:
+        if armed["on"] and where == "before shares are asked for" and index == round:
+            raise StoppedError
+        begin(self, index, data)
+
+    def revealed(self: Any, client: int, data: bytes) -> None:
+        if armed["on"] and where == "while shares come" and self.call.round == round and len(self._revealed) == 2:
+            raise StoppedError
+        take(self, client, data)
+
+    monkeypatch.setattr(Openings, "keep", kept)
+    monkeypatch.setattr(Openings, "begin", began)
+    monkeypatch.setattr(Opener, "revealed", revealed)
+    return lambda: armed.update(on=False)
+
+
+@pytest.mark.parametrize("where", ["before shares are asked for", "while shares come", "before it is kept", "after it is kept"])
+def test_a_server_that_is_killed_goes_on_to_the_same_bits(where: str, tmp_path, monkeypatch: pytest.MonkeyPatch):
+    run, link = secretly(), five_nodes()
+    disarm = stopping(monkeypatch, where, 2)
+    done = [run.method.begin(run.setup)]
+    with pytest.raises(StoppedError):
+        done.extend(step.state for step in play(in_secret(run, link, tmp_path).plan, done[0], 0))
+    disarm()
+    revealed = {client: link.records[node].opened(digest_of(link), client) for node, (client,) in NODES.items()}
+    if where != "before shares are asked for":
+        assert 2 in revealed.values()
+    again = in_secret(run, link, tmp_path)
+    after = [step.state for step in play(again.plan, done[2], 2)][-1]
+    assert torch.equal(after.values, played(run)[1].values)
+
+
+def test_a_server_that_goes_back_further_reads_what_was_opened(tmp_path):
+    """Its last checkpoint is two rounds behind: the nodes would not open these again, and need not."""
+    run, link = secretly(), five_nodes()
+    first = [step.state for step in play(in_secret(run, link, tmp_path).plan, run.method.begin(run.setup), 0)]
+    asked: list[str | None] = []
+    for node in NODES:
+        link.manners[node] = lambda message, worker: asked.append(step_of(message)) or worker.reply(message)  # type: ignore[func-returns-value]
+    second = [step.state for step in play(in_secret(run, link, tmp_path).plan, first[1], 2)]
+    assert torch.equal(second[-1].values, first[-1].values)
+    assert {step for step in asked if step} == set()
+
+
+def test_a_round_is_opened_once_whatever_the_server_says(tmp_path):
+    """Without its record of sums a server asks again, and no node that has revealed takes part."""
+    run, link = secretly(guard={"attempts": 2}), five_nodes()
+    list(play(in_secret(run, link, tmp_path).plan, run.method.begin(run.setup), 0))
+    for node in NODES:
+        link.start(node, NODES[node])  # in new processes, with the records of before
+    with pytest.raises(TooFewError, match="has helped to open round 3: no round is opened twice"):
+        list(play(in_secret(run, link).plan, run.method.begin(run.setup), 0))
+
+
+def test_a_sum_of_another_model_is_not_taken(tmp_path):
+    run, link = secretly(), five_nodes()
+    list(play(in_secret(run, link, tmp_path).plan, run.method.begin(run.setup), 0))
+    state = run.method.begin(run.setup)
+    other = state.with_values(state.values + 1)
+    assert fingerprint(other.values) != fingerprint(state.values)
+    with pytest.raises(InputError, match=r"the opened sum of round 0 .* is of another model"):
+        list(play(in_secret(run, link, tmp_path).plan, other, 0))
+
+
+def calling(link: LinkHere, study: Assembled, **changes: Any) -> Call:
+    """A call for round 0, as the server makes it."""
+    roster = tuple(Invited(clients[0], study.plan.samples[clients[0]], public_key(link.keys[node])) for node, clients in NODES.items())
+    given = {"run": bytes.fromhex(digest_of(link)), "round": 0, "attempt": 0, "threshold": 4, "roster": roster}
+    return Call(**{**given, "most_samples": max(study.plan.samples), **changes})
+
+
+def test_calls_that_a_node_refuses_and_why():
+    run, link = secretly(), five_nodes()
+    in_secret(run, link)
+    site = link.workers[6].site
+    assert site is not None
+    assert site.confidant is not None
+    confidant = site.confidant
+
+    def refused(call: Call, why: str) -> None:
+        with pytest.raises(SecureError, match=why):
+            confidant.answer("advertise", 0, call.encoded)
+
+    refused(calling(link, run, run=b"x" * 32), "another experiment")
+    refused(calling(link, run, threshold=3), "a threshold of 3 where the experiment has 4")
+    samples = [Invited(one.client, one.samples + (one.client == 0), one.key) for one in calling(link, run).roster]
+    refused(calling(link, run, roster=tuple(samples), most_samples=999), "samples of client 0, which has")
+    keys = [Invited(one.client, one.samples, calling(link, run).roster[1].key) for one in calling(link, run).roster]
+    refused(calling(link, run, roster=tuple(keys)), "another key for client 0")
+    confidant.answer("advertise", 0, calling(link, run, attempt=1).encoded)
+    refused(calling(link, run, attempt=1), "round 0, attempt 1 was called before")
+    refused(calling(link, run, attempt=0), "round 0, attempt 0 was called before")
+    site.records.open(site.digest, 0, 3)
+    refused(calling(link, run, attempt=2), "has helped to open round 3")
+    refused(calling(link, run, round=3, attempt=2), "has helped to open round 3")
+    confidant.answer("advertise", 0, calling(link, run, round=4).encoded)
+
+
+def test_a_node_whose_owner_names_its_peers_sums_with_these_alone():
+    run, link = secretly(), five_nodes()
+    in_secret(run, link)
+    site = link.workers[6].site
+    assert site is not None
+    assert site.confidant is not None
+    site.confidant.pinned = [public_key(link.keys[node]) for node in (7, 8, 9)]
+    with pytest.raises(SecureError, match="the key of client 4 is none of the peers' in --peers"):
+        site.confidant.answer("advertise", 0, calling(link, run).encoded)
+    site.confidant.pinned = [public_key(link.keys[node]) for node in NODES]
+    site.confidant.answer("advertise", 0, calling(link, run).encoded)
+
+
+def test_a_lying_node_is_left_out_and_blamed():
+    def garbled(message: Message, worker: Worker) -> Message:
+        if step_of(message) == "mask" and opened(message)[0]["round"] == 1:
+            facts, blobs = opened(worker.reply(message))
+            return Message(content(facts, {client: data[:-5] for client, data in blobs.items()}), reply_to=message)
+        return worker.reply(message)
+
+    run, link = secretly(), five_nodes(n8=garbled)
+    lines, _ = played(in_secret(run, link))
+    assert lines[1]["clients"] == [0, 1, 3, 4]
+    assert lines[1]["rejected"][0]["client"] == 2
+    assert "a message that ends too soon" in lines[1]["rejected"][0]["reason"]
+
+
+def test_a_node_that_was_started_anew_in_the_middle_is_left_out():
+    link = LinkHere()
+
+    def restarts(message: Message, worker: Worker) -> Message | None:
+        if step_of(message) == "mask" and opened(message)[0]["round"] == 1 and link.starts[8] == 1:
+            link.start(8, [2])
+            return None
+        return worker.reply(message)
+
+    run = secretly()
+    for node, clients in NODES.items():
+        link.start(node, clients, restarts if node == 8 else None)
+    lines, _ = played(in_secret(run, link, timeout=1.0))
+    assert [line["clients"] for line in lines] == [[0, 1, 2, 3, 4], [0, 1, 3, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    assert "started anew" in lines[1]["rejected"][0]["reason"]
+
+
+def test_what_the_server_gets_of_a_client_is_counted():
+    run, link = secretly("fedavg"), five_nodes()
+    lines, _ = played(in_secret(run, link))
+    serial, _ = played(run)
+    for over, here in zip(lines, serial, strict=True):
+        more = (over["upload_bytes"] - here["upload_bytes"]) / 5
+        assert 0 < more < 300 + 5 * 300
+
+
+def test_an_experiment_in_the_open_says_nothing_of_sums():
+    from fedrts.flower.deployment import introduction
+
+    assert "[secure]" not in introduction(experiment())["experiment"]
+    assert "aggregation = true" in introduction(secretly())["experiment"]
