@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import fedrts
 from fedrts import config
@@ -154,15 +155,14 @@ def honest() -> Iterable[str]:
         for recipe in ("paper", "tuned"):
             margins, found = [Margins() for _ in methods], {}
             for method, margin in zip(methods, margins, strict=True):
-                loop.excesses = margin
-                found[method] = played([CHOOSING[0]], {**settings, "recipe": recipe, "method": method})
+                with patch.object(loop, "excesses", margin):
+                    found[method] = played([CHOOSING[0]], {**settings, "recipe": recipe, "method": method})
             ended = [summaries[0] for summaries in found.values() if summaries is not None]
             refused = sum(summary["rejected_replies"] for summary in ended)
             replies = sum(summary["rounds"] * config.resolve(config.from_keywords(settings)).clients.per_round for summary in ended)
             stopped = ", ".join(method for method, summaries in found.items() if summaries is None)
             most = " | ".join(f"{max(getattr(margin, what) for margin in margins):.2f}" for what in ("norms", "ratio", "in_a_row"))
             yield f"| {name} | {recipe} | {len(ended)} | {replies:,} | {refused} | {most} | {stopped} |"
-    loop.excesses = excesses
 
 
 def average() -> Iterable[str]:

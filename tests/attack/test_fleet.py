@@ -201,16 +201,16 @@ class KeyedLink(LinkHere):
 
     def __init__(self, keys: dict[int, bytes]) -> None:
         super().__init__()
-        self.keys = keys
+        self.public = keys
 
     def nodes(self) -> dict[int, Any]:
         found = super().nodes()
         for number, info in found.items():
-            info.public_key = self.keys[number]
+            info.public_key = self.public[number]
         return found
 
     def register(self, key: bytes, name: str) -> int:
-        return next(number for number, known in self.keys.items() if known == key)
+        return next(number for number, known in self.public.items() if known == key)
 
     def unregister(self, number: int) -> None: ...
 

@@ -157,7 +157,7 @@ def put_together(
     if try_task:
         _check_task(module, held)
     summing = Summing(e.secure, e.seed) if e.secure.aggregation else None
-    bench = Workbench(module, layout, held, training, e.seed, macs, e.privacy, e.eval.batch_size, summing, noise=noise)
+    bench = Workbench(module, layout, held, training, e.seed, macs, e.privacy, e.eval.batch_size, summing=summing, noise=noise)
     settings = choice.chosen(e, bench)
     experiment = experiment.model_copy(update={"engine": settings})
     engine = choice.make(settings, bench, rows, e.eval.batch_size)
