@@ -3,6 +3,7 @@
     python benchmarks/hostile.py                     # seeds 0 to 2, the whole grid: cells that are in the raw file are not played again
     python benchmarks/hostile.py --quick             # one seed, the default and the recommended guard, 10 and 20 %
     python benchmarks/hostile.py --choose            # seeds 200 to 202, by which the recommended guard was chosen; printed only
+    python benchmarks/hostile.py --render            # the tables of the cells that are in the raw file
 
 Writes benchmarks/results/raw/hostile.json after every cell, benchmarks/results/hostile.md, and the table in docs/security.md. A cell is
 the mean accuracy of the last ten of 25 rounds of the default method, 10 of 10 clients, Dirichlet 1. The hostile ones are the first.
@@ -172,6 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--choose", action="store_true")
+    parser.add_argument("--render", action="store_true", help="the tables of the cells that are there")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", Note)
@@ -179,6 +181,9 @@ def main() -> None:
         print("\n".join(tables(grid({}, CHOOSING, quick=True, keep=None), CHOOSING)))
         return
     found: Cells = json.loads(RAW.read_text("utf-8")) if RAW.is_file() else {}
+    if given.render:
+        write(found)
+        return
     seeds = REPORTING[:1] if given.quick else REPORTING
     found = grid(found, seeds, given.quick, RAW)
     if given.quick:
