@@ -51,7 +51,7 @@ class LinkHere:
 
     workers: dict[int, Worker] = field(default_factory=dict)
     records: dict[int, Records] = field(default_factory=dict)
-    keys: dict[int, ec.EllipticCurvePrivateKey] = field(default_factory=dict)
+    private_keys: dict[int, ec.EllipticCurvePrivateKey] = field(default_factory=dict)
     manners: dict[int, Manners] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
     waiting: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -68,14 +68,16 @@ class LinkHere:
     def start(self, node: int, clients: list[int], manners: Manners | None = None) -> None:
         """A node begins, or begins anew."""
         records = self.records.setdefault(node, Records())  # which outlast the process
-        self.keys.setdefault(node, ec.generate_private_key(ec.SECP256R1()))
-        self.workers[node] = Worker(trusting(clients=clients), self.said.append, records=records, key=self.keys[node])
+        self.private_keys.setdefault(node, ec.generate_private_key(ec.SECP256R1()))
+        self.workers[node] = Worker(trusting(clients=clients), self.said.append, records=records, key=self.private_keys[node])
         self.starts[node] = self.starts.get(node, 0) + 1
         if manners:
             self.manners[node] = manners
 
     def nodes(self) -> dict[int, NodeInfo]:
-        return {n: NodeInfo(node_id=n, public_key=public_key(self.keys[n]), last_activated_at=str(self.starts[n])) for n in self.workers}
+        return {
+            n: NodeInfo(node_id=n, public_key=public_key(self.private_keys[n]), last_activated_at=str(self.starts[n])) for n in self.workers
+        }
 
     def push(self, message: Message) -> str | None:
         name, node = message.object_id, message.metadata.dst_node_id

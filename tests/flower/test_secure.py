@@ -10,14 +10,19 @@ import pytest
 pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 
+from federating import trusting
 from fedrts.client.order import fingerprint
 from fedrts.errors import InputError
 from fedrts.flower import WORK
+from fedrts.flower.consent import described
+from fedrts.flower.deployment import introduction
 from fedrts.flower.messages import SUM, content, opened
 from fedrts.flower.node import Worker
 from fedrts.flower.openings import Openings
+from fedrts.flower.state import Records
 from fedrts.runs.build import Assembled
 from fedrts.secure.call import Call, Invited
 from fedrts.secure.errors import SecureError
@@ -25,6 +30,7 @@ from fedrts.secure.identity import public_key
 from fedrts.secure.opener import Opener
 from fedrts.secure.participant import STEPS
 from fedrts.server.rounds import TooFewError, play
+from helping import order_of
 from linkhere import LinkHere, Manners, experiment, in_secret, nobody_waits, played
 
 NODES = {6: [0], 7: [1], 8: [2], 9: [3], 10: [4]}
@@ -139,8 +145,6 @@ def test_a_node_says_nothing_in_the_open():
         assert reply[1] == {}
         assert "nothing leaves this site in the open" in reply[0]["reasons"][0]
     plain = ready.plan.engine.run
-    from helping import order_of
-
     (exchange,) = run.plan.exchanges(run.plan.round(0, state.mask))
     replies = list(plain(order_of(run, exchange, state, 0), [0, 1, 2]))
     assert all("in the open" in reply.reason for reply in replies)  # type: ignore[union-attr]
@@ -228,7 +232,9 @@ def test_a_sum_of_another_model_is_not_taken(tmp_path):
 
 def calling(link: LinkHere, study: Assembled, **changes: Any) -> Call:
     """A call for round 0, as the server makes it."""
-    roster = tuple(Invited(clients[0], study.plan.samples[clients[0]], public_key(link.keys[node])) for node, clients in NODES.items())
+    roster = tuple(
+        Invited(clients[0], study.plan.samples[clients[0]], public_key(link.private_keys[node])) for node, clients in NODES.items()
+    )
     given = {"run": bytes.fromhex(digest_of(link)), "round": 0, "attempt": 0, "threshold": 4, "roster": roster}
     return Call(**{**given, "most_samples": max(study.plan.samples), **changes})
 
@@ -266,10 +272,10 @@ def test_a_node_whose_owner_names_its_peers_sums_with_these_alone():
     site = link.workers[6].site
     assert site is not None
     assert site.confidant is not None
-    site.confidant.pinned = [public_key(link.keys[node]) for node in (7, 8, 9)]
+    site.confidant.pinned = [public_key(link.private_keys[node]) for node in (7, 8, 9)]
     with pytest.raises(SecureError, match="the key of client 4 is none of the peers' in --peers"):
         site.confidant.answer("advertise", 0, calling(link, run).encoded)
-    site.confidant.pinned = [public_key(link.keys[node]) for node in NODES]
+    site.confidant.pinned = [public_key(link.private_keys[node]) for node in NODES]
     site.confidant.answer("advertise", 0, calling(link, run).encoded)
 
 
@@ -313,8 +319,36 @@ def test_what_the_server_gets_of_a_client_is_counted():
         assert 0 < more < 300 + 5 * 300
 
 
-def test_an_experiment_in_the_open_says_nothing_of_sums():
-    from fedrts.flower.deployment import introduction
+def test_a_node_may_stand_for_several_clients():
+    run, link = secretly(), LinkHere()
+    link.start(7, [0, 2, 4])
+    link.start(8, [1, 3])
+    assert torch.equal(played(in_secret(run, link))[1].values, played(run)[1].values)
 
+
+def test_an_owner_is_told_what_the_server_learns():
+    run, link = secretly(), five_nodes()
+    in_secret(run, link)
+    site = link.workers[6].site
+    assert site is not None
+    shown = described(site, site.digest)
+    assert "masked: the server learns sums over 4 clients or more, not this site's part" in shown
+    assert "peers that the server names, see --peers" in shown
+
+
+def test_a_process_for_every_message_cannot_sum():
+    """Flower's own SuperNode: its worker has no key, and would forget the masks."""
+    run = secretly()
+    worker = Worker(trusting(clients=[0]), lambda text: None, records=Records())
+    assert "needs `fedrts client`" in worker.meet(introduction(run))["refused"]
+
+
+def test_a_site_that_names_its_peers_takes_no_experiment_in_the_open():
+    key = ec.generate_private_key(ec.SECP256R1())
+    worker = Worker(trusting(clients=[0], peers=[]), lambda text: None, records=Records(), key=key)
+    assert "does not sum in secret" in worker.meet(introduction(experiment()))["refused"]
+
+
+def test_an_experiment_in_the_open_says_nothing_of_sums():
     assert "[secure]" not in introduction(experiment())["experiment"]
     assert "aggregation = true" in introduction(secretly())["experiment"]

@@ -308,7 +308,7 @@ def _stored(ray: Any, settings: EngineSettings, bench: Workbench, rows: Holdings
         "settings": settings,
         "module": bench.module,
         "data": {"classes": data.classes, "task": data.task, "view": data.view and data.view.to("cpu")},
-        "bench": {name: getattr(bench, name) for name in ("layout", "training", "seed", "macs", "protection", "noise")},
+        "bench": {name: getattr(bench, name) for name in ("layout", "training", "seed", "macs", "protection", "summing", "noise")},
         "eval_batch_size": eval_batch_size,
     }
     arrays = {name: tensor.cpu().numpy() for name, tensor in (("x", data.x), ("y", data.y), ("rows", rows.rows), ("bounds", rows.bounds))}

@@ -96,6 +96,9 @@ def described(site: Site, digest: str) -> str:
             f"  evaluated ({judged}): {', '.join(run.plan.metric_names)} on {site.held_out:,} rows that are held out; {size} bytes"
         )
         total += size * judged
+    if e.secure.aggregation:
+        told_by = "peers that you named" if host.peers is not None else "peers that the server names, see --peers"
+        lines.append(f"  masked: the server learns sums over {e.secure.threshold} clients or more, not this site's part; with {told_by}")
     epsilon = spent.epsilon(host.delta)
     bounded = f"ε = {epsilon:.3g} at δ = {host.delta:g} after all rounds"
     protected = bounded if math.isfinite(epsilon) else "without bound: updates can give away records"
