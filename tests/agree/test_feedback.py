@@ -108,6 +108,7 @@ def test_a_link_that_leaves_the_mask_is_forgotten(toy):
     assert torch.equal(replies[0].left, replies[1].left)
 
 
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
 @pytest.mark.parametrize("method", ["fedtopk", "random"])
 def test_only_clients_that_counted_remember(toy, monkeypatch, method):
     """A rejected reply leaves the residual as it was; so does a round that is not applied."""

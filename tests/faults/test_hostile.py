@@ -13,6 +13,7 @@ from torch import Tensor
 
 import fedrts
 from fedrts import config
+from fedrts.client.order import DRIFT
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, Note
 from fedrts.export.inspection import inspect_run
@@ -257,6 +258,17 @@ def test_trimmed_counts_are_trimmed_means_of_noughts_and_ones(trim, share):
     expected = votes.double().sort().values[cut : 10 - cut].mean()
     assert sums.mean()["vote"].tolist() == pytest.approx([float(expected)])
     assert sums.mean()["value"].tolist() == pytest.approx([share])  # numbers are no votes
+
+
+def test_how_a_round_moved_the_weights_is_remembered_where_it_is_needed(run):
+    state = run.method.begin(run.setup)
+    plan = replace(run.plan, guard=Guard(reducer="centred_clip"))
+    after = rounds.play_round(plan, state, 1).state  # an inner round: the mask stays
+    torch.testing.assert_close(after[DRIFT], after.weights - state.weights)
+    assert torch.equal(
+        order_of(run, run.method.exchanges(run.plan.round(2, after.mask))[0], after, 2).drift, after.mask.compact(after[DRIFT])
+    )
+    assert DRIFT not in rounds.play_round(run.plan, state, 1).state.memory
 
 
 @pytest.mark.parametrize("reducer", ["centred_clip", "aligned"])
