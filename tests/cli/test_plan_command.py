@@ -57,7 +57,7 @@ def test_a_run_says_what_was_planned_and_why(fedrts, tmp_path):
     ended = fedrts("run", *SMALL, "--budget", "300kB", "--quiet", "--out", tmp_path / "run")
     assert ended.code == 0
     assert ended.err.startswith("note: planned for 300 kB in all: density 0.")
-    assert "value_type int8, rounds 50 (first all 50 rounds" in ended.err
+    assert "value_type int4, rounds 50 (first all 50 rounds" in ended.err
     assert len(ended.err.splitlines()) == 1
     assert sent(tmp_path / "run") <= 300_000
 
@@ -99,7 +99,9 @@ def equal(fedrts, tmp_path_factory):
     """Two methods × two densities × two seeds with the same bytes."""
     out = tmp_path_factory.mktemp("equal") / "out"
     grid = ("--methods", "fedrts,random,fedavg", "--densities", "0.2,0.6", "--seeds", "0,1", "--budget", "200kB", "--rounds", "30")
-    ended = fedrts("compare", *grid, "--epochs", "1", "--clients", "12", "--per-round", "4", *NET, "--jobs", 1, "--out", out)
+    ended = fedrts(
+        "compare", *grid, "--epochs", "1", "--clients", "12", "--per-round", "4", *NET, "--value-type", "int8", "--jobs", 1, "--out", out
+    )
     assert (ended.code, ended.err) == (0, "")
     return out
 
@@ -135,7 +137,8 @@ def test_the_table_shows_rounds_and_bytes(equal):
 
 def test_the_same_command_goes_on_and_another_budget_is_refused(fedrts, equal):
     grid = ("--methods", "fedrts,random,fedavg", "--densities", "0.2,0.6", "--seeds", "0,1,2", "--rounds", "30")
-    same = (*grid, "--epochs", "1", "--clients", "12", "--per-round", "4", *NET, "--jobs", 1, "--out", equal)
+    small = ("--epochs", "1", "--clients", "12", "--per-round", "4", *NET, "--value-type", "int8")
+    same = (*grid, *small, "--jobs", 1, "--out", equal)
     ended = fedrts("compare", *same, "--budget", "200kB")
     assert (ended.code, ended.err) == (0, "")
     assert "15 of 15" in ended.out

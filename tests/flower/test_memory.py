@@ -195,6 +195,7 @@ def test_a_memory_that_is_lost_is_said_at_both_ends():
     assert sum(line.startswith(LOST) for line in lost) == 3
 
 
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
 def test_an_older_node_that_remembers_nothing_does_not_count():
     run, link = experiment("fedtopk", guard={"strikes": 9}), two_nodes()
 
