@@ -25,7 +25,7 @@ from fedrts.secure.errors import SecureError
 
 _WORD = 32
 Words = npt.NDArray[np.uint32]
-Whole = npt.NDArray[np.int64]
+WholeNumbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Ring:
         """Bytes of all words, packed."""
         return sum(_packed_size(count, width) for count, width in self.spans)
 
-    def encoded(self, levels: Whole, flags: npt.NDArray[np.bool_]) -> Words:
+    def encoded(self, levels: WholeNumbers, flags: npt.NDArray[np.bool_]) -> Words:
         """One client's words: `levels [values]` within ±o, and `flags [counters]`."""
         if levels.shape != (self.values,) or flags.shape != (self.counters,):
             raise ValueError(f"{levels.shape} levels and {flags.shape} flags where {self.values} and {self.counters} are due")
@@ -96,7 +96,7 @@ class Ring:
         shifts = np.arange(self.abreast, dtype=np.uint32) * np.uint32(self.count_width)
         return np.concatenate([first, np.bitwise_or.reduce(rest << shifts, axis=1)])
 
-    def decoded(self, total: Words, clients: int) -> tuple[Whole, Whole, int]:
+    def decoded(self, total: Words, clients: int) -> tuple[WholeNumbers, WholeNumbers, int]:
         """(sum of levels, sums of counters, fields beyond what honest ones come to) of the words' sum over so many clients.
 
         What is beyond is cut to the most that honest clients come to: whoever does not keep to the ring moves no sum further than
@@ -137,8 +137,8 @@ class Ring:
         return list(zip(pairwise(places), (width for _, width in self.spans), strict=True))
 
 
-def rounded(values: npt.NDArray[np.float64], most: int, drawn: npt.NDArray[np.float32]) -> Whole:
-    """Whole of `values` in units of the clip: clipped to ±1, times `most`, and rounded up or down by `drawn` numbers in [0, 1).
+def rounded(values: npt.NDArray[np.float64], most: int, drawn: npt.NDArray[np.float32]) -> WholeNumbers:
+    """WholeNumbers of `values` in units of the clip: clipped to ±1, times `most`, and rounded up or down by `drawn` numbers in [0, 1).
 
     A value between two levels becomes the upper one with the probability of its distance to the lower one: right on average.
     """
