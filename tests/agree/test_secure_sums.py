@@ -26,7 +26,7 @@ SUMMED = {"fedrts", "fedrts_gamma0", "fedrts_gamma1", "fedcucb", "random", "feda
 
 
 def secured(method="fedrts", model="cnn", clients=5, **keywords):
-    federation = {"total": clients, "per_round": clients} if isinstance(clients, int) else clients
+    federation = {"total": clients, "per_round": clients, "partition": "quantity"} if isinstance(clients, int) else clients
     keywords = {"clients": federation, "rounds": 4, "topology": {"interval": 2, "end": 4}, **keywords}
     return toy(method, model, secure={**SECURE, **keywords.pop("secure", {})}, engine={"name": "serial"}, **keywords)
 

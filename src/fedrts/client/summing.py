@@ -51,8 +51,12 @@ class Summing:
         if not named:
             return tensors
         announced = self.announced(order.round.index, order.frame.mask)
-        kept = {of: torch.zeros_like(tensors[of]).index_copy_(-1, announced, tensors[of].index_select(-1, announced)) for of in named}
-        return {**tensors, **kept}
+        ballots = {}
+        for of in named:
+            strength = tensors[of].index_select(-1, announced).abs()
+            strength.clamp_(min=torch.finfo(strength.dtype).tiny)  # a gradient of 0 still comes before links that are not announced
+            ballots[of] = torch.zeros_like(tensors[of]).index_copy_(-1, announced, strength)
+        return {**tensors, **ballots}
 
     def form(self, order: Order, method: Method, clients: int) -> SumForm:
         """What the words of so many clients mean; the same on the server and on every client."""
