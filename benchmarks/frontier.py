@@ -267,25 +267,33 @@ def _chosen(frontier: Frontier, choices: Sequence[Choice], known: Known) -> list
 
 
 def draw(name: str, frontier: Frontier, found: Sequence[Point]) -> None:
-    """The figure: what each contestant makes of how many bytes."""
+    """The figure: what each contestant makes of how many bytes. Points that lack seeds are hollow."""
     import matplotlib.pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "frontier"
-    figure, axes = plt.subplots(figsize=(7, 4.2))
+    figure, axes = plt.subplots(figsize=(8, 4.2))
     for contestant in frontier.contestants:
         own = sorted((point for point in found if point.contestant == contestant.name), key=lambda point: point.sent)
         if not own:
             continue
         x, y, error = [point.sent for point in own], [point.mean for point in own], [point.error for point in own]
         width = 2.5 if contestant.name == "fedrts" else 1.3
-        axes.errorbar(x, y, error, marker="o", markersize=4, capsize=2, label=TITLES[contestant.name], linewidth=width)
+        line, *_ = axes.errorbar(x, y, error, capsize=2, label=TITLES[contestant.name], linewidth=width)
+        for point in own:
+            fill = line.get_color() if len(point.values) == len(frontier.seeds) else "white"
+            axes.plot(point.sent, point.mean, "o", markersize=5, color=line.get_color(), markerfacecolor=fill, zorder=3)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(*frontier.drawn)
     if frontier.lower_is_better:
+        axes.set_yscale("log")
         axes.invert_yaxis()
-    axes.set_xlabel("megabytes sent and received by all clients")
-    axes.set_ylabel(frontier.metric)
+    axes.set_title(f"{frontier.title}, {len(frontier.seeds)} seeds", fontsize=10)
+    axes.set_xlabel("megabytes, sent and received by all clients over the whole run")
+    axes.set_ylabel(f"{frontier.metric} on test data")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.tight_layout()
     figure.savefig(RESULTS / f"frontier_{name}.svg", metadata={"Date": None})
     plt.close(figure)

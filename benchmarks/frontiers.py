@@ -115,6 +115,8 @@ class Frontier:
     metric: str = "accuracy"
     """Of the average of the late models."""
     lower_is_better: bool = False
+    drawn: tuple[float | None, float | None] = (None, None)
+    """The range of the metric that the figure shows, None where the data decide."""
     validation: float = 0.1
     choosing_seeds: tuple[int, ...] = (FIRST_CHOOSING_SEED,)
 
@@ -328,6 +330,7 @@ FRONTIERS = {
         ),
         rates=(0.6, 0.3, 1.0),
         seeds=range(3),
+        drawn=(0.4, 0.82),
     ),
     "digits": Frontier(
         "Handwritten digits, MLP",
@@ -344,6 +347,7 @@ FRONTIERS = {
         ),
         rates=(0.8, 0.4, 1.2),
         seeds=range(5),
+        drawn=(0.8, 0.985),
         choosing_seeds=(200, 201, 202),
     ),
     "stories": Frontier(

@@ -34,7 +34,7 @@ def test_own_data(fedrts, tmp_path, monkeypatch):
     assert sum(client["samples"] for client in clients) == 900
 
 
-def test_the_readme_lists_them_all():
-    readme = (EXAMPLES.parent / "README.md").read_text("utf-8")
+def test_a_page_lists_them_all():
+    page = (EXAMPLES.parent / "docs/examples.md").read_text("utf-8")
     for file in EXAMPLES.iterdir():
-        assert file.name.startswith("__") or f"examples/{file.name}" in readme
+        assert file.name.startswith("__") or f"examples/{file.name}" in page
