@@ -19,9 +19,10 @@ test: lint docs          ## style, types, documentation, tests, and how much of 
 test-all: lint docs      ## the same with the slow tests
 	$(BIN)/python -m pytest -n 2 $(COVERAGE)
 
-lint: $(READY)           ## style and types
+lint: $(READY)           ## style, types, width of Markdown
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python docs/wrap.py --check
 	$(BIN)/mypy
 
 docs: $(READY)           ## the documentation as a site in build/site; every warning is an error

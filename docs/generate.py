@@ -20,6 +20,9 @@ from typing import Any
 import typer
 from pydantic import BaseModel
 
+sys.path.insert(0, str(Path(__file__).parent))
+from wrap import wrapped
+
 from fedrts import cli, config, data, methods
 from fedrts.methods import describe
 from fedrts.tables import Named
@@ -188,7 +191,7 @@ def filled(text: str, made: Makers) -> str:
     found = [name for _, name, _, _ in PART.findall(text)]
     if sorted(found) != sorted(made):
         raise SystemExit(f"generated parts {found} where {list(made)} belong")
-    return PART.sub(lambda part: f"{part[1]}{made[part[2]]()}\n{part[4]}", text)
+    return PART.sub(lambda part: f"{part[1]}{wrapped(made[part[2]]())}\n{part[4]}", text)
 
 
 def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
