@@ -36,5 +36,8 @@ DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the data sets' files; default $FEDRTS_DATA, or ~/.cache/fedrts.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Jobs = Annotated[int | None, typer.Option(help="Runs at once, in processes; default one a core, on a GPU two.", show_default=False)]
+Jobs = Annotated[
+    int | None,
+    typer.Option(help="Runs to play at once, in processes of their own; default: one per core, two on a GPU.", show_default=False),
+]
 ExperimentFile = Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="An experiment file; flags override it.")]

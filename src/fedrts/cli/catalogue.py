@@ -69,9 +69,7 @@ def data(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fal
 def prepare(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="A name from `fedrts data`.")],
-    given: Annotated[
-        Path | None, typer.Option("--from", metavar="PATH", help="An archive, a file or a folder that is here already.")
-    ] = None,
+    given: Annotated[Path | None, typer.Option("--from", metavar="PATH", help="An archive, file or folder that you have already.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Download the files of a data set from their official address, check them, and read them once."""
@@ -96,7 +94,7 @@ def show(
     name: Annotated[str, typer.Argument(help="A name from `fedrts data`, folder:PATH, npz:PATH, or an import path.")],
     *,
     given: Given,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it into this file.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the picture into this file.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Show which client would hold what, as a table and a picture."""

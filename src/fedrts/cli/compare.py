@@ -29,7 +29,7 @@ def compare(
     densities: Annotated[str, typer.Option(metavar="X,Y,…", help="Shares of parameters that stay active; default the run's.")] = "",
     seeds: Annotated[
         str | None,
-        typer.Option(metavar="N,N,…", help="Every cell is run with each; five or more make a test worth while. Default the run's."),
+        typer.Option(metavar="N,N,…", help="Run every cell with each of these; tests want five or more. Default: the run's."),
     ] = None,
     grid: Annotated[list[str] | None, typer.Option("--grid", metavar="TABLE.KEY=A,B", help="Any other key to vary; repeatable.")] = None,
     metric: Annotated[
@@ -39,18 +39,18 @@ def compare(
     budget: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Give every run the same bytes in all, such as 200MB: as many rounds as they pay for, at most --rounds."
+            metavar="SIZE", help="Give every run the same bytes, such as 200MB: as many rounds as they pay for, at most --rounds."
         ),
     ] = None,
     tune_lr: Annotated[
         str | None,
         typer.Option(
             metavar="auto|X,Y,…",
-            help="Choose each method's learning rate on a validation split: among these, or around its own until the best is inside.",
+            help="Choose each method's learning rate on a validation split: among these, or auto (a grid that widens).",
         ),
     ] = None,
-    tune_seed: Annotated[int | None, typer.Option(help="Of the trials of learning rates; none of --seeds. Default 1000.")] = None,
-    tune_rounds: Annotated[int | None, typer.Option(help="Of a trial; default as many as a run.")] = None,
+    tune_seed: Annotated[int | None, typer.Option(help="Seed of the learning-rate trials, none of --seeds. Default 1000.")] = None,
+    tune_rounds: Annotated[int | None, typer.Option(help="Rounds per trial; default: as many as a run.")] = None,
     jobs: Jobs = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the comparison; the same command goes on where it stopped.")] = None,
     *,

@@ -31,8 +31,10 @@ KeyFolder = Annotated[Path, typer.Option("--dir", help="The coordinator's folder
 def server(
     experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment; nodes are told of it.")],
     address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where nodes reach this server.")] = "127.0.0.1:9092",
-    tls: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of `fedrts keys init`: encryption, registered keys only.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Neither encryption nor keys; for trials on one machine.")] = False,
+    tls: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder made by `fedrts keys init`: encrypt, and accept registered keys only.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No encryption, no keys; for trials on one machine.")] = False,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<name of the file>. An interrupted run in it goes on.")] = None,
     data_dir: DataDir = None,
     *,
@@ -74,11 +76,11 @@ def server(
 @app.command()
 def client(
     server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")],
-    data: Annotated[str | None, typer.Option(help="The data that is here, such as folder:/site/data; default: the experiment's.")] = None,
-    partition: Annotated[str | None, typer.Option(metavar="I[,J…]", help="Stand for these parts of the experiment's data.")] = None,
+    data: Annotated[str | None, typer.Option(help="This site's data, such as folder:/site/data; default: the experiment's.")] = None,
+    partition: Annotated[str | None, typer.Option(metavar="I[,J…]", help="Train on these parts of the experiment's data.")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="This node's private key, see `fedrts keys issue`.")] = None,
-    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate by which to know the server: its ca.pem.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Neither encryption nor keys; for trials on one machine.")] = False,
+    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate authority of the server: its ca.pem.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No encryption, no keys; for trials on one machine.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     allow: Allow = None,
     options: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the data; repeatable.")] = None,
@@ -88,24 +90,24 @@ def client(
         list[str] | None,
         typer.Option(metavar="DIGEST", help="Take part in this experiment; `any`: in all, for trials; repeatable. Default: ask."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would leave this site, and how much; take no part.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would leave this site, and how much, without taking part.")] = False,
     state: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What this site remembers; default beside the key: NAME.key, NAME.site.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for this site's state; default: NAME.site beside NAME.key.")
     ] = None,
-    min_samples: Annotated[int, typer.Option(help="Rows that every update is made of, at least.")] = Limits.min_samples,
-    min_batch: Annotated[int, typer.Option(help="Rows of every batch, at least.")] = Limits.min_batch,
-    max_epochs: Annotated[int, typer.Option(help="Local epochs of a round, at most; 0: any number.")] = Limits.max_epochs,
-    max_parameters: Annotated[int, typer.Option(help="Parameters of the model, at most; 0: any number.")] = Limits.max_parameters,
-    max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of this process at most, such as 4GB.")] = None,
+    min_samples: Annotated[int, typer.Option(help="Smallest number of rows per update.")] = Limits.min_samples,
+    min_batch: Annotated[int, typer.Option(help="Smallest number of rows per batch.")] = Limits.min_batch,
+    max_epochs: Annotated[int, typer.Option(help="Most local epochs per round; 0: no limit.")] = Limits.max_epochs,
+    max_parameters: Annotated[int, typer.Option(help="Most parameters of the model; 0: no limit.")] = Limits.max_parameters,
+    max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit of this process, such as 4GB.")] = None,
     peers: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Public keys NAME.pub of the nodes to sum in secret with; default: whom the server names."),
+        typer.Option(metavar="DIR", help="Folder with the public keys NAME.pub of the nodes to sum with; default: those the server names."),
     ] = None,
     keep_statistics: Annotated[
-        bool, typer.Option("--keep-statistics", help="Do not tell mean and deviation of the images here, for a common normalisation.")
+        bool, typer.Option("--keep-statistics", help="Do not share mean and deviation of the images here for a common normalisation.")
     ] = False,
-    patience: Annotated[float, typer.Option(help="Seconds to try again when the server cannot be reached; 0: for ever.")] = 0.0,
-    withdraw: Annotated[bool, typer.Option("--withdraw", help="Tell the server that this site takes part no more, and end.")] = False,
+    patience: Annotated[float, typer.Option(help="How long to retry, in seconds, when the server cannot be reached; 0: forever.")] = 0.0,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Tell the server that this site leaves the study, and exit.")] = False,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
@@ -274,9 +276,9 @@ def _size(text: str | None) -> int:
 
 @keys.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where everything of the coordinator is kept.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the coordinator's certificates and keys.")],
     host: Annotated[list[str] | None, typer.Option(help="Name or address under which nodes reach the server; repeatable.")] = None,
-    renew: Annotated[bool, typer.Option("--renew", help="Only a new certificate for the server, under the same authority.")] = False,
+    renew: Annotated[bool, typer.Option("--renew", help="Make only a new server certificate, under the same authority.")] = False,
 ) -> None:
     """Make an authority and the server's certificate."""
     _prepared()
@@ -306,7 +308,7 @@ def register(
     folder: KeyFolder = Path("."),
     name: Annotated[str | None, typer.Option(help="The node's name; default: that of the file.")] = None,
     clients: Annotated[
-        str | None, typer.Option(metavar="I[,J…]", help="Clients that this node alone may stand for; again with others: these instead.")
+        str | None, typer.Option(metavar="I[,J…]", help="Client numbers reserved for this node; a second call replaces them.")
     ] = None,
 ) -> None:
     """Let a node take part; a running server notices within seconds."""

@@ -54,14 +54,14 @@ FLAGS = {
         "Defaults of what is not set: what measurements support for the data and the model, or the published setting.",
         "tuned|paper",
     ),
-    "seed": Flag("seed", int, "Of everything random."),
+    "seed": Flag("seed", int, "Seed for all randomness."),
     "engine": Flag(
         "engine.name",
         str,
-        "serial: one client after the other; batched: side by side; flower: on nodes; ray: among actors; auto: what is faster.",
+        "serial: one client after the other; batched: side by side; flower: on nodes; ray: actors; auto: the faster one.",
     ),
     "device": Flag("device", str, "auto, cpu, cuda or cuda:N."),
-    "precision": Flag("engine.precision", str, "Of training: float32, tf32 or bf16 (both on GPUs; weights stay float32)."),
+    "precision": Flag("engine.precision", str, "Precision of training: float32, tf32 or bf16 (both on GPUs; weights stay float32)."),
     "value_type": Flag(
         "wire.value_type", str, "How values travel: float32 (lossless), float16, or int8, int6, int4, int2 (unbiased rounding), both ways."
     ),

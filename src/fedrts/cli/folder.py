@@ -12,7 +12,7 @@ import typer
 from fedrts.cli.app import Allow, AsJson, DataDir, RunDir, app
 from fedrts.cli.tables import print_table
 
-Average = Annotated[bool, typer.Option("--average", help="The average of the run's late models (train.average), not the last one.")]
+Average = Annotated[bool, typer.Option("--average", help="Use the average of the run's late models (train.average), not the last model.")]
 
 
 @app.command()
@@ -35,7 +35,7 @@ def inspect(run_dir: RunDir, as_json: AsJson = False) -> None:
 @app.command()
 def evaluate(
     run_dir: RunDir,
-    data: Annotated[str | None, typer.Option(help="Test on another data set than the run's.")] = None,
+    data: Annotated[str | None, typer.Option(help="Test on this data set instead of the run's.")] = None,
     average: Average = False,
     data_dir: DataDir = None,
     allow: Allow = None,

@@ -22,15 +22,17 @@ def plan(
     experiment: ExperimentFile = None,
     *,
     given: Given,
-    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Bytes of all clients and rounds, both ways, such as 200MB.")] = None,
+    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Bytes over all clients and rounds, both ways, such as 200MB.")] = None,
     per_round: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Bytes of a client in a round, such as 2MB. (Clients per round: --set clients.per_round=N.)"),
+        typer.Option(metavar="SIZE", help="Bytes per client and round, such as 2MB. (Clients per round: --set clients.per_round=N.)"),
     ] = None,
     link: Annotated[
-        str | None, typer.Option(metavar="SPEED", help="Between a client and the server, such as 5Mbit/s; gives the times too.")
+        str | None, typer.Option(metavar="SPEED", help="Speed between a client and the server, such as 5Mbit/s; adds times to the table.")
     ] = None,
-    deadline: Annotated[str | None, typer.Option(metavar="TIME", help="With --link: for the messages of a round, such as 60s.")] = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --link: time for the messages of a round, such as 60s.")
+    ] = None,
     input_shape: Annotated[str | None, typer.Option(metavar="N,N,…", help="Instead of data: 3,32,32 for images, 256 for tokens.")] = None,
     classes: Annotated[int | None, typer.Option(help="With an input shape: classes, or words of the vocabulary.")] = None,
     data_dir: DataDir = None,

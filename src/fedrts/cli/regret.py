@@ -25,8 +25,8 @@ def regret(
         list[float] | None, typer.Option(help="λ of TSAdj; repeatable. Default 1 (the theory) and 10 (the experiments).")
     ] = None,
     repetitions: Annotated[int, typer.Option(help="Independent repetitions, played side by side.")] = 20,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    gap: Annotated[float, typer.Option(help="Between the means of the K best arms and the others.")] = 0.4,
+    seed: Annotated[int, typer.Option(help="Seed for all randomness.")] = 0,
+    gap: Annotated[float, typer.Option(help="Gap between the means of the K best arms and the others.")] = 0.4,
     means: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own means, one a line; sets the number of arms.")] = None,
     reward: Annotated[
         str, typer.Option(help="total (top K), any_success, or your own as pkg.module:name: (actions, means) [..., N] → rewards [...].")

@@ -13,7 +13,7 @@ from fedrts.cli.app import Quiet, app
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders that hold run folders.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders that contain some.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write to; default DIR if there is one, else the current folder.")] = None,
     png: Annotated[bool, typer.Option("--png/--no-png", help="Draw the figures as PNG files too.")] = True,
     quiet: Quiet = False,

@@ -31,16 +31,21 @@ def run(
     given: Given,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Send at most so much in all, such as 200MB: plans density, value type and rounds left open."),
+        typer.Option(
+            metavar="SIZE",
+            help="Send at most this much in all, such as 200MB: plans the density, value type and rounds that you leave open.",
+        ),
     ] = None,
     tune_lr: Annotated[
         str | None,
         typer.Option(
             metavar="auto|X,Y,…",
-            help="Choose the learning rate on a validation split first: among these, or around its own until the best is inside.",
+            help="First choose the learning rate on a validation split: among these, or auto (a grid that widens).",
         ),
     ] = None,
-    tune: Annotated[bool, typer.Option("--tune", help="Measure which engine and how many slots are fastest here; remembered.")] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Measure which engine and how many slots are fastest on this machine, and remember it.")
+    ] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Write a trace of some rounds, and tables, to RUN_DIR/profile.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder too.")] = False,
     data_dir: DataDir = None,
@@ -110,7 +115,9 @@ def watched(observer: Observer, folder: Path, profile: bool) -> Observer:
 @app.command()
 def resume(
     run_dir: RunDir,
-    rounds: Annotated[int | None, typer.Option(help="Go on to so many rounds, more than were planned; of a finished run too.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Continue to this many rounds, more than were planned; works for finished runs too.")
+    ] = None,
     data_dir: DataDir = None,
     allow: Allow = None,
     quiet: Quiet = False,

@@ -98,10 +98,12 @@ def _uniform(count: int) -> np.ndarray:
 class Protection(Table):
     """What clients do to their uploads before these leave, see docs/security.md; all off by default."""
 
-    clip: Number = pydantic.Field(0.0, ge=0, description="largest norm of a client's update, scaled down where it is larger; 0: off")
-    noise: Number = pydantic.Field(0.0, ge=0, description="standard deviation of Gaussian noise on every value, in units of clip; 0: off")
+    clip: Number = pydantic.Field(0.0, ge=0, description="clip a client's update to this norm; 0: off")
+    noise: Number = pydantic.Field(
+        0.0, ge=0, description="standard deviation of the Gaussian noise on every value, in units of clip; 0: off"
+    )
     index_epsilon: Number = pydantic.Field(0.0, ge=0, description="ε of randomised response on the index sets of a message; 0: off")
-    delta: Number = pydantic.Field(1e-5, gt=0, lt=1, description="δ for which the ε of the noise is stated")
+    delta: Number = pydantic.Field(1e-5, gt=0, lt=1, description="δ at which the ε of the noise is stated")
 
     @pydantic.model_validator(mode="after")
     def _bounded(self) -> Protection:

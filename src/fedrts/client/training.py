@@ -17,17 +17,17 @@ class LocalTraining(Table):
 
     epochs: int = Field(5, ge=1, description="passes over the local data in a round")
     batch_size: int = Field(64, ge=1, description="samples per step")
-    lr: Number = Field(0.01, gt=0, description="learning rate, of the first round")
+    lr: Number = Field(0.01, gt=0, description="learning rate in the first round")
     schedule: Annotated[str, Named(schedules)] = Field("constant", description="how the rate falls over the rounds")
-    lr_end: Number = Field(0.01, gt=0, le=1, description="share of lr that is left in the last round, under a schedule that falls")
-    schedule_rounds: int | None = Field(None, ge=1, description="rounds over which the rate falls, and then stays; default: all")
+    lr_end: Number = Field(0.01, gt=0, le=1, description="share of lr that is left in the last round of a falling schedule")
+    schedule_rounds: int | None = Field(None, ge=1, description="rounds over which the rate falls; it then stays; default: all")
     optimizer: Annotated[str, Named(optimizers)] = Field("sgd", description="local optimiser, new for every client and round")
-    momentum: Number = Field(0.0, ge=0, lt=1, description="of sgd")
-    amsgrad: bool = Field(False, description="of adam and adamw: divide by the largest second moment so far")
-    weight_decay: Number = Field(0.0, ge=0, description="L2 penalty of the optimiser; adamw shrinks the weights themselves")
+    momentum: Number = Field(0.0, ge=0, lt=1, description="momentum of sgd")
+    amsgrad: bool = Field(False, description="adam, adamw: divide by the largest second moment so far")
+    weight_decay: Number = Field(0.0, ge=0, description="L2 penalty of the optimiser; adamw decays the weights themselves")
     proximal: Number = Field(0.0, ge=0, description="μ: pull towards the received model, μ/2·‖W − W_received‖² (FedProx)")
-    clip: Number = Field(0.0, ge=0, description="largest norm of a step's gradient, scaled down where it is larger; 0: off")
-    smoothing: Number = Field(0.0, ge=0, lt=1, description="label smoothing of the training loss: share spread evenly over all classes")
+    clip: Number = Field(0.0, ge=0, description="clip each step's gradient to this norm; 0: off")
+    smoothing: Number = Field(0.0, ge=0, lt=1, description="label smoothing: share of the target spread evenly over all classes")
 
     def rate(self, round_index: int) -> float:
         """The learning rate of a round."""

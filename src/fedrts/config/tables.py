@@ -39,10 +39,10 @@ class Clients(Table):
         "dirichlet", description="dirichlet (skewed labels), quantity (skewed sizes), iid, shards (few labels), sites (own data)"
     )
     alpha: Number = Field(0.5, gt=0, description="Dirichlet concentration: lower is more heterogeneous")
-    classes_per_client: int = Field(2, ge=1, description="labels that a client holds, of shards")
-    dropout: Number = Field(0.0, ge=0, lt=1, description="simulated: chance that a client vanishes after its download")
-    min_size: int | None = Field(None, ge=1, description="least number of samples of a client; default 10, of quantity 16 or a batch")
-    share_model: bool = Field(False, description="over nodes: every node is sent the final model when the study ends")
+    classes_per_client: int = Field(2, ge=1, description="labels per client, for shards")
+    dropout: Number = Field(0.0, ge=0, lt=1, description="simulated: probability that a client drops out after its download")
+    min_size: int | None = Field(None, ge=1, description="smallest number of samples per client; default 10, for quantity 16 or one batch")
+    share_model: bool = Field(False, description="flower: send every node the final model when the study ends")
 
     @model_validator(mode="after")
     def _enough(self) -> Clients:
@@ -55,17 +55,18 @@ class Training(LocalTraining):
     """What a client does with its data in a round, and the server with what came of it."""
 
     server_optimizer: Annotated[str, Named(optimizers)] = Field(
-        "sgd", description="of the server: sgd (averaging), momentum (FedAvgM) or adam (FedAdam)"
+        "sgd", description="server optimiser: sgd (averaging), momentum (FedAvgM) or adam (FedAdam)"
     )
-    server_lr: Number | None = Field(None, gt=0, description="of the server; default 1, for adam 0.01")
+    server_lr: Number | None = Field(None, gt=0, description="learning rate of the server optimiser; default 1, for adam 0.01")
     server_momentum: Number = Field(ServerOptimizer.momentum, ge=0, lt=1, description="β of momentum, β_1 of adam")
     server_beta2: Number = Field(ServerOptimizer.beta2, ge=0, lt=1, description="β_2 of adam")
-    server_tau: Number = Field(ServerOptimizer.tau, gt=0, description="τ of adam: how far its steps adapt")
+    server_tau: Number = Field(ServerOptimizer.tau, gt=0, description="τ of adam: added to the denominator, larger adapts less")
     average: AverageName = Field(
-        LateAverage.name, description="average of late models beside the last one: tail (mean of the last rounds) or ema (it fades)"
+        LateAverage.name,
+        description="average of late models, kept beside the last one: tail (mean over the last rounds) or ema (exponential)",
     )
-    average_share: Number = Field(LateAverage.share, gt=0, le=1, description="of the rounds, the last ones: those of the tail")
-    average_decay: Number = Field(LateAverage.decay, ge=0, lt=1, description="of ema, a round")
+    average_share: Number = Field(LateAverage.share, gt=0, le=1, description="tail: share of the rounds to average, the last ones")
+    average_decay: Number = Field(LateAverage.decay, ge=0, lt=1, description="ema: decay per round")
 
 
 class Topology(Table):
@@ -75,23 +76,24 @@ class Topology(Table):
     end: int | None = Field(None, ge=1, description="T_end: from this round on the topology is fixed; default 0.6 · rounds")
     adjust: Number = Field(0.4, ge=0, le=1, description="α_adj: share of a layer's active links up for exchange at round 0")
     first_outer: int = Field(0, ge=0, description="first outer round: 0 or the interval")
-    outer_at_end: bool = Field(False, description="is T_end itself an outer round, where it is a multiple of the interval?")
-    budget: Literal["all", "prunable"] = Field("all", description="does the density count over all parameters or the prunable ones?")
+    outer_at_end: bool = Field(False, description="make T_end itself an outer round if it is a multiple of the interval")
+    budget: Literal["all", "prunable"] = Field("all", description="what the density counts: all parameters or the prunable ones")
     layer_density: Literal["erk", "er", "uniform"] = Field("erk", description="how the density is spread over layers")
     density_start: Number | None = Field(
         None, gt=0, le=1, description="density of the first mask, which falls to `density` in outer rounds; default: it stays the same"
     )
     density_schedule: Annotated[str, Named(curves)] = Field(
-        "cubic", description="how it falls from the first outer round to the last before T_end: cubic (fast at first), cosine or linear"
+        "cubic",
+        description="how the density falls, from the first outer round to the last before T_end: cubic (fast at first), cosine or linear",
     )
     init_mask: Literal["random", "magnitude", "given"] = Field(
-        "random", description="the first topology; given: that of the weights to start from, and the default where their zeros show one"
+        "random", description="first mask; given: the non-zeros of the initial weights (the default if those are sparse)"
     )
     init_scale: Literal["dense", "sparse"] = Field(
         "dense",
-        description="of the first weights: the dense model's, or times √(links / active links) of a layer, so that signals keep strength",
+        description="scale of the first weights: dense, or sparse (times √(links / active links) per layer, so that signals keep strength)",
     )
-    prunable: str | None = Field(None, description="import path of one's own rule (name, parameter) → bool")
+    prunable: str | None = Field(None, description="import path of your own rule (name, parameter) → bool")
 
     @model_validator(mode="after")
     def _first(self) -> Topology:
@@ -103,9 +105,9 @@ class Topology(Table):
 class Eval(Table):
     """When the server's model is tested."""
 
-    every: int = Field(5, ge=1, description="rounds between two evaluations; the last ten rounds always are")
-    batch_size: int = Field(512, ge=1, description="samples per forward pass; does not change results beyond rounding")
-    fairness: bool = Field(True, description="at the end, judge the model by class and by client (fairness.json)")
+    every: int = Field(5, ge=1, description="evaluate every so many rounds, and in each of the last ten")
+    batch_size: int = Field(512, ge=1, description="samples per forward pass; changes results by rounding only")
+    fairness: bool = Field(True, description="at the end, evaluate the model by class and by client (fairness.json)")
     metrics: list[Annotated[str, Named(all_metrics)]] = Field(
         default_factory=list,
         description=f"more metrics, a list or separated by commas: {', '.join(addable())}, or one's own by import path",
@@ -123,10 +125,8 @@ class Wire(Table):
     value_type: ValueType = Field(
         "float32", description="float32 (lossless), float16, or int8, int6, int4, int2 (unbiased rounding), both ways"
     )
-    download_type: ValueType | None = Field(None, description="the same of downloads alone; default: as wire.value_type")
-    feedback: bool = Field(
-        False, description="error feedback: a client adds what rounding left of its change to its next one (rounded to the nearest then)"
-    )
+    download_type: ValueType | None = Field(None, description="value type of downloads; default: wire.value_type")
+    feedback: bool = Field(False, description="error feedback: a client adds what rounding lost to its next update (and rounds to nearest)")
 
 
 class Checkpoint(Table):
@@ -149,19 +149,19 @@ class Experiment(Table):
     method: str = Field(methods.DEFAULT, description="a name from `fedrts methods`")
     model: str = Field("auto", description="a name from `fedrts models`, an import path, or auto: what suits the data")
     data: str = Field(data.DEFAULT, description="a name from `fedrts data`, folder:PATH, npz:PATH, or an import path pkg.module:name")
-    density: Number = Field(0.2, gt=0, le=1, description="share of the parameters that stay active (d')")
+    density: Number = Field(0.2, gt=0, le=1, description="share of all parameters that stay active (d')")
     rounds: int = Field(500, ge=1, description="rounds of training (T_max)")
     recipe: Literal["tuned", "paper"] = Field(
-        "tuned", description="defaults of what is not set: what measurements support for the data and the model, or the published setting"
+        "tuned", description="defaults for what you do not set: tuned (measured for this data and model) or paper (the published setting)"
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed for all randomness")
     init: str | None = Field(None, description="safetensors file of weights to start from; default: random ones")
-    tags: list[str] = Field(default_factory=list, description="words of your own, a list or separated by commas: the report shows them")
+    tags: list[str] = Field(default_factory=list, description="labels of your own for the report, as a list or separated by commas")
     out: str | None = Field(None, description="run folder; default runs/<time>-<data>-<method>-<seed>")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
-    method_options: dict[str, Any] = Field(default_factory=dict, description="the method's own, see `fedrts methods`")
-    model_options: dict[str, Any] = Field(default_factory=dict, description="the model's own, and prune_output")
-    data_options: dict[str, Any] = Field(default_factory=dict, description="the data set's own")
+    method_options: dict[str, Any] = Field(default_factory=dict, description="options of the method, see `fedrts methods`")
+    model_options: dict[str, Any] = Field(default_factory=dict, description="options of the model, see `fedrts models`, and prune_output")
+    data_options: dict[str, Any] = Field(default_factory=dict, description="options of the data set, see `fedrts data`")
     engine: EngineSettings = EngineSettings()
     clients: Clients = Clients()
     train: Training = Training()

@@ -11,7 +11,7 @@ from fedrts.tables import Number, Table
 class SecureSums(Table):
     """Sums alone: the server adds up uploads that it cannot read, see docs/security.md."""
 
-    aggregation: bool = Field(False, description="clients mask their uploads so that the server learns sums over a round and nothing else")
+    aggregation: bool = Field(False, description="mask uploads so that the server learns only sums over a round's clients")
     threshold: int | None = Field(
         None, ge=2, description="t: clients of a round that must stay to its end, and that open its sum; default two thirds of them and one"
     )
@@ -19,8 +19,8 @@ class SecureSums(Table):
         0.1, gt=0, le=1, description="share of the inactive links that may be voted for, drawn anew for every outer round"
     )
     bits: int = Field(18, ge=8, le=24, description="of a rounded value; a word has some more, so that sums fit")
-    clip: Number = Field(1.0, gt=0, description="largest change of a parameter in a round: clients cut off what is above")
-    statistic_clip: Number = Field(10.0, gt=0, description="the same of a BatchNorm statistic")
+    clip: Number = Field(1.0, gt=0, description="largest change of a parameter in a round; clients clip what is larger")
+    statistic_clip: Number = Field(10.0, gt=0, description="largest change of a BatchNorm statistic in a round")
 
     def needed(self, clients: int) -> int:
         """t of so many clients."""

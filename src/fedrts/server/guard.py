@@ -53,11 +53,11 @@ class Guard(Table):
     """Under which rules clients' replies count."""
 
     quorum: Number | None = Field(
-        None, gt=0, le=1, description="share of a round's clients whose replies must be usable; default 0.3, for sites 1"
+        None, gt=0, le=1, description="share of a round's clients that must send a usable reply; default 0.3, for sites 1"
     )
-    over_select: Number = Field(0.0, ge=0, le=10, description="how many more clients than needed are asked, as a share")
-    deadline: Number = Field(0.0, ge=0, description="seconds after which replies of a round are late; 0: never")
-    attempts: int = Field(5, ge=1, description="times that a round is tried with other clients before the run stops")
+    over_select: Number = Field(0.0, ge=0, le=10, description="share of extra clients to ask")
+    deadline: Number = Field(0.0, ge=0, description="seconds after which a round's replies are too late; 0: never")
+    attempts: int = Field(5, ge=1, description="how often a round is tried, with other clients, before the run stops")
     norm_bound: Number = Field(100.0, gt=0, description="largest update, as a multiple of max(norm of the model, 1)")
     undo_bound: Number = Field(0.5, gt=0, description="how far an update may go back along the model, as a multiple of max(its norm, 1)")
     median_bound: Number = Field(
@@ -83,11 +83,11 @@ class Guard(Table):
     vote_trim: Number = Field(0.0, ge=0, lt=0.5, description="share cut off at each end of votes and indicators")
     statistic_bound: Number = Field(1e9, gt=0, description="largest BatchNorm statistic; inputs that are not normalised may need more")
     value_bound: Number = Field(1e9, gt=0, description="largest number in other uploads: gradients, squares, losses")
-    max_share: Number = Field(1.0, gt=0, le=1, description="largest share of one client in every mean")
+    max_share: Number = Field(1.0, gt=0, le=1, description="largest share that one client may have in any mean")
     max_claim: Number | None = Field(
         None, ge=1, description="samples that count of one client, as a multiple of the round's median; default none, for sites 10"
     )
-    strikes: int = Field(3, ge=1, description="rejected replies after which a client is asked no more")
+    strikes: int = Field(3, ge=1, description="rejected replies after which a client is no longer asked")
 
     @staticmethod
     def preset(name: str) -> Mapping[str, Any]:
