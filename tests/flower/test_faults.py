@@ -82,6 +82,24 @@ def test_a_killed_node_that_comes_back_misses_nothing(start: Start, folder: Fold
     assert same(folder.path / "run", tmp_path / "serial")
 
 
+def test_a_killed_node_remembers_what_its_uploads_left_out(start: Start, folder: Folder, tmp_path: Path):
+    """With error feedback: the node that comes back goes on from what it kept on disk, to the bits of the serial engine."""
+    text = EXPERIMENT.replace("rounds = 3", "rounds = 6").replace("per_round = 4", "per_round = 6")
+    folder.experiment.write_text(text + '[wire]\nvalue_type = "int2"\nfeedback = true\n')
+    server = start(*folder.server())
+    start(*folder.client(0, "0,1,2"))
+    victim = start(*folder.client(1, "3,4,5"))
+    server.until("round    3 of 6")  # by now it has told less than it learned, three times
+    victim.kill()
+    back = start(*folder.client(1, "3,4,5"))
+    assert server.ended(240) == 0, server.text
+    assert "not told" not in back.text, "it found what it had kept"
+    lines = history(folder.path / "run")
+    assert [line["clients"] for line in lines] == [[0, 1, 2, 3, 4, 5]] * 6
+    fedrts.run(folder.experiment, engine="serial", out=tmp_path / "serial")
+    assert same(folder.path / "run", tmp_path / "serial")
+
+
 def test_without_a_dead_node_the_round_goes_on(start: Start, folder: Folder):
     folder.experiment.write_text(EXPERIMENT.replace("per_round = 4", "per_round = 6").replace("timeout = 90", "timeout = 240"))
     server = start(*folder.server())
