@@ -46,6 +46,16 @@ def source_of(name: str) -> Source:
     return source
 
 
+def instruction_sets() -> list[str]:
+    """On which the sparse kernels run here, the best last; none without the library."""
+    try:
+        import fedrts_kernels
+
+        return list(fedrts_kernels.load().isas)
+    except (ImportError, OSError):
+        return []
+
+
 def fault(checks):
     """The first thing that is wrong by these checks, if any is."""
     return faults([list(checks)])[0]

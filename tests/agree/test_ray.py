@@ -22,10 +22,12 @@ from fedrts.engines.serial import SerialEngine
 from fedrts.engines.settings import EngineSettings
 from fedrts.errors import InputError
 from fedrts.observe import Silent
+from fedrts.programs import library
 from fedrts.server import rounds
 from fedrts.server.client_records import ClientRecords
 from fedrts.tasks import Classification
 from fedrts.testing.agreement import OFTEN, agree, in_double, unequal
+from helping import instruction_sets
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported, as `connected` has it
 ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'fedrts[ray]'")
@@ -37,9 +39,12 @@ TWO = EngineSettings(name="ray", kernel="vectorised", slots=2, workers=1, actors
 
 @pytest.fixture(scope="module", autouse=True)
 def started():
-    """One Ray for all tests here: starting it takes seconds."""
-    with connected(TWO.but(actors=2, cpus=2.0), 2**28) as module:
-        yield module
+    """One Ray for all tests here: starting it takes seconds. Its actors may use the sparse kernels, where they are told to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(library.OFF, "1")
+        with connected(TWO.but(actors=2, cpus=2.0), 2**28) as module:
+            patch.undo()
+            yield module
 
 
 def played(engine, run, setup):
@@ -95,6 +100,33 @@ def test_what_clients_remember_is_what_it_is_in_one_process(toy, method, wire):
     assert sorted(here.residuals) == sorted(there.residuals)
     assert all(torch.equal(here.residuals[client], there.residuals[client]) for client in here.residuals)
     assert any(residual.count_nonzero() for residual in there.residuals.values())
+
+
+@pytest.mark.skipif(not instruction_sets(), reason="fedrts-kernels has no library")
+@pytest.mark.parametrize("slots", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_sparse_kernels_give_the_bits_of_one_process_in_actors_too(toy, monkeypatch, slots):
+    """Outer rounds included; an actor that is killed between two rounds comes back with the same kernel."""
+    monkeypatch.setenv(library.OFF, "1")
+    outer = {"interval": 2, "end": 2}
+    isa = instruction_sets()[0]  # not the best of this machine: actors go by the settings
+    here = toy("feddst", "cnn", rounds=3, topology=outer, engine={"name": "serial", "kernel": "sparse", "isa": isa})
+    expected = played(here.plan.engine, here, here.setup)
+    there = toy(
+        "feddst", "cnn", rounds=3, topology=outer, engine={"name": "ray", "kernel": "sparse", "isa": isa, "slots": slots, "cpus": 0.5}
+    )
+    settings = there.experiment.engine
+    assert (settings.kernel, settings.isa) == ("sparse", isa)
+    found = []
+    with spread(settings, there.bench, there.rows, 64) as engine:
+        for step in rounds.play(replace(there.plan, engine=engine), there.method.begin(there.setup), -1):
+            found.append(step)
+            if len(found) == 1:
+                assert set(ray.get([actor.__ray_call__.remote(_isa) for actor in engine.actors])) == {isa}
+                os.kill(ray.get(engine.actors[0].__ray_call__.remote(_process)), signal.SIGKILL)
+    assert any(one.record.outer for one in found)
+    for a, b in zip(expected, found, strict=True):
+        assert torch.equal(a.state.values, b.state.values)
+        assert a.state.mask == b.state.mask
 
 
 class Mortal(nn.Module):
@@ -202,6 +234,11 @@ def test_an_error_in_an_actor_names_its_client_and_round():
     assert f"round 1, client {client}\n" in f"{caught.value}\n"
 
 
+def _isa(worker):
+    """The instruction set of an actor's sparse kernels, once it has worked."""
+    return worker.engine.bench.program.isa
+
+
 def _process(worker):
     return os.getpid()
 
@@ -236,10 +273,12 @@ def test_ray_listens_on_loopback_only(started):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_leaves_no_process_and_resumes_to_the_same_bits(tmp_path, how):
+@pytest.mark.parametrize(("how", "kernel"), [(signal.SIGINT, "auto"), (signal.SIGTERM, "auto"), (signal.SIGTERM, "sparse")])
+def test_an_interrupted_run_leaves_no_process_and_resumes_to_the_same_bits(tmp_path, how, kernel, monkeypatch):
+    monkeypatch.setenv(library.OFF, "1" if kernel == "sparse" else "0")
     base = [sys.executable, "-m", "fedrts"]
     settings = ["--engine", "ray", "--rounds", "8", "--set", "train.epochs=1", "--set", "eval.every=1", "--quiet"]
+    settings += ["--set", f"engine.kernel={kernel}"]
     subprocess.run([*base, "run", *settings, "--out", str(tmp_path / "whole")], check=True)
     cut = subprocess.Popen([*base, "run", *settings, "--out", str(tmp_path / "cut")], stderr=subprocess.PIPE, text=True)
     history = tmp_path / "cut" / "history.jsonl"

@@ -75,12 +75,12 @@ def test_every_training_is_that_of_the_dense_kernels(toy, name):
     assert float((after.weights - before.weights).norm()) < 0.02 * moved
 
 
-@pytest.mark.parametrize("method", ["fedrts", "feddst"])
-def test_engines_and_threads_change_no_bit(toy, method):
+@pytest.mark.parametrize(("method", "isa"), [("fedrts", ISAS[-1]), *(("feddst", isa) for isa in ISAS)])
+def test_engines_and_threads_change_no_bit(toy, method, isa):
     """`feddst`: masks of one's own. Nothing here depends on gradients of inactive links, which dense kernels compute."""
-    serial, lines = played(toy(method, "cnn", rounds=3, topology=OUTER, engine=SPARSE))
+    serial, lines = played(toy(method, "cnn", rounds=3, topology=OUTER, engine={**SPARSE, "isa": isa}))
     for workers in (1, 2, 5):
-        engine = {"name": "batched", "workers": workers, **SPARSE}
+        engine = {"name": "batched", "workers": workers, **SPARSE, "isa": isa}
         run = toy(method, "cnn", rounds=3, topology=OUTER, engine=engine)
         assert "sparse" in run.plan.engine.label
         state, found = played(run)

@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
+
+from helping import instruction_sets
 
 ROUNDS = 12
 FLAGS = ["--rounds", ROUNDS, "--seed", 5, "--epochs", 1, "--clients", 8, "--per-round", 5, "--set", "topology.interval=3", "--quiet"]
@@ -273,14 +274,14 @@ def test_only_one_process_writes_to_a_folder(start, moment, reference, tmp_path)
 # -- in the sparse kernel -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(find_spec("fedrts_kernels") is None, reason="fedrts-kernels is not installed")
-def test_killed_in_the_sparse_kernel(tmp_path):
-    """It goes on in that kernel, on the instruction set on which it began, which is not the best of this machine.
+@pytest.mark.parametrize("isa", [isa if isa == "portable" else pytest.param(isa, marks=pytest.mark.slow) for isa in instruction_sets()])
+def test_killed_in_the_sparse_kernel(tmp_path, isa):
+    """It goes on in that kernel, on the instruction set on which it began, whether that is the best of this machine or not.
 
     The forked processes of the other tests have the kernels turned off, as their server had.
     """
     here = {**os.environ, "FEDRTS_KERNELS": "1"}
-    sparse = ["--set", "engine.kernel=sparse", "--set", "engine.isa=portable", "--rounds", 150, *FLAGS[2:], *EVERY_ROUND]
+    sparse = ["--set", "engine.kernel=sparse", "--set", f"engine.isa={isa}", "--rounds", 150, *FLAGS[2:], *EVERY_ROUND]
 
     def begun(*arguments: object) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "fedrts", *map(str, arguments)], env=here)
@@ -293,5 +294,5 @@ def test_killed_in_the_sparse_kernel(tmp_path):
     running.kill()
     assert running.wait() == -signal.SIGKILL
     assert begun("resume", tmp_path / "part", "--quiet").wait() == 0
-    assert 'kernel = "sparse"\nisa = "portable"\n' in (tmp_path / "part" / "experiment.toml").read_text("utf-8")
+    assert f'kernel = "sparse"\nisa = "{isa}"\n' in (tmp_path / "part" / "experiment.toml").read_text("utf-8")
     assert_same_bits(tmp_path / "part", results(tmp_path / "whole"))

@@ -6,7 +6,6 @@ import json
 import threading
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from fedrts.server.rounds import play
 from fedrts.wire import codec
 from fedrts.wire.codec import Header, Kind
 from fedrts.wire.errors import WireError
-from helping import order_of
+from helping import instruction_sets, order_of
 from linkhere import LinkHere, Manners, answering, connected, experiment, nobody_waits, played, two_nodes
 
 
@@ -77,18 +76,18 @@ def test_every_kind_of_exchange_gives_the_bits_and_bytes_of_the_serial_engine(me
     assert dropped or link.down == sum(line["download_bytes"] for line in lines)
 
 
-@pytest.mark.skipif(find_spec("fedrts_kernels") is None, reason="fedrts-kernels is not installed")
-def test_nodes_compute_in_the_kernel_of_the_server(monkeypatch: pytest.MonkeyPatch):
-    """On an instruction set that is not the best of this machine; with equal bits."""
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_nodes_compute_in_the_kernel_of_the_server(monkeypatch: pytest.MonkeyPatch, isa: str):
+    """On every instruction set of this machine, the best or not, with the bits of the serial engine."""
     monkeypatch.setenv("FEDRTS_KERNELS", "1")
-    run, link = experiment("fedrts", engine={"kernel": "sparse", "isa": "portable"}), two_nodes()
+    run, link = experiment("fedrts", engine={"kernel": "sparse", "isa": isa}), two_nodes()
     assert run.bench.program is not None
     lines, state = played(connected(run, link))
     expected, reference = played(run)
     assert lines == expected
     assert torch.equal(state.values, reference.values)
     sites = [worker.site for worker in link.workers.values()]
-    assert [site.run.bench.program.isa for site in sites if site and site.run.bench.program] == ["portable", "portable"]
+    assert [site.run.bench.program.isa for site in sites if site and site.run.bench.program] == [isa, isa]
 
 
 def test_replies_whose_pieces_come_late_are_waited_for():

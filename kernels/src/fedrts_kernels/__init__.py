@@ -19,7 +19,7 @@ from fedrts_kernels.build import ISAS, LIBRARY
 from fedrts_kernels.structures import Context, Operation
 
 __version__ = "0.1.0"
-ABI = 1
+ABI = 2
 FILE = Path(os.environ.get("FEDRTS_KERNELS_LIBRARY") or Path(__file__).resolve().parent / LIBRARY)
 """The library; the environment may name another build of it, such as one with sanitizers."""
 

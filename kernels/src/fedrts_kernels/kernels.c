@@ -122,28 +122,36 @@ INLINE void joined(float *at, const bits *only, int part, vec mean, vec squares,
     store(q, new_rest);
 }
 
-enum { WRITE, ADD, COUNT };
-
-/* R rows of P positions of all outputs, U sums at a time: as many accumulators as there are registers. */
-INLINE void tile(const int R, const int P, const int U, const int64_t ix, const int64_t ox, const int mode, const gather_op *g,
-                 const float *restrict in, float *restrict out, const int32_t *restrict starts, const int32_t *restrict offsets,
-                 const float *restrict values, const float *restrict bias, moments *count) {
+/* R rows of P positions of all outputs, U sums at a time: as many accumulators as there are registers. The links of one group of channels
+   (`start` to `end` of each output), added to what earlier groups left there (`go_on`), and after the last group what follows a sum. */
+INLINE void tile(const int R, const int P, const int U, const int64_t ix, const int64_t ox, const int counts, const int go_on,
+                 const int last, const gather_op *g, const float *restrict in, float *restrict out, const int32_t *restrict start,
+                 const int32_t *restrict end, const int32_t *restrict offsets, const float *restrict values, const float *restrict bias,
+                 moments *count) {
     const int64_t in_row = g->in_row, out_row = g->out_row;
-    const int relu = g->relu != 0;
+    const int relu = last && g->relu, counting = counts && last;
     float share = 0, spread = 0;
     const float inverse = 1.0f / (R * P);
-    if (mode == COUNT) {
+    if (counting) {
         double n = (double)count->count, more = R * P;
         share = (float)(more / (n + more));
         spread = (float)(n * more / (n + more));
     }
     for (int64_t o = 0; o < g->outs; o++, out += g->out_channel) {
-        int32_t j = starts[o], end = starts[o + 1];
-        if (mode == ADD && j == end) continue;
+        int32_t j = start[o];
+        const int32_t stop = end[o];
+        if (j == stop && go_on && !relu && !counting) continue;
         vec a[MOST];
-        const vec first = splat(bias ? bias[o] : 0.0f);
-        UNROLL for (int i = 0; i < U * R * P * PARTS; i++) a[i] = i < R * P * PARTS ? first : (vec){0};
-        for (; j + U <= end; j += U) {
+        if (go_on) {
+            UNROLL for (int r = 0; r < R; r++)
+                UNROLL for (int p = 0; p < P; p++)
+                    UNROLL for (int h = 0; h < PARTS; h++) a[(r * P + p) * PARTS + h] = load(out + r * out_row + p * ox + h * VL);
+        } else {
+            const vec first = splat(bias ? bias[o] : 0.0f);
+            UNROLL for (int i = 0; i < R * P * PARTS; i++) a[i] = first;
+        }
+        UNROLL for (int i = R * P * PARTS; i < U * R * P * PARTS; i++) a[i] = (vec){0};
+        for (; j + U <= stop; j += U) {
             UNROLL for (int u = 0; u < U; u++) {
                 const float *s = in + offsets[j + u];
                 const float w = values[j + u];
@@ -154,7 +162,7 @@ INLINE void tile(const int R, const int P, const int U, const int64_t ix, const 
             }
         }
         if (U > 1)
-            for (; j < end; j++) {
+            for (; j < stop; j++) {
                 const float *s = in + offsets[j];
                 const float w = values[j];
                 UNROLL for (int r = 0; r < R; r++)
@@ -163,16 +171,11 @@ INLINE void tile(const int R, const int P, const int U, const int64_t ix, const 
             }
         UNROLL for (int u = 1; u < U; u++)
             UNROLL for (int i = 0; i < R * P * PARTS; i++) a[i] += a[u * R * P * PARTS + i];
+        if (relu) UNROLL for (int i = 0; i < R * P * PARTS; i++) a[i] = positive(a[i]);
         UNROLL for (int r = 0; r < R; r++)
             UNROLL for (int p = 0; p < P; p++)
-                UNROLL for (int h = 0; h < PARTS; h++) {
-                    float *z = out + r * out_row + p * ox + h * VL;
-                    vec v = a[(r * P + p) * PARTS + h];
-                    if (mode == ADD) v += load(z);
-                    if (mode == WRITE && relu) v = positive(v);
-                    store(z, v);
-                }
-        if (mode == COUNT)
+                UNROLL for (int h = 0; h < PARTS; h++) store(out + r * out_row + p * ox + h * VL, a[(r * P + p) * PARTS + h]);
+        if (counting)
             UNROLL for (int h = 0; h < PARTS; h++) {
                 vec sum = a[h], squares = {0};
                 UNROLL for (int i = 1; i < R * P; i++) sum += a[i * PARTS + h];
@@ -184,22 +187,59 @@ INLINE void tile(const int R, const int P, const int U, const int64_t ix, const 
                 joined(count->at + o * 2 * LANES, count->only, h, mean, squares, share, spread);
             }
     }
-    if (mode == COUNT) count->count += R * P;
+    if (counting) count->count += R * P;
 }
 
-INLINE void gather_rows(const int R, const int64_t ix, const int64_t ox, const int mode, const gather_op *g, const float *in, float *out,
-                        const int32_t *starts, const int32_t *offsets, const float *values, const float *bias, moments *count) {
-    int64_t x = 0;
-#define TILES(P, U) \
-    for (; x + (P) <= g->cols; x += (P)) tile(R, P, U, ix, ox, mode, g, in + x * ix, out + x * ox, starts, offsets, values, bias, count);
+/* Strides of one and two positions are worth code of their own. */
+#define BY_STRIDE(name, counts, R, P, U) \
+    static __attribute__((noinline)) void name(const int go_on, const int last, const gather_op *g, const float *in, float *out, \
+                                               const int32_t *start, const int32_t *end, const int32_t *offsets, const float *values, \
+                                               const float *bias, moments *count) { \
+        if (g->in_col == LANES && g->out_col == LANES) \
+            tile(R, P, U, LANES, LANES, counts, go_on, last, g, in, out, start, end, offsets, values, bias, count); \
+        else if (g->in_col == 2 * LANES && g->out_col == LANES) \
+            tile(R, P, U, 2 * LANES, LANES, counts, go_on, last, g, in, out, start, end, offsets, values, bias, count); \
+        else if (g->in_col == LANES && g->out_col == 2 * LANES) \
+            tile(R, P, U, LANES, 2 * LANES, counts, go_on, last, g, in, out, start, end, offsets, values, bias, count); \
+        else tile(R, P, U, g->in_col, g->out_col, counts, go_on, last, g, in, out, start, end, offsets, values, bias, count); \
+    }
+#define SHAPE(R, P, U) \
+    BY_STRIDE(tile_##R##_##P, 0, R, P, U) \
+    BY_STRIDE(counted_tile_##R##_##P, 1, R, P, U)
 #if VL == 16
-    if (R == 1) { TILES(16, 1) TILES(8, 1) TILES(4, 2) TILES(2, 4) TILES(1, 8) }
-    if (R == 2) { TILES(8, 1) TILES(4, 1) TILES(2, 2) TILES(1, 4) }
-    if (R == 4) { TILES(4, 1) TILES(2, 1) TILES(1, 2) }
+SHAPE(1, 16, 1) SHAPE(1, 8, 1) SHAPE(1, 4, 2) SHAPE(1, 2, 4) SHAPE(1, 1, 8)
+SHAPE(2, 8, 1) SHAPE(2, 4, 1) SHAPE(2, 2, 2) SHAPE(2, 1, 4)
+SHAPE(4, 4, 1) SHAPE(4, 2, 1) SHAPE(4, 1, 2)
 #elif VL == 8
-    TILES(4, 1) TILES(2, 2) TILES(1, 4)
+SHAPE(1, 4, 1) SHAPE(1, 2, 2) SHAPE(1, 1, 4)
 #else
-    TILES(2, 1) TILES(1, 2)
+SHAPE(1, 2, 1) SHAPE(1, 1, 2)
+#endif
+
+static void gather_rows(const int R, const gather_op *g, const context *with, const float *in, float *out, moments *count) {
+    const int32_t *starts = with->index + g->starts, *offsets = with->index + g->offsets;
+    const float *values = (g->values_in_arena ? with->arena : with->weights) + g->values;
+    const float *bias = g->bias < 0 ? 0 : with->weights + g->bias;
+    int64_t x = 0;
+#define TILES(R, P) \
+    for (; x + (P) <= g->cols; x += (P)) \
+        for (int64_t i = 0; i < g->groups; i++) { \
+            const int32_t *start = starts + i * g->outs, *end = start + g->outs; \
+            const int go_on = i > 0 || g->add, last = i == g->groups - 1; \
+            if (g->statistics >= 0) \
+                counted_tile_##R##_##P(go_on, last, g, in + x * g->in_col, out + x * g->out_col, start, end, offsets, values, bias, count); \
+            else tile_##R##_##P(go_on, last, g, in + x * g->in_col, out + x * g->out_col, start, end, offsets, values, bias, count); \
+        }
+#if VL == 16
+    if (R == 1) { TILES(1, 16) TILES(1, 8) TILES(1, 4) TILES(1, 2) TILES(1, 1) }
+    if (R == 2) { TILES(2, 8) TILES(2, 4) TILES(2, 2) TILES(2, 1) }
+    if (R == 4) { TILES(4, 4) TILES(4, 2) TILES(4, 1) }
+#elif VL == 8
+    (void)R;
+    TILES(1, 4) TILES(1, 2) TILES(1, 1)
+#else
+    (void)R;
+    TILES(1, 2) TILES(1, 1)
 #endif
 #undef TILES
 }
@@ -211,61 +251,41 @@ INLINE void fetch(const float *p, int64_t floats) {
 /* Rows at a time, so that narrow images fill the registers too. */
 INLINE int64_t rows_at_once(int64_t cols) { return VL < 16 || cols >= 16 ? 1 : cols >= 8 ? 2 : 4; }
 
-INLINE void gather_all(const int64_t ix, const int64_t ox, const int mode, const gather_op *g, const context *with, const lanes *l) {
-    const int32_t *starts = with->index + g->starts, *offsets = with->index + g->offsets;
-    const float *values = (g->values_in_arena ? with->arena : with->weights) + g->values;
-    const float *bias = g->bias < 0 ? 0 : with->weights + g->bias;
+static void gather(const gather_op *g, const context *with, const lanes *l) {
     const int64_t at_once = rows_at_once(g->cols);
     moments count = {with->arena + g->statistics, 0, 0};
-    if (mode == COUNT) memset(count.at, 0, g->outs * 2 * LANES * sizeof(float));
+    if (g->statistics >= 0) memset(count.at, 0, g->outs * 2 * LANES * sizeof(float));
     for (int64_t b = 0; b < g->blocks; b++) {
         const float *in = with->arena + g->in + b * g->in_block;
         float *out = with->arena + g->out + b * g->out_block;
         int64_t y = 0;
-        if (mode == COUNT && b == g->blocks - 1 && l->tail < LANES) count.only = l->part;
-#define ROWS(R) gather_rows(R, ix, ox, mode, g, in + y * g->in_row, out + y * g->out_row, starts, offsets, values, bias, &count)
+        if (g->statistics >= 0 && b == g->blocks - 1 && l->tail < LANES) count.only = l->part;
+#define ROWS(R) gather_rows(R, g, with, in + y * g->in_row, out + y * g->out_row, &count)
         if (at_once == 4)
             for (; y + 4 <= g->rows; y += 4) ROWS(4);
         if (at_once >= 2)
             for (; y + 2 <= g->rows; y += 2) ROWS(2);
         for (; y < g->rows; y++) {
-            if (y + 1 < g->rows && ix == LANES) fetch(in + (y + 2) * g->in_row, g->in_row);
+            if (y + 1 < g->rows && g->in_col == LANES) fetch(in + (y + 2) * g->in_row, g->in_row);
             ROWS(1);
         }
 #undef ROWS
     }
 }
 
-/* Strides of one and two positions are worth code of their own. */
-#define BY_STRIDE(name, mode) \
-    static __attribute__((noinline)) void name(const gather_op *g, const context *with, const lanes *l) { \
-        if (g->in_col == LANES && g->out_col == LANES) gather_all(LANES, LANES, mode, g, with, l); \
-        else if (g->in_col == 2 * LANES && g->out_col == LANES) gather_all(2 * LANES, LANES, mode, g, with, l); \
-        else if (g->in_col == LANES && g->out_col == 2 * LANES) gather_all(LANES, 2 * LANES, mode, g, with, l); \
-        else gather_all(g->in_col, g->out_col, mode, g, with, l); \
-    }
-BY_STRIDE(gather_write, WRITE)
-BY_STRIDE(gather_add, ADD)
-BY_STRIDE(gather_count, COUNT)
-
-static void gather(const gather_op *g, const context *with, const lanes *l) {
-    if (g->statistics >= 0) gather_count(g, with, l);
-    else if (g->add) gather_add(g, with, l);
-    else gather_write(g, with, l);
-}
-
+/* One group's links. `only`: this tile has all positions, and needs no scratch; `first`: nothing is in the scratch yet. */
 INLINE void weight_tile(const int R, const int P, const int64_t ix, const int only, const int first, const weight_op *g,
-                        const float *restrict in, const float *restrict slope, const int32_t *restrict starts,
+                        const float *restrict in, const float *restrict slope, const int32_t *restrict start, const int32_t *restrict end,
                         const int32_t *restrict offsets, float *restrict scratch, float *restrict gradient) {
+    float *t = scratch;
     for (int64_t o = 0; o < g->outs; o++, slope += g->slope_channel) {
-        if (starts[o] == starts[o + 1]) continue;
+        if (start[o] == end[o]) continue;
         vec d[MOST];
         UNROLL for (int r = 0; r < R; r++)
             UNROLL for (int p = 0; p < P; p++)
                 UNROLL for (int h = 0; h < PARTS; h++) d[(r * P + p) * PARTS + h] = load(slope + r * g->slope_row + p * LANES + h * VL);
-        for (int32_t j = starts[o]; j < starts[o + 1]; j++) {
+        for (int32_t j = start[o]; j < end[o]; j++, t += LANES) {
             const float *s = in + offsets[j];
-            float *t = scratch + LANES * (int64_t)j;
             vec a[CHAINS * PARTS];
             UNROLL for (int i = 0; i < CHAINS * PARTS; i++) a[i] = i < PARTS && !only && !first ? load(t + i * VL) : (vec){0};
             UNROLL for (int r = 0; r < R; r++)
@@ -288,13 +308,13 @@ INLINE void weight_tile(const int R, const int P, const int64_t ix, const int on
     }
 }
 
-INLINE void weight_rows(const int R, const int64_t ix, const weight_op *g, const float *in, const float *slope, const int32_t *starts,
-                        const int32_t *offsets, float *scratch, int *begun) {
+INLINE void weight_rows(const int R, const int64_t ix, const weight_op *g, const float *in, const float *slope, const int32_t *start,
+                        const int32_t *end, const int32_t *offsets, float *scratch, int *begun) {
     int64_t x = 0;
 #define TILES(P) \
     for (; x + (P) <= g->cols; x += (P)) { \
-        if (*begun) weight_tile(R, P, ix, 0, 0, g, in + x * ix, slope + x * LANES, starts, offsets, scratch, 0); \
-        else weight_tile(R, P, ix, 0, 1, g, in + x * ix, slope + x * LANES, starts, offsets, scratch, 0); \
+        if (*begun) weight_tile(R, P, ix, 0, 0, g, in + x * ix, slope + x * LANES, start, end, offsets, scratch, 0); \
+        else weight_tile(R, P, ix, 0, 1, g, in + x * ix, slope + x * LANES, start, end, offsets, scratch, 0); \
         *begun = 1; \
     }
 #if VL == 16
@@ -309,42 +329,51 @@ INLINE void weight_rows(const int R, const int64_t ix, const weight_op *g, const
 #undef TILES
 }
 
+/* Group by group, so that the scratch of all positions stays in a cache too. */
 INLINE void weight_all(const int64_t ix, const weight_op *g, const context *with) {
-    const int32_t *starts = with->index + g->starts, *offsets = with->index + g->offsets;
+    const int32_t *offsets = with->index + g->offsets;
     float *scratch = with->arena + g->scratch, *gradient = with->gradient + g->gradient;
-    if (g->blocks == 1 && g->rows == 1) { /* one tile has it all: no scratch */
-        const float *in = with->arena + g->in, *slope = with->arena + g->slope;
-#define ONLY(P) \
-    if (g->cols == (P)) { weight_tile(1, P, ix, 1, 1, g, in, slope, starts, offsets, scratch, gradient); return; }
-        ONLY(1) ONLY(2)
+    const int64_t at_once = rows_at_once(g->cols);
+    for (int64_t i = 0; i < g->groups; i++) {
+        const int32_t *start = with->index + g->starts + i * g->outs, *end = start + g->outs;
+        if (g->blocks == 1) { /* one tile may have it all */
+            const float *in = with->arena + g->in, *slope = with->arena + g->slope;
+#define ONLY(R, P) \
+    if (g->rows == (R) && g->cols == (P)) { \
+        weight_tile(R, P, ix, 1, 1, g, in, slope, start, end, offsets, scratch, gradient); \
+        continue; \
+    }
+            ONLY(1, 1) ONLY(1, 2)
 #if VL >= 8
-        ONLY(3) ONLY(4)
+            ONLY(1, 3) ONLY(1, 4)
 #endif
 #if VL == 16
-        ONLY(5) ONLY(6) ONLY(7) ONLY(8)
+            ONLY(1, 5) ONLY(1, 6) ONLY(1, 7) ONLY(1, 8) ONLY(2, 2) ONLY(4, 4)
 #endif
 #undef ONLY
-    }
-    const int64_t at_once = rows_at_once(g->cols);
-    int begun = 0;
-    for (int64_t b = 0; b < g->blocks; b++) {
-        const float *in = with->arena + g->in + b * g->in_block, *slope = with->arena + g->slope + b * g->slope_block;
-        int64_t y = 0;
-#define ROWS(R) weight_rows(R, ix, g, in + y * g->in_row, slope + y * g->slope_row, starts, offsets, scratch, &begun)
-        if (at_once == 4)
-            for (; y + 4 <= g->rows; y += 4) ROWS(4);
-        if (at_once >= 2)
-            for (; y + 2 <= g->rows; y += 2) ROWS(2);
-        for (; y < g->rows; y++) {
-            if (y + 1 < g->rows && ix == LANES) {
-                fetch(in + (y + 2) * g->in_row, g->in_row);
-                fetch(slope + (y + 1) * g->slope_row, g->slope_row);
-            }
-            ROWS(1);
         }
+        int begun = 0;
+        for (int64_t b = 0; b < g->blocks; b++) {
+            const float *in = with->arena + g->in + b * g->in_block, *slope = with->arena + g->slope + b * g->slope_block;
+            int64_t y = 0;
+#define ROWS(R) weight_rows(R, ix, g, in + y * g->in_row, slope + y * g->slope_row, start, end, offsets, scratch, &begun)
+            if (at_once == 4)
+                for (; y + 4 <= g->rows; y += 4) ROWS(4);
+            if (at_once >= 2)
+                for (; y + 2 <= g->rows; y += 2) ROWS(2);
+            for (; y < g->rows; y++) {
+                if (y + 1 < g->rows && ix == LANES) {
+                    if (g->groups == 1) fetch(in + (y + 2) * g->in_row, g->in_row);
+                    fetch(slope + (y + 1) * g->slope_row, g->slope_row);
+                }
+                ROWS(1);
+            }
 #undef ROWS
+        }
+        const float *t = scratch;
+        for (int64_t o = 0; o < g->outs; o++)
+            for (int64_t j = start[o]; j < end[o]; j++, t += LANES) gradient[j] = sum16(t);
     }
-    for (int64_t j = 0; j < g->links; j++) gradient[j] = sum16(scratch + LANES * j);
 }
 
 static void weight(const weight_op *g, const context *with) {

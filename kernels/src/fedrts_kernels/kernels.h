@@ -9,20 +9,23 @@
 #define FEDRTS_KERNELS_H
 #include <stdint.h>
 
-#define FEDRTS_ABI 1
+#define FEDRTS_ABI 2
 #define LANES 16
 
 typedef struct {
     int64_t at, blocks, height, channels, width, border;
 } tensor; /* at < 0: there is none */
 
+/* Links come output by output, and each output's by input channel. They are worked through in groups of neighbouring channels, so that what
+   many outputs read of the input stays in the nearest cache: those of output o in group g are starts[g][o] to starts[g + 1][o]. */
+
 /* out[b, o, y, x] = bias[o] + sum over links j of o: values[j] * in[b, y * in_row + x * in_col + offsets[j]] */
 typedef struct {
     int64_t blocks, rows, cols, outs;
     int64_t in, in_block, in_row, in_col;
     int64_t out, out_block, out_channel, out_row, out_col;
-    int64_t starts, offsets; /* in the index: [outs + 1], [links] */
-    int64_t values;          /* in the weights, or in the arena */
+    int64_t groups, starts, offsets; /* in the index: [groups + 1][outs], [links] as above */
+    int64_t values;                  /* in the weights, or in the arena */
     int64_t bias;            /* in the weights; < 0: none */
     int64_t statistics;      /* in the arena [outs][2][16]: mean and squared deviations of what was written; < 0: not asked for */
     int64_t values_in_arena, relu, add;
@@ -33,8 +36,8 @@ typedef struct {
     int64_t blocks, rows, cols, outs;
     int64_t in, in_block, in_row, in_col;
     int64_t slope, slope_block, slope_channel, slope_row;
-    int64_t starts, offsets, links;
-    int64_t scratch;  /* in the arena [links][16] */
+    int64_t groups, starts, offsets;
+    int64_t scratch;  /* in the arena [links of the largest group][16] */
     int64_t gradient; /* in the gradient */
 } weight_op;
 

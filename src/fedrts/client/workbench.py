@@ -48,22 +48,34 @@ class Workbench:
     """The model in kernels that compute active links alone, where an engine wants them."""
     summing: Summing | None = None
     """How clients sum where the server is to learn nothing but sums."""
-    gradient: Tensor = field(init=False)
+    _gradient: Tensor | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         parameter = next(self.module.parameters())
-        self.gradient = torch.zeros(self.layout.parameters, dtype=parameter.dtype, device=parameter.device)
+        self.device, self.dtype = parameter.device, parameter.dtype
         named = dict(self.module.named_parameters())
         trained = [torch.full((entry.size,), named[entry.name].requires_grad) for entry in self.layout.parameter_entries]
         flags = torch.cat(trained) if trained else torch.ones(0, dtype=torch.bool)
         self.frozen = None if bool(flags.all()) else (~flags).nonzero().squeeze(-1).to(parameter.device)
         self.has_batchnorm = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.module.modules())
 
+    @property
+    def gradient(self) -> Tensor:
+        """Where the gradient of the module goes `[N_all]`; there from its first use on."""
+        if self._gradient is None:
+            self._gradient = torch.zeros(self.layout.parameters, dtype=self.dtype, device=self.device)
+        return self._gradient
+
+    def release(self) -> None:
+        """Let go of all vectors as long as the model: orders on the mask need none, and others bring their own."""
+        self._gradient = None
+        self.layout.unbind(self.module)
+
     def allowed(self, mask: Mask) -> Tensor | None:
         """1 where a parameter may change on a mask `[N_all]`: active links, and whatever is neither pruned nor frozen; None: all may."""
         if mask.is_full and self.frozen is None:
             return None
-        allowed = torch.ones_like(self.gradient)
+        allowed = torch.ones(self.layout.parameters, dtype=self.dtype, device=self.device)
         allowed[: len(mask.bits)] = mask.bits
         if self.frozen is not None:
             allowed[self.frozen] = 0.0
@@ -150,7 +162,7 @@ class Workbench:
         """The steps of an order one after the other, and the client's answer."""
         exchange, arithmetic = order.exchange, self.flops(order, job)
         self.layout.bind(self.module, job.weights, self.gradient)
-        with _isolated(random.key(job.key, "module"), self.gradient.device):
+        with _isolated(random.key(job.key, "module"), self.device):
             for step in exchange.steps:
                 perform(step, job)
         return self._reply(order, client, job, arithmetic)

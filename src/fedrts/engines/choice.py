@@ -66,7 +66,7 @@ class Batched(EngineKind):
         return experiment.engine.but(name="serial")
 
     def decided(self, asked: EngineSettings, bench: Workbench, per_round: int) -> EngineSettings:
-        device = bench.gradient.device
+        device = bench.device
         objective = Objective(bench.module, bench.data.task, bench.layout, asked.precision)
         vectorised = _is_small(bench) and asked.precision != "bf16" and vectorises(bench, objective)  # vmap and autocast go not together
         kernel: KernelName = asked.kernel if asked.kernel != "auto" else "vectorised" if vectorised else "streamed"
@@ -79,7 +79,7 @@ class Batched(EngineKind):
         return asked.but(name="batched", kernel=kernel, slots=slots, workers=min(workers, slots))
 
     def make(self, settings: EngineSettings, bench: Workbench, rows: Sequence[Tensor], eval_batch_size: int) -> BatchedEngine:
-        device, serial = bench.gradient.device, SerialEngine(bench, rows, eval_batch_size)
+        device, serial = bench.device, SerialEngine(bench, rows, eval_batch_size)
         objective = Objective(bench.module, bench.data.task, bench.layout, settings.precision)
         kernel = _kernel(settings.kernel, objective, device)
         together = _need(bench, objective).together(free_bytes(device), settings.slots)
@@ -113,7 +113,7 @@ class Auto(Batched):
         return experiment.engine.but(name="serial") if experiment.guard.deadline else experiment.engine
 
     def decided(self, asked: EngineSettings, bench: Workbench, per_round: int) -> EngineSettings:
-        if bench.gradient.device.type == "cpu" and not _is_small(bench) and asked.kernel != "sparse":
+        if bench.device.type == "cpu" and not _is_small(bench) and asked.kernel != "sparse":
             return asked.but(name="serial")
         return super().decided(asked, bench, per_round)
 
@@ -125,7 +125,7 @@ class Auto(Batched):
 
 def _is_small(bench: Workbench) -> bool:
     """Does one program for several clients beat one program a client?"""
-    device = bench.gradient.device.type
+    device = bench.device.type
     return bench.batch_macs <= WORTH_VECTORISING[device] and (device != "cpu" or bench.layout.parameters <= LIGHT_ON_CPU)
 
 
@@ -133,7 +133,7 @@ def _most(kernel: KernelName, workers: int, bench: Workbench) -> int:
     """Slots beyond which clients would only be in each other's way."""
     if kernel == "vectorised":
         return MOST_SLOTS
-    if bench.gradient.device.type == "cpu":
+    if bench.device.type == "cpu":
         return workers
     return 5 if bench.batch_macs >= CROWDED else MOST_SLOTS
 

@@ -57,7 +57,7 @@ def shared(module: nn.Module) -> tuple[str, str] | None:
 
 def sample(bench: Workbench) -> tuple[Tensor, Tensor, Tensor]:
     """The model's weights `[n]` and a small batch."""
-    rows = torch.arange(min(2, bench.training.batch_size, len(bench.data.y)), device=bench.gradient.device)
+    rows = torch.arange(min(2, bench.training.batch_size, len(bench.data.y)), device=bench.device)
     return bench.layout.flatten(bench.module.state_dict()), *bench.data.training_batch(rows, 0)
 
 

@@ -83,7 +83,7 @@ class Actors(EngineKind):
 
     def decided(self, asked: EngineSettings, bench: Workbench, per_round: int) -> EngineSettings:
         """Actors with an engine each, of which `slots` says whether its clients run side by side (0: one after the other)."""
-        on_gpu = bench.gradient.device.type == "cuda"
+        on_gpu = bench.device.type == "cuda"
         if asked.gpus and not on_gpu:
             raise InputError(f"engine.gpus = {asked.gpus:g} needs clients that train on a GPU: set device = 'cuda', or engine.gpus = 0")
         gpus = (asked.gpus or 1.0) if on_gpu else 0.0
@@ -215,7 +215,7 @@ class RayEngine:
             ) from error
         total = add_up(replace(question, asked=()), ())
         for part in found:
-            total.add(unpack(part, self.bench.gradient.device))
+            total.add(unpack(part, self.bench.device))
         return total
 
     def _few(self, tallies: list[Any]) -> list[Any]:

@@ -34,7 +34,7 @@ class SerialEngine:
     def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply]:
         for client in clients:
             with threads_for(self.bench.batch_macs):
-                reply = self.bench.work(order, client, self.rows[client].to(self.bench.gradient.device))
+                reply = self.bench.work(order, client, self.rows[client].to(self.bench.device))
             yield reply
 
     def evaluate(self, state: State) -> Metrics:

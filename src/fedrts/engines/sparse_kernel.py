@@ -48,7 +48,7 @@ def resolved(asked: EngineSettings, experiment: Experiment, bench: Workbench) ->
 
 def worth_a_look(asked: EngineSettings, experiment: Experiment, bench: Workbench) -> bool:
     """May `auto` take the sparse kernel at all?"""
-    return kind(asked.name).chooses and bench.gradient.device.type == "cpu" and density(experiment) <= max(WORTH.values())
+    return kind(asked.name).chooses and bench.device.type == "cpu" and density(experiment) <= max(WORTH.values())
 
 
 def density(experiment: Experiment) -> float:
@@ -64,8 +64,8 @@ def best_isa() -> IsaName:
 def required(asked: EngineSettings, bench: Workbench) -> EngineSettings:
     """What comes of a sparse kernel that was asked for."""
     dense = asked.but(kernel="auto", isa="auto")
-    if bench.gradient.device.type != "cpu":
-        note(f"clients compute densely: engine.kernel = 'sparse' is for CPUs, and they train on {bench.gradient.device}")
+    if bench.device.type != "cpu":
+        note(f"clients compute densely: engine.kernel = 'sparse' is for CPUs, and they train on {bench.device}")
         return dense
     try:
         isas = library.kernels().isas
@@ -89,7 +89,7 @@ def possible(bench: Workbench) -> IsaName | None:
         isa = best_isa()
     except NoKernelsError:
         return None
-    return isa if bench.gradient.device.type == "cpu" and reason_against(bench, isa) is None else None
+    return isa if bench.device.type == "cpu" and reason_against(bench, isa) is None else None
 
 
 def elsewhere(settings: Mapping[str, Any]) -> dict[str, str]:

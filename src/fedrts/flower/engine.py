@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import IO, Any
 
+import torch
 from flwr.app import Message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.proto.message_pb2 import ObjectTree
@@ -373,7 +374,7 @@ class Errand:
         if reply.client != client:
             return Failure(client, f"its node answers as client {reply.client}", False, resent, outcome.at)
         bench = self.engine.bench
-        rows = bench.gradient.new_zeros(()).expand(self.engine.samples[client])  # as many as it says, and no memory for them
+        rows = torch.zeros(()).expand(self.engine.samples[client])  # as many as it says, and no memory for them
         job = bench.job(self.order, client, rows)
         return replace(reply, flops=bench.flops(self.order, job), resent=resent, at=outcome.at, kept=outcome.kept)
 

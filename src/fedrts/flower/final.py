@@ -27,7 +27,7 @@ def encoded(run: Assembled) -> bytes:
 def decoded(data: bytes, run: Assembled) -> dict[str, Tensor]:
     """The tensors of a model by name; a `WireError` if it is none of this experiment, or has values that are no numbers."""
     _, mask, reader = codec.open_download(data, run.layout, None)
-    frame = Frame(run.layout, mask, run.bench.gradient.dtype)
+    frame = Frame(run.layout, mask, run.bench.dtype)
     values = codec.read_fields(reader, _FIELDS, frame)["weights"]
     if not isinstance(values, Tensor) or not bool(torch.isfinite(values).all()):
         raise WireError("the final model has values that are no numbers")

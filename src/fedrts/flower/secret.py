@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from fedrts.client.order import Failure, fingerprint
 from fedrts.client.summing import SumForm
 from fedrts.errors import InputError
@@ -79,7 +81,7 @@ class SecretEngine(FlowerEngine):
             raise InputError(f"the opened sum of round {opened.round} is of another model or mask: restore the run's checkpoints")
         sums = RingSums(form, question.order, question.most_samples)
         sums.add(opened.words, len(opened.clients), sum(self.samples[client] for client in opened.clients))
-        rows = self.bench.gradient.new_zeros(())
+        rows = torch.zeros(())
         flops = sum(
             self.bench.flops(question.order, self.bench.job(question.order, client, rows.expand(self.samples[client])))
             for client in opened.clients

@@ -222,7 +222,7 @@ class Site:
 
     def order(self, client: int, data: bytes, model: object = None) -> Order:
         """What a download asks of a client: the exchange is built here, from the experiment, the round and the mask."""
-        header, mask, reader = self.masks.open(data, self.run.layout, self.run.bench.gradient.device)
+        header, mask, reader = self.masks.open(data, self.run.layout, self.run.bench.device)
         if header.client != client:
             raise WireError(f"an order to client {header.client} where {client} was meant")
         plan = self.run.plan
@@ -233,7 +233,7 @@ class Site:
         if header.exchange >= len(exchanges):
             raise WireError(f"round {header.round} has no exchange {header.exchange}")
         exchange = exchanges[header.exchange]
-        frame = Frame(self.run.layout, mask, self.run.bench.gradient.dtype)
+        frame = Frame(self.run.layout, mask, self.run.bench.dtype)
         sent = codec.read_fields(reader, exchange.down, frame)
         for name, payload in sent.items():
             if isinstance(payload, Steps):
@@ -261,7 +261,7 @@ class Site:
     def _rows(self, client: int) -> Tensor:
         if self.host.clients and client not in self.host.clients:
             raise WireError(f"client {client} is not here")
-        return self.run.rows[client if self.host.clients else 0].to(self.run.bench.gradient.device)
+        return self.run.rows[client if self.host.clients else 0].to(self.run.bench.device)
 
     def _carried_out(self, order: Order, client: int, memory: Tensor | None) -> Reply:
         bench = self.run.bench
@@ -270,8 +270,23 @@ class Site:
         self._account(order, client)
         if memory is not None:
             order = replace(order, residuals={client: memory})
-        with threads_for(bench.batch_macs):
+        with self._frugal(), threads_for(bench.batch_macs):
             return bench.work(order, client, rows)
+
+    @contextlib.contextmanager
+    def _frugal(self) -> Iterator[None]:
+        """Before an order and after it, a site whose clients compute in sparse kernels holds no vector as long as the model."""
+        run = self.run
+        if run.bench.program is None:
+            yield
+            return
+        if len(run.setup.weights):  # which only the server starts from
+            self.run = replace(run, setup=replace(run.setup, weights=run.setup.weights.new_empty(0)))
+        run.bench.release()
+        try:
+            yield
+        finally:
+            run.bench.release()
 
     def _memory(self, order: Order, client: int, counted: int | None) -> Tensor | None:
         """What a client's uploads up to the one of this name, the last that counted, have not told; None: nothing, or it is lost."""

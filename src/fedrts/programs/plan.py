@@ -24,6 +24,7 @@ from fedrts.programs.parts import (
     LinksPart,
     MeanPart,
     NormPart,
+    Pair,
     PoolPart,
     ReluPart,
     SumPart,
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 
 LANES = 16
 NOWHERE = -1
+NEAR = 32 * 1024
+"""Bytes of the nearest cache that a group of input channels may fill; the rest is for outputs, weights and index."""
+WORTH_A_GROUP = 4
+"""Links of an output in a group, on the average: with fewer, groups cost more than they save."""
 LinkIndex = NDArray[np.int32]
 
 
@@ -206,13 +211,15 @@ class LinkPlan:
 class Linked:
     """The active links of a layer, as the program finds them in the index."""
 
+    groups: int
     starts: int
     offsets: int
-    links: int
+    largest: int
+    """Links of the largest group."""
     border: int
     """That the gradient of its output needs."""
-    classes: tuple[tuple[int, int, int, int, int, int, int], ...]
-    """Of the input's positions: phase (y, x), rows and columns, starts, offsets, and where its links begin in the order."""
+    classes: tuple[tuple[int, int, int, int, int, int, int, int], ...]
+    """Of the input's positions: phase (y, x), rows and columns, groups, starts, offsets, and where its links begin in the order."""
     order: int
     """Places in the weights, by input channel."""
     ordered: int
@@ -290,10 +297,12 @@ class Planner:
         out, channel = np.divmod(rest, group_channels)
         channel += out // (outs // part.groups) * group_channels
         x, y = x * dx - px, y * dy - py
-        starts = self.indices(_starts(out, outs))
+        reach = (dy * (ky - 1), dx * (kx - 1))
+        cuts = self.cuts(out, channel, outs, channels, rows, cols, (sy, sx), reach)
+        groups, starts, largest = len(cuts) - 1, self.indices(cuts.ravel()), int(np.diff(cuts.sum(1)).max(initial=0))
         offsets = self.indices(((y * channels + channel) * in_width + x) * LANES)
         if not backward:
-            return Linked(starts, offsets, len(flat), 0, (), 0, 0)
+            return Linked(groups, starts, offsets, largest, 0, (), 0, 0)
         border = 0
         if before.wide:
             sy, sx = 1, 1
@@ -306,13 +315,30 @@ class Planner:
         for a, b in phases:
             some = by_channel[((a - y[by_channel]) % sy == 0) & ((b - x[by_channel]) % sx == 0)]
             at = (((a - y[some]) // sy * outs + out[some]) * slope_width + (b - x[some]) // sx) * LANES
-            classes.append(
-                (a, b, (height - a + sy - 1) // sy, (width - b + sx - 1) // sx, self.indices(_starts(channel[some], channels)),
-                 self.indices(at), begin)
-            )  # fmt: skip
+            size = (height - a + sy - 1) // sy, (width - b + sx - 1) // sx
+            cuts = self.cuts(channel[some], out[some], channels, outs, *size, (1, 1), (reach[0] // sy, reach[1] // sx))
+            classes.append((a, b, *size, len(cuts) - 1, self.indices(cuts.ravel()), self.indices(at), begin))
             orders.append(some)
             begin += len(some)
-        return Linked(starts, offsets, len(flat), border, tuple(classes), self.indices(np.concatenate(orders)), begin)
+        return Linked(groups, starts, offsets, largest, border, tuple(classes), self.indices(np.concatenate(orders)), begin)
+
+    @staticmethod
+    def cuts(
+        out: NDArray[Any], channel: NDArray[Any], outs: int, channels: int, rows: int, cols: int, stride: Pair, reach: Pair
+    ) -> NDArray[Any]:
+        """Where the links of each group of input channels begin `[groups + 1, outs]`; links lie by (`out`, `channel`).
+
+        What a group's links read of the input for one tile of outputs should fit in the nearest cache; but a group takes up and puts
+        down the sums of all outputs, for which there must be links enough.
+        """
+        high, wide = _tile(rows, cols)
+        read = ((high - 1) * stride[0] + reach[0] + 1) * ((wide - 1) * stride[1] + reach[1] + 1) * LANES * 4
+        groups = max(1, min(-(-channels * read // NEAR), len(out) // (outs * WORTH_A_GROUP)))
+        size = -(-channels // groups)
+        groups = -(-channels // size)
+        key = out.astype(np.int64) * groups + channel // size
+        found: NDArray[Any] = np.searchsorted(key, np.arange(outs)[None] * groups + np.arange(groups + 1)[:, None])
+        return found
 
     def origin(self, tensor: Tensor) -> int:
         """Where the first position of a tensor's first channel is."""
@@ -365,7 +391,8 @@ class Planner:
                     blocks=out.blocks, rows=out.height, cols=out.width, outs=out.channels,
                     in_=self.origin(source), in_block=in_block, in_row=sy * in_row, in_col=sx * LANES,
                     out=self.origin(out), out_block=out_block, out_channel=out_channel, out_row=out_row, out_col=LANES,
-                    starts=linked.starts, offsets=linked.offsets, values=self.places.start(part.weight), bias=self.places.start(part.bias),
+                    groups=linked.groups, starts=linked.starts, offsets=linked.offsets,
+                    values=self.places.start(part.weight), bias=self.places.start(part.bias),
                     statistics=self._moments(place) if counts else NOWHERE, relu=stage.relu,
                 )  # fmt: skip
             case NormPart():
@@ -489,26 +516,27 @@ class Planner:
         block, row, channel = self.strides(slope)
         sy, sx = (1, 1) if stage.wide else part.stride
         weight = self.places.start(part.weight)
-        self.scratch = max(self.scratch, linked.links * LANES)
+        self.scratch = max(self.scratch, linked.largest * LANES, linked.ordered)
         self.emit(
             c.Weight,
             blocks=slope.blocks, rows=slope.height, cols=slope.width, outs=slope.channels,
             in_=self.origin(source), in_block=in_block, in_row=sy * in_row, in_col=sx * LANES,
             slope=self.origin(slope), slope_block=block, slope_channel=channel, slope_row=row,
-            starts=linked.starts, offsets=linked.offsets, links=linked.links, scratch=NOWHERE, gradient=weight,
+            groups=linked.groups, starts=linked.starts, offsets=linked.offsets, scratch=NOWHERE, gradient=weight,
         )  # fmt: skip
         if stage.source in needed:
             to, add = self._slope(stage.source, slopes)
             to_block, to_row, to_channel = self.strides(to)
             self.emit(c.Permute, links=linked.ordered, values=weight, order=linked.order, out=NOWHERE)
-            for a, b, rows, cols, starts, offsets, begin in linked.classes:
+            for a, b, rows, cols, groups, starts, offsets, begin in linked.classes:
                 self.emit(
                     c.Gather,
                     blocks=to.blocks, rows=rows, cols=cols, outs=to.channels,
                     in_=self.origin(slope), in_block=block, in_row=row, in_col=LANES,
                     out=self.origin(to) + a * to_row + b * LANES, out_block=to_block, out_channel=to_channel,
                     out_row=sy * to_row, out_col=sx * LANES,
-                    starts=starts, offsets=offsets, values=begin, bias=NOWHERE, statistics=NOWHERE, values_in_arena=True, add=add,
+                    groups=groups, starts=starts, offsets=offsets, values=begin, bias=NOWHERE, statistics=NOWHERE,
+                    values_in_arena=True, add=add,
                 )  # fmt: skip
         self.free(slope)
 
@@ -549,9 +577,10 @@ def evaluated(stages: Sequence[Stage], places: Places, samples: int) -> LinkPlan
     return planner.plan(evaluates=True)
 
 
-def _starts(rows: NDArray[Any], count: int) -> NDArray[Any]:
-    """Where each row's links begin, of links in the order of their rows; one longer than `count`."""
-    return np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))])
+def _tile(rows: int, cols: int) -> Pair:
+    """How many positions the kernels sum at once, as rows and columns: sixteen, where the image has them (`kernels.c`)."""
+    wide = min(16, cols)
+    return min(rows, 1 if wide == 16 else 2 if wide >= 8 else 4), wide
 
 
 def _overhang(kernel: int, stride: int, padding: int, dilation: int, size: int, outs: int) -> int:

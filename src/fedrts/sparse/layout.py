@@ -188,6 +188,14 @@ class Layout:
         for name, value in self.constants.items():
             buffers[name].copy_(value)
 
+    def unbind(self, module: nn.Module) -> None:
+        """Leave `module` without numbers, until it is bound again: nobody who holds it holds a vector."""
+        held = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+        for entry in self.entries:
+            tensor = held[entry.name]
+            tensor.grad = None
+            tensor.data = tensor.new_empty(0)
+
 
 def default_rule(module: nn.Module, prune_output: bool = False) -> Prunable:
     """Everything is prunable except biases, normalisation layers, the output layer (as in the paper's set-up) and what is frozen."""

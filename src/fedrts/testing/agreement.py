@@ -44,7 +44,7 @@ def in_double(run: Assembled) -> tuple[Workbench, Setup]:
 def both(run: Assembled, slots: int = 3, together: int = 4, make_kernel: MakeKernel = Vectorised, workers: int = 1) -> list[list[Played]]:
     """The states and records of every round in float64, of the serial and of the batched engine."""
     bench, setup = in_double(run)
-    device = bench.gradient.device
+    device = bench.device
     serial = SerialEngine(bench, [part.to(device) for part in run.rows], 64)
     kernel = make_kernel(Objective(bench.module, bench.data.task, bench.layout))
     batched = BatchedEngine(bench, [part.cpu() for part in run.rows], kernel, slots, together, serial, workers)
@@ -74,7 +74,7 @@ def gradient_difference(run: Assembled, make_kernel: MakeKernel = Vectorised, cl
     Every client has weights of its own: the initial ones, moved a little.
     """
     bench, setup = run.bench, run.setup
-    device, parameters = bench.gradient.device, bench.layout.parameters
+    device, parameters = bench.device, bench.layout.parameters
     generator = torch.Generator().manual_seed(1)
     moves = torch.randn(clients, parameters, generator=generator).to(device)
     weights = setup.weights.repeat(clients, 1)
