@@ -78,7 +78,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "digits, mlp, density 0.05": ({**DIGITS, "density": 0.05}, FEW),
     "digits, resnet18_small of width 8": ({**DIGITS, **_few(6), **SMALL, "train": {"epochs": 1}}, FEW),
     "cifar10, shufflenet_v2": ({"data": "cifar10", **_large(800, model="shufflenet_v2")}, FEW),
-    "cifar10, resnet18": ({"data": "cifar10", **_large(2500, model="resnet18", model_options={"stem": "cifar"})}, FEW),
+    "cifar10, resnet18": ({"data": "cifar10", **_large(1000, model="resnet18")}, FEW),
     "digits, mlp, sizes from 16 up": ({**DIGITS, "clients": {"partition": "quantity", "alpha": 0.2}}, FEW),
     "digits, mlp, two labels a client": ({**DIGITS, "clients": {"partition": "shards"}}, FEW),
     "digits, mlp, int2 with feedback": ({**DIGITS, "wire": {"value_type": "int2", "feedback": True}}, FEW),
