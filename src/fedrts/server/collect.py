@@ -81,7 +81,11 @@ class Question:
         """What a client means by its message."""
         return {name: entry.open(message[name], self.order.opening_frame) for name, entry in self.order.exchange.up.items()}
 
-    def contribution(self, opened: Message) -> Message:
+    def contribution(self, message: Message) -> Message:
+        """What a client with this message adds."""
+        return self.added(self.opened(message))
+
+    def added(self, opened: Message) -> Message:
         """What a client adds that means this."""
         return self.method.contribution(opened, self.state, self.order.round)
 
@@ -158,7 +162,7 @@ def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
         with phase("sums"):
             result.flops += reply.flops
             opened = question.opened(reply.message)
-            contribution = question.contribution(opened)
+            contribution = question.added(opened)
             if isinstance(result.sums, RingSums):
                 result.sums.add(_words(question, result.sums, contribution, reply), 1, reply.samples)
                 result.upload_bytes += TAG + _PARTS + result.sums.form.ring.size
