@@ -168,7 +168,8 @@ HEAD = """# Honest clients and the guard's bounds
 `FEDRTS_DATA=… python benchmarks/honest.py`, seed 200, default guard. Each column is the largest value of all
 replies, with the bound in brackets: an update's size and its way back along the model (at a cosine of 0.25 or
 more), in multiples of max(‖W‖, 1); its size in medians of its round (statistics of normalisation with their slack);
-and that which a client exceeded three times in a row. `methods` counts those that were played.
+and that which a client exceeded three times in a row. `methods` counts those that were played; `stopped` names
+those that ended since no reply of a round was usable (`refused` leaves that round out).
 
 """
 
