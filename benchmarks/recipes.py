@@ -4,7 +4,6 @@
     python benchmarks/recipes.py parts      # seeds 200 to 202: the tuned recipe without each of its parts
     python benchmarks/recipes.py bits       # seeds 200 to 204: the tuned recipe with each value type
     python benchmarks/recipes.py compare    # seeds 0 to 4: both recipes as they are
-    python benchmarks/recipes.py honest     # seed 200: replies of honest clients that the guard refuses, for every method
     python benchmarks/recipes.py average    # what the average of late models takes of a round
 
 Prints Markdown tables; benchmarks/results/recipes.md is one run of each. The last ten rounds count, on the test set; of language also
@@ -17,18 +16,15 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import fedrts
 from fedrts import config
 from fedrts.runs.build import assemble
 from fedrts.server import rounds as loop
 from fedrts.server.averaging import LateAverage
-from fedrts.server.guard import Guard
-from fedrts.server.outliers import UPDATE, Excess, excesses
 
 CHOOSING, REPORTING = (200, 201, 202), (0, 1, 2, 3, 4)
 PROBLEMS: dict[str, dict[str, Any]] = {
@@ -46,19 +42,6 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 BITS = (("float32", None), ("int8", None), ("int6", None), ("int4", None), ("int4", "int8"), ("int2", None), ("int2", "int8"))
 """Value types, and those of downloads alone."""
-FEW = ("fedavg", "fedrts")
-EXTREMES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "digits, mlp, sizes from 16 up": ({"data": "digits", "clients": {"partition": "quantity", "alpha": 0.2}}, FEW),
-    "digits, mlp, two labels a client": ({"data": "digits", "clients": {"partition": "shards"}}, FEW),
-    "digits, mlp, int2 with feedback": ({"data": "digits", "wire": {"value_type": "int2", "feedback": True}}, FEW),
-    "digits, mlp, int4": ({"data": "digits", "wire": {"value_type": "int4"}}, FEW),
-    "digits, mlp, one client a round": ({"data": "digits", "clients": {"per_round": 1}}, FEW),
-    "digits, resnet18_small of width 8": (
-        {"data": "digits", "model": "resnet18_small", "model_options": {"width": 8}, "rounds": 15, "train": {"epochs": 1}},
-        FEW,
-    ),
-}
-"""Where honest clients differ most, by which methods each is tried."""
 Summary = dict[str, Any]
 
 
@@ -128,43 +111,6 @@ def compare() -> Iterable[str]:
             yield row([name, recipe], played(REPORTING, {**settings, "recipe": recipe}))
 
 
-class Margins:
-    """How near honest replies come to the guard's bounds, while it is in place of `excesses`."""
-
-    def __init__(self) -> None:
-        self.norms = self.ratio = self.in_a_row = 0.0
-        self.last: dict[int, list[float]] = {}
-
-    def __call__(self, measured: Mapping[str, Mapping[int, float]], samples: Mapping[int, int], norm: float) -> dict[int, Excess]:
-        found = excesses(measured, samples, norm)
-        self.norms = max([self.norms, *(size / max(norm, 1.0) for size in measured.get(UPDATE.name, {}).values())])
-        for client, excess in found.items():
-            self.last[client] = [*self.last.get(client, []), excess.ratio][-Guard().strikes :]
-            self.ratio = max(self.ratio, excess.ratio)
-            if len(self.last[client]) == Guard().strikes:
-                self.in_a_row = max(self.in_a_row, min(self.last[client]))
-        return found
-
-
-def honest() -> Iterable[str]:
-    """The guard must refuse nobody who does as told."""
-    yield "| problem | recipe | methods | replies | refused | update / ‖W‖ | update / median | three in a row | not finished |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
-    everywhere = {name: (settings, tuple(fedrts.methods.names())) for name, settings in PROBLEMS.items()}
-    for name, (settings, methods) in {**everywhere, **EXTREMES}.items():
-        for recipe in ("paper", "tuned"):
-            margins, found = [Margins() for _ in methods], {}
-            for method, margin in zip(methods, margins, strict=True):
-                with patch.object(loop, "excesses", margin):
-                    found[method] = played([CHOOSING[0]], {**settings, "recipe": recipe, "method": method})
-            ended = [summaries[0] for summaries in found.values() if summaries is not None]
-            refused = sum(summary["rejected_replies"] for summary in ended)
-            replies = sum(summary["rounds"] * config.resolve(config.from_keywords(settings)).clients.per_round for summary in ended)
-            stopped = ", ".join(method for method, summaries in found.items() if summaries is None)
-            most = " | ".join(f"{max(getattr(margin, what) for margin in margins):.2f}" for what in ("norms", "ratio", "in_a_row"))
-            yield f"| {name} | {recipe} | {len(ended)} | {replies:,} | {refused} | {most} | {stopped} |"
-
-
 def average() -> Iterable[str]:
     """Seconds of entering a model into the average, over those of the whole round that made it."""
     yield "| problem | ms of a round | ms of the average | share |\n| --- | ---: | ---: | ---: |"
@@ -185,7 +131,7 @@ def average() -> Iterable[str]:
 
 
 def main() -> None:
-    tables = {"rates": rates, "parts": parts, "bits": bits, "compare": compare, "honest": honest, "average": average}
+    tables = {"rates": rates, "parts": parts, "bits": bits, "compare": compare, "average": average}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=tables)
     for line in tables[parser.parse_args().table]():

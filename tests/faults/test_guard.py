@@ -253,7 +253,7 @@ def test_below_the_quorum_others_are_asked_and_nothing_is_half_applied(toy):
         run.plan, state, 0, attempts.index(set(played.record.clients)), ClientRecords.of(plan.guard), rounds.Record(0, True, []), set()
     )
     assert direct is not None
-    assert torch.equal(direct.weights, played.state.weights)
+    assert torch.equal(direct[0].weights, played.state.weights)
 
 
 @pytest.mark.filterwarnings("ignore::fedrts.errors.Note")

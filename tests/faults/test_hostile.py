@@ -332,14 +332,25 @@ def test_units_without_links_are_found():
 
 def test_lost_units_are_told_with_those_who_voted(tmp_path):
     history: list[dict[str, Any]] = [{"round": 0, "clients": [1, 4]}, {"round": 3, "clients": [2]}]
-    topology: list[dict[str, Any]] = [{"round": 0, "cut_off": {"fc1": {"inputs": 7, "outputs": 0}}}, {"round": 3}]
-    assert lost_units(topology, history) == ["units lost their links in round 0: 7 of fc1 lost all inputs; clients 1, 4 voted"]
+
+    def told(**further: Any) -> str:
+        (line,) = lost_units([{"round": 0, "cut_off": {"fc1": {"inputs": 7, "outputs": 0}}, **further}, {"round": 3}], history)
+        return line.removeprefix("units lost their links in round 0: 7 of fc1 lost all inputs; ")
+
+    assert told() == "clients 1, 4 took part"  # folders of before
+    both = {"cancelled": {"4": 7}, "not_kept": {"1": 5, "4": 2}}
+    assert told(against=both) == "cancelled in the mean by client 4 (7); most links not kept by clients 1 (5), 4 (2)"
+    assert told(against={"not_kept": {str(client): 1 for client in range(21)}}).endswith("19 (1), …")
+    assert told(against={"cancelled": {}, "not_kept": {}}) == "by nobody in particular"
+    assert told(against=None) == "secure sums do not tell by whom"
     sparse: dict[str, Any] = {"recipe": "paper", "data": "toy_images", "model": "mlp", "density": 0.1, "rounds": 4, "engine": "serial"}
     sparse |= {"train": {"epochs": 1}, "model_options": {"hidden": [60, 60]}, "topology": {"interval": 1, "end": 4}}
     sparse |= {"clients": {"total": 5, "per_round": 4, "partition": "iid", "min_size": 1}, "out": str(tmp_path / "run")}
     fedrts.run(**sparse)
     lines = [json.loads(line) for line in (tmp_path / "run/topology.jsonl").read_text().splitlines()]
     assert any("cut_off" in line for line in lines)
+    assert any(line["against"]["not_kept"] for line in lines if "cut_off" in line)
+    assert not any(line["against"]["cancelled"] for line in lines if "cut_off" in line)  # nobody did
     warnings = inspect_run(tmp_path / "run")["warnings"]
     assert len(warnings) == sum("cut_off" in line for line in lines)
     code, said = command("inspect", str(tmp_path / "run"))
@@ -348,6 +359,47 @@ def test_lost_units_are_told_with_those_who_voted(tmp_path):
     assert code == 0
     page = next((tmp_path / "report").glob("*.html")) if (tmp_path / "report").is_dir() else tmp_path / "report"
     assert "units lost their links" in page.read_text("utf-8")
+
+
+def cut_by(run, attack, clients, rounds_played=12, **guard):
+    """Of every outer round in which units were lost, how many, and who worked against them."""
+    plan = hostile(run, attack, clients=clients, **guard)
+    ledger, state, found = ClientRecords.of(plan.guard), run.method.begin(run.setup), []
+    for index in range(rounds_played):
+        played = rounds.play_round(plan, state, index, ledger)
+        state = played.state
+        if played.topology is not None and "cut_off" in played.topology:
+            found.append((sum(sum(sides.values()) for sides in played.topology["cut_off"].values()), played.topology["against"]))
+    return found
+
+
+def test_who_cuts_units_off_is_named_and_those_who_did_not_are_not(toy):
+    """One client cancels what goes into the first units of the first layer, in the mean of all six."""
+
+    def cancel(message, scene):
+        layout, mask = scene.order.frame.layout, scene.order.frame.mask
+        victims = torch.zeros(len(mask.bits), dtype=torch.bool)
+        victims[: layout.layers[0].size // 4] = True
+        at = victims[mask.active].nonzero().squeeze(-1)
+        weights = message["weights"].clone()
+        weights[at] = -len(scene.honest) / scene.hostile * scene.honest[:, at].mean(0)
+        return {**message, "weights": weights}
+
+    settings = {"clients": {"total": 6, "per_round": 6, "partition": "iid"}, "topology": {"interval": 3, "end": 12}, "density": 0.3}
+    run = toy("fedrts", "mlp", rounds=12, model_options={"hidden": [24, 24]}, **settings)
+    found = cut_by(run, cancel, (4,), undo_bound=1e9, median_bound=1e9, large_bound=1e9)
+    assert sum(lost for lost, _ in found) >= 3
+    for lost, against in found:
+        assert against["cancelled"] == {"4": lost}
+
+
+def test_secure_sums_do_not_tell_who_cut_units_off(toy):
+    settings = {"clients": {"total": 5, "per_round": 5}, "topology": {"interval": 1, "end": 4}, "density": 0.1}
+    run = toy("fedrts", "mlp", rounds=4, model_options={"hidden": [60, 60]}, secure={"aggregation": True}, **settings)
+    found = [played.topology for played in rounds.play(run.plan, run.method.begin(run.setup), -1) if played.topology]
+    cut = [line for line in found if "cut_off" in line]
+    assert cut
+    assert all(line["against"] is None for line in cut)
 
 
 # -- what one of ten can do ---------------------------------------------------------------------------------------------------------

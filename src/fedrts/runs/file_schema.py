@@ -77,6 +77,7 @@ class TopologyLine(Part):
     belief_active: Histogram | None = None
     belief_inactive: Histogram | None = None
     cut_off: dict[str, dict[str, Count]] | None = None
+    against: dict[str, dict[str, Count]] | None = None
 
 
 class Client(Part):

@@ -1,4 +1,4 @@
-"""What a run's files say of units that lost all their links, and of who took part when they did."""
+"""What a run's files say of units that lost all their links, and of who worked against them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,34 @@ from typing import Any
 from fedrts.client.order import called
 
 Log = Sequence[Mapping[str, Any]]
+_WORDS = {"cancelled": "cancelled in the mean", "not_kept": "most links not kept"}
+_MOST = 20
+"""Clients that a line names."""
 
 
 def lost_units(topology: Log, history: Log) -> list[str]:
-    """A line for every outer round in which units lost all inputs or outputs, with the clients whose replies and votes counted in it."""
-    voters = {line["round"]: line["clients"] for line in history}
+    """A line for every outer round in which units lost all inputs or outputs, with the clients that worked against these units in it."""
+    present = {line["round"]: line["clients"] for line in history}
     found = []
     for line in topology:
         lost = line.get("cut_off") or {}
         parts = [f"{count} of {layer} lost all {side}" for layer, sides in lost.items() for side, count in sides.items() if count]
         if parts:
-            who = called(voters[line["round"]]) if voters.get(line["round"]) else "nobody known"
-            found.append(f"units lost their links in round {line['round']}: {', '.join(parts)}; {who} voted")
+            told = f"units lost their links in round {line['round']}: {', '.join(parts)}"
+            found.append(f"{told}; {_who(line, present.get(line['round'], []))}")
     return found
+
+
+def _who(line: Mapping[str, Any], present: Sequence[int]) -> str:
+    """Who worked against these units in the round, with the number of units; older folders know only who took part."""
+    if "against" not in line:
+        return f"{called(present)} took part" if present else "nobody known took part"
+    if line["against"] is None:
+        return "secure sums do not tell by whom"
+    told = [f"{words} by {_named(line['against'][what])}" for what, words in _WORDS.items() if line["against"].get(what)]
+    return "; ".join(told) or "by nobody in particular"
+
+
+def _named(counts: Mapping[str, int]) -> str:
+    named = [f"{client} ({count})" for client, count in counts.items()]
+    return f"client{'s' if len(named) > 1 else ''} {', '.join(named[:_MOST])}{', …' if len(named) > _MOST else ''}"

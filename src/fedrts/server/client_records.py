@@ -38,6 +38,16 @@ class ClientRecords:
     kept: dict[int, int] = field(default_factory=dict)
     """The names under which clients elsewhere keep theirs: of the last upload of each that counted."""
 
+    cancelled: dict[int, Tensor] = field(default_factory=dict)
+    """The units that each client cancelled, and on which clients have not agreed since: bool `[U]`."""
+
+    def cancel(self, found: Mapping[int, Tensor], agreed: Tensor) -> None:
+        """A round was played: the units that clients cancelled in it, and those on which they `agreed`, bool `[U]` each."""
+        units = {client: earlier & ~agreed for client, earlier in self.cancelled.items()}
+        for client, more in found.items():
+            units[client] = more | units.get(client, torch.zeros_like(more))
+        self.cancelled = {client: some for client, some in units.items() if bool(some.any())}
+
     def remember(self, left: Mapping[int, Tensor], kept: Mapping[int, int] | None = None) -> None:
         """A round was applied: clients whose replies counted in it remember what is left, or keep it under these names."""
         self.residuals |= {client: residual.cpu() for client, residual in left.items()}
@@ -67,6 +77,8 @@ class ClientRecords:
                 "residual_clients": torch.tensor(list(self.residuals), dtype=torch.int64),
             }
         )
+        if self.cancelled:
+            told |= {"cancelled": torch.stack(list(self.cancelled.values())).cpu(), "cancelling": torch.tensor(list(self.cancelled))}
         if self.kept:
             told["kept"] = torch.tensor(list(self.kept.items()), dtype=torch.int64)
         return told | {
@@ -103,6 +115,8 @@ class ClientRecords:
             ledger.lateness.counts[client] = late
             if again:
                 ledger.lateness.again[client] = again
+        if "cancelled" in tensors:
+            ledger.cancelled = dict(zip(tensors["cancelling"].tolist(), tensors["cancelled"].to(device), strict=True))
         if "residuals" in tensors:
             ledger.residuals = dict(zip(tensors["residual_clients"].tolist(), tensors["residuals"], strict=True))
         ledger.kept.update(dict(tensors.get("kept", torch.zeros(0, 2, dtype=torch.int64)).tolist()))

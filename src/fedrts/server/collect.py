@@ -21,6 +21,7 @@ from fedrts.secure.call import TAG
 from fedrts.secure.ring import Words
 from fedrts.server.aggregate import RingSums, Sums
 from fedrts.server.guard import Guard, findings, judge
+from fedrts.server.opposition import Hearing
 from fedrts.server.phases import each, phase
 from fedrts.server.reducers import reduction
 from fedrts.wire import codec
@@ -76,10 +77,21 @@ class Question:
             return Sums(reduction(self.guard, self.order), self.guard.vote_trim)
         return RingSums(self.form, self.order, self.most_samples)
 
+    def opened(self, message: Message) -> Message:
+        """What a client means by its message."""
+        return {name: entry.open(message[name], self.order.opening_frame) for name, entry in self.order.exchange.up.items()}
+
     def contribution(self, message: Message) -> Message:
         """What a client with this message adds."""
-        opened = {name: entry.open(message[name], self.order.opening_frame) for name, entry in self.order.exchange.up.items()}
+        return self.added(self.opened(message))
+
+    def added(self, opened: Message) -> Message:
+        """What a client adds that means this."""
         return self.method.contribution(opened, self.state, self.order.round)
+
+    def hearing(self) -> Hearing | None:
+        """What is said of units, while the topology may still become another."""
+        return None if self.order.round.frozen or self.method.dense else Hearing(self.order)
 
 
 @dataclass
@@ -104,6 +116,8 @@ class Tally:
     """The names under which those elsewhere keep it."""
     measured: dict[str, dict[int, float]] = field(default_factory=dict)
     """How large the replies that counted are, by what was measured and by client."""
+    words: dict[int, Tensor] = field(default_factory=dict)
+    """What each client whose reply counted says of the model's units `[2, U]`."""
 
     def add(self, other: Tally) -> None:
         """Take in the tally of other clients' replies to the same question."""
@@ -119,6 +133,7 @@ class Tally:
         self.kept |= other.kept
         for name, sizes in other.measured.items():
             self.measured.setdefault(name, {}).update(sizes)
+        self.words |= other.words
 
 
 def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
@@ -126,7 +141,7 @@ def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
     order, samples = question.order, question.samples
     weights = question.guard.weights(samples)
     frame = order.upload_frame()
-    result = Tally(question.sums())
+    result, hearing = Tally(question.sums()), question.hearing()
     answered: set[int] = set()
     for reply, came, finding in _examined(question, replies):
         result.resent_bytes += reply.resent
@@ -146,13 +161,16 @@ def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
         assert isinstance(reply, Reply)  # a failure never counts
         with phase("sums"):
             result.flops += reply.flops
-            contribution = question.contribution(reply.message)
+            opened = question.opened(reply.message)
+            contribution = question.added(opened)
             if isinstance(result.sums, RingSums):
                 result.sums.add(_words(question, result.sums, contribution, reply), 1, reply.samples)
                 result.upload_bytes += TAG + _PARTS + result.sums.form.ring.size
             else:
                 result.sums.add(contribution, reply.samples, weights[reply.client])
                 result.upload_bytes += reply.size or codec.size(Kind.UPLOAD, order.exchange.up, reply.message, frame)
+                if hearing is not None and (word := hearing.of(opened, contribution)) is not None:
+                    result.words[reply.client] = word
         result.counted.append(reply.client)
         for name, number in finding.measured.items():
             result.measured.setdefault(name, {})[reply.client] = number

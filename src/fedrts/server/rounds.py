@@ -24,6 +24,7 @@ from fedrts.server.collect import DROPPED, EXCUSED, LATE, LATE_AGAIN, Question, 
 from fedrts.server.engine import Adding, Engine, Remote
 from fedrts.server.guard import Guard
 from fedrts.server.mask_memory import addressed
+from fedrts.server.opposition import Hearing, agreed, cancelling, not_keeping, ranked
 from fedrts.server.optimizer import Averaging, ServerOptimizer
 from fedrts.server.outliers import excesses
 from fedrts.server.phases import phase
@@ -31,7 +32,7 @@ from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
-from fedrts.sparse.units import cut_off
+from fedrts.sparse.units import cut_off, lost
 from fedrts.tasks import Metrics
 from fedrts.tasks.metrics import Metric, described, followed
 from fedrts.wire.value_types import ValueType
@@ -215,7 +216,7 @@ def play_round(plan: Plan, before: State, index: int, ledger: ClientRecords | No
     ledger = ledger or ClientRecords.of(plan.guard)
     record = Record(index, plan.schedule.is_outer(index), [], metrics=_unevaluated(plan.metrics))
     attempt, outliers = 0, set[int]()
-    while (state := _attempt(plan, before, index, attempt, ledger, record, outliers)) is None:
+    while (made := _attempt(plan, before, index, attempt, ledger, record, outliers)) is None:
         attempt += 1
         if attempt - len(outliers) < plan.guard.attempts:  # an outlier costs its round one attempt more, and takes no other away
             continue
@@ -225,6 +226,7 @@ def play_round(plan: Plan, before: State, index: int, ledger: ClientRecords | No
             "nothing of it was applied; mend the cause or lower guard.quorum, then resume (a train.lr that diverges needs a new run)",
             {entry["client"]: entry["reason"] for entry in record.rejected if entry["reason"] in EXCUSED},
         )
+    state, against = made
     record.density = density(plan.layout, state.mask)
     record.links_changed = state.mask.gained(before.mask) / max(state.mask.number, 1)
     if plan.is_evaluated(index):
@@ -237,7 +239,7 @@ def play_round(plan: Plan, before: State, index: int, ledger: ClientRecords | No
                 record.metrics |= {f"average_{name}": _finite(name, value) for name, value in plan.engine.evaluate(late).items()}
         record.evaluated(plan.metrics, metrics)
     record.seconds = time.perf_counter() - started
-    return Played(state, record, describe(plan, before, state, index) if record.outer else None)
+    return Played(state, record, describe(plan, before, state, index) | against if record.outer else None)
 
 
 def _complaints(record: Record) -> str:
@@ -250,16 +252,18 @@ def _complaints(record: Record) -> str:
 
 def _attempt(
     plan: Plan, before: State, index: int, attempt: int, ledger: ClientRecords, record: Record, outliers: set[int]
-) -> State | None:
+) -> tuple[State, dict[str, Any]] | None:
     """All exchanges of a round with one sample of clients; None if too few replies were usable, or some turned out to be outliers.
 
-    `outliers`: whose replies were some in this round; they are not asked again, and new ones join them.
+    The state after it, and for topology.jsonl who cut units off. `outliers`: whose replies were some in this round; they are not asked
+    again, and new ones join them.
     """
     state = before
     clients = plan.sample(index, attempt, _not_asked(plan, index, ledger, record) | outliers)
     needed = plan.needed(ledger.departed)
     left: dict[int, Tensor] = {}
     kept: dict[int, int] = {}
+    against: dict[str, Any] = {}
     for number in range(len(plan.method.exchanges(plan.round(index, state.mask)))):
         current = plan.round(index, state.mask, number)
         exchange = plan.exchanges(current)[number]  # of the mask as the exchange before left it
@@ -275,14 +279,33 @@ def _attempt(
         left |= found.left
         kept |= found.kept
         with phase("update"):
-            means = found.sums.mean()
+            means, earlier = found.sums.mean(), state
             state = updated(plan, state, order, means)
+            against |= _against(plan, order, found, means, lost(plan.layout.layers, state.mask, earlier.mask), ledger)
             if reducers.get(plan.guard.reducer).remembers and "weights" in means and order.values is not None:
                 state = state.remember(**{DRIFT: order.frame.mask.expand(means["weights"] - order.values)})
     ledger.remember(left, kept)
-    if index < 0:
-        return state
-    return plan.average.enter(before, plan.optimizer.step(before, state, plan.layout.parameters), index)
+    if index >= 0:
+        state = plan.average.enter(before, plan.optimizer.step(before, state, plan.layout.parameters), index)
+    return state, against
+
+
+def _against(plan: Plan, order: Order, found: Tally, means: Means, lost: Tensor, ledger: ClientRecords) -> dict[str, Any]:
+    """For topology.jsonl: who worked against the units that an exchange cut off; nothing where it cut none.
+
+    What is cancelled in one round may be lost in a much later one, so that is remembered until clients agree on a unit again.
+    """
+    if "weights" in means and found.words:
+        weights = plan.guard.weights({client: plan.samples[client] for client in found.counted})
+        shares = {client: weight / sum(weights.values()) for client, weight in weights.items()}
+        mean = Hearing(order).norms(means["weights"])
+        ledger.cancel(cancelling(found.words, shares, mean), agreed(found.words, mean))
+    told: dict[str, Any] = {}
+    if bool(lost.any()):  # sums alone do not tell by whom
+        who = {"cancelled": ranked(ledger.cancelled, lost), "not_kept": ranked(not_keeping(found.words), lost)}
+        named = {what: {str(client): count for client, count in counts.items()} for what, counts in who.items()}
+        told = {"against": named if plan.summing is None else None}
+    return told
 
 
 def _not_asked(plan: Plan, index: int, ledger: ClientRecords, record: Record) -> set[int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedrts.sparse.layout import Entry
@@ -31,6 +33,34 @@ def cut_off(layers: Sequence[Entry], mask: Mask, before: Mask | None = None) -> 
         if any(counts):
             found.append(CutOff(entry.name, *counts))
     return found
+
+
+def lost(layers: Sequence[Entry], mask: Mask, before: Mask) -> Tensor:
+    """Which units had links in the mask `before` and have none in `mask`: bool `[U]`, of every layer its own, then those before it."""
+    now, past = (torch.cat([has for pair in _connected(layers, some) for has in pair]) for some in (mask, before))
+    return past & ~now
+
+
+def number(layers: Sequence[Entry]) -> int:
+    """U: how many units `lost` counts."""
+    return sum(outputs + inputs for outputs, inputs in map(_around, range(len(layers)), layers))
+
+
+def ends(layers: Sequence[Entry], mask: Mask) -> Tensor:
+    """The two units that each active link joins, by their places in `lost`: `[2, A]`."""
+    own, before, links, units = [], [], 0, 0
+    for index, (entry, active) in enumerate(zip(layers, mask.active.split(list(mask.counts)), strict=True)):
+        outputs, inputs = _around(index, entry)
+        place = active - links
+        own.append(units + place // (entry.size // outputs))
+        before.append(units + outputs + (place // math.prod(entry.shape[2:])) % inputs)
+        links, units = links + entry.size, units + outputs + inputs
+    return torch.stack([torch.cat(own), torch.cat(before)])
+
+
+def _around(index: int, entry: Entry) -> tuple[int, int]:
+    """How many units a layer has, and how many there are before it: all inputs of the first layer, which are the data's, as one."""
+    return entry.shape[0], entry.shape[1] if index and len(entry.shape) > 1 else 1
 
 
 def _connected(layers: Sequence[Entry], mask: Mask) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,0 +1,198 @@
+"""How near honest clients come to the guard's bounds: every data set, model and method here, under both recipes.
+
+    python benchmarks/honest.py                 # what is not in the raw file yet, and the table; FEDRTS_DATA has the downloaded data sets
+    python benchmarks/honest.py --only svhn     # the problems whose name has this in it
+    python benchmarks/honest.py --render        # the table of what is in the raw file
+
+Seed 200, default guard. Writes benchmarks/results/raw/honest.json after every run, and benchmarks/results/honest.md. Large models
+play a few rounds with a few clients, whose shares are small enough for a CPU but who take as many steps as the recipe's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+import fedrts
+from fedrts import config
+from fedrts.client.optimizers import LocalOptimizer
+from fedrts.errors import InputError, Note
+from fedrts.files import write_atomically
+from fedrts.runs.build import assemble
+from fedrts.server import guard as guards
+from fedrts.server import rounds as loop
+from fedrts.server.client_records import ClientRecords
+from fedrts.server.guard import Guard
+from fedrts.server.outliers import UPDATE, Excess, excesses
+
+HERE = Path(__file__).parent
+RAW, TABLE = HERE / "results/raw/honest.json", HERE / "results/honest.md"
+SEED = 200
+RECIPES = ("paper", "tuned")
+FEW = ("fedrts", "fedavg")
+KINDS = (*FEW, "feddst", "prunefl", "fedpaq", "fedtopk", "fedmef", "fedtiny", "fedsgc", "random", "snip")
+"""Methods whose clients train otherwise or upload something else."""
+EVERY = (*KINDS, *(name for name in fedrts.methods.names() if name not in KINDS))
+
+
+class Signs(LocalOptimizer):
+    """A step of one length in every coordinate: the largest updates that an optimiser makes."""
+
+    def step(self, weights: Tensor, gradient: Tensor, rates: Tensor, taken: Tensor, past: Mapping[str, Tensor]) -> None:
+        weights.addcmul_(gradient.sign(), rates, value=-1)
+
+
+def _few(rounds: int, **settings: Any) -> dict[str, Any]:
+    """So many rounds, each of which may change the topology."""
+    return {"rounds": rounds, "topology": {"interval": 1, "end": rounds}, **settings}
+
+
+def _large(total: int, **settings: Any) -> dict[str, Any]:
+    """A large data set on a CPU: small shares in small batches, so that a client takes twenty to forty steps."""
+    return _few(2, density=0.1, clients={"total": total, "per_round": 3}, train={"batch_size": 16}, **settings)
+
+
+DIGITS: dict[str, Any] = {"data": "digits", "rounds": 20}
+SMALL: dict[str, Any] = {"model": "resnet18_small", "model_options": {"width": 8}}
+GPT: dict[str, Any] = {"model": "gpt2_32m", "model_options": {"width": 64, "layers": 2, "heads": 4, "positions": 64}}
+PROBLEMS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "digits, mlp": ({**DIGITS, **_few(10), "clients": {"total": 10}}, EVERY),
+    "digits, cnn": ({**DIGITS, **_few(4), "model": "cnn", "clients": {"total": 10}}, EVERY),
+    "sentences, tiny_gpt": ({"data": "sentences", **_few(5)}, EVERY),
+    "svhn, cnn": ({"data": "svhn", **_large(586, model="cnn")}, KINDS),
+    "tinystories (1,000 words), gpt2 of width 64": (
+        {"data": "tinystories", "data_options": {"length": 64, "words": 1000}, **_large(100, **GPT)},
+        KINDS,
+    ),
+    "cifar10, resnet18_small of width 8": ({"data": "cifar10", **_large(800, **SMALL)}, KINDS),
+    "tinyimagenet (20 classes), cnn": ({"data": "tinyimagenet", **_large(160, model="cnn")}, KINDS),
+    "digits, mlp, whole runs": ({**DIGITS, "rounds": 50}, FEW),
+    "digits, mlp, density 0.05": ({**DIGITS, "density": 0.05}, FEW),
+    "digits, resnet18_small of width 8": ({**DIGITS, **_few(6), **SMALL, "train": {"epochs": 1}}, FEW),
+    "cifar10, shufflenet_v2": ({"data": "cifar10", **_large(800, model="shufflenet_v2")}, FEW),
+    "cifar10, resnet18": ({"data": "cifar10", **_large(1000, model="resnet18")}, FEW),
+    "digits, mlp, sizes from 16 up": ({**DIGITS, "clients": {"partition": "quantity", "alpha": 0.2}}, FEW),
+    "digits, mlp, two labels a client": ({**DIGITS, "clients": {"partition": "shards"}}, FEW),
+    "digits, mlp, int2 with feedback": ({**DIGITS, "wire": {"value_type": "int2", "feedback": True}}, FEW),
+    "digits, mlp, one client a round": ({**DIGITS, "clients": {"per_round": 1}}, FEW),
+    "digits, mlp, steps by sign": ({**DIGITS, "train": {"optimizer": "honest:Signs", "lr": 0.01}}, FEW),
+    "digits, mlp, adamw": ({**DIGITS, "train": {"optimizer": "adamw"}}, FEW),
+    "digits, mlp, noise of 4 clips": ({**DIGITS, "privacy": {"clip": 1.0, "noise": 4.0}}, FEW),
+}
+"""Settings and methods by name; every method where a data set or a model is new, a few where honest clients differ most."""
+Cells = dict[str, dict[str, Any]]
+
+
+class Margins:
+    """How near honest replies come to the guard's bounds, while it is in place of what measures them."""
+
+    def __init__(self) -> None:
+        self.norm = self.undo = self.median = self.in_a_row = 0.0
+        self.last: dict[int, list[float]] = {}
+
+    def excesses(self, measured: Mapping[str, Mapping[int, float]], samples: Mapping[int, int], norm: float) -> dict[int, Excess]:
+        found = excesses(measured, samples, norm)
+        self.norm = max([self.norm, *(size / max(norm, 1.0) for size in measured.get(UPDATE.name, {}).values())])
+        for client, excess in found.items():
+            self.last[client] = [*self.last.get(client, []), excess.ratio][-Guard().strikes :]
+            self.median = max(self.median, excess.ratio)
+            if len(self.last[client]) == Guard().strikes:
+                self.in_a_row = max(self.in_a_row, min(self.last[client]))
+        return found
+
+    def of_update(self, guard: Guard, norm: float, size: float, along: float) -> str | None:
+        if -along > guards._BACKWARDS * size * norm:  # elsewhere it may go back as far as it likes
+            self.undo = max(self.undo, -along / norm / max(norm, 1.0))
+        return _of_update(guard, norm, size, along)
+
+
+_of_update = guards._of_update
+
+
+def played(settings: Mapping[str, Any], recipe: str, method: str) -> dict[str, Any]:
+    """One run without evaluations: how near its replies came to each bound, and who was refused."""
+    run = assemble(config.resolve(config.from_keywords({**settings, "recipe": recipe, "method": method, "seed": SEED, "device": "cpu"})))
+    plan, margins, stopped, replies, rejected = run.plan, Margins(), None, 0, 0
+    ledger, state = ClientRecords.of(plan.guard), run.method.begin(run.setup)
+    with (
+        patch.object(loop, "excesses", margins.excesses),
+        patch.object(guards, "_of_update", margins.of_update),
+        patch.object(type(plan), "is_evaluated", lambda *_: False),
+    ):
+        try:
+            for each in loop.play(plan, state, -1, ledger):
+                replies += len(each.record.clients)
+                rejected += len(each.record.rejected)
+        except InputError as error:
+            stopped = str(error)
+    return {
+        "rounds": plan.rounds,
+        "replies": replies,
+        "refused": rejected,
+        "quarantined": sorted(ledger.strikes.quarantined),
+        **{name: round(getattr(margins, name), 4) for name in ("norm", "undo", "median", "in_a_row")},
+        "stopped": stopped,
+    }
+
+
+def rows(found: Cells) -> Iterator[str]:
+    """The table: of every problem and recipe the largest of each margin over all methods."""
+    guard = Guard()
+    bounds = (
+        f"size ({guard.norm_bound:g}) | back ({guard.undo_bound:g}) | medians ({guard.median_bound:g}) | in a row ({guard.large_bound:g})"
+    )
+    yield f"| problem | recipe | methods | rounds | replies | refused | {bounds} | stopped |"
+    yield f"| --- | --- |{' ---: |' * 8} --- |"
+    for name in PROBLEMS:
+        for recipe in RECIPES:
+            runs = {key.split(" | ")[2]: run for key, run in found.items() if key.startswith(f"{name} | {recipe} | ")}
+            if not runs:
+                continue
+            most = [f"{max(run[what] for run in runs.values()):.2f}" for what in ("norm", "undo", "median", "in_a_row")]
+            replies, refused = (sum(run[what] for run in runs.values()) for what in ("replies", "refused"))
+            stopped = ", ".join(method for method, run in runs.items() if run["stopped"])
+            length = next(iter(runs.values()))["rounds"]
+            yield f"| {name} | {recipe} | {len(runs)} | {length} | {replies:,} | {refused} | {' | '.join(most)} | {stopped} |"
+
+
+HEAD = """# Honest clients and the guard's bounds
+
+`FEDRTS_DATA=… python benchmarks/honest.py`, seed 200, default guard. Each column is the largest value of all
+replies, with the bound in brackets: an update's size and its way back along the model (at a cosine of 0.25 or
+more), in multiples of max(‖W‖, 1); its size in medians of its round (statistics of normalisation with their slack);
+and that which a client exceeded three times in a row. `methods` counts those that were played; `stopped` names
+those that ended since no reply of a round was usable (`refused` leaves that round out).
+
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="problems whose name has this in it")
+    parser.add_argument("--render", action="store_true", help="the table of the runs that are there")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", Note)
+    found: Cells = json.loads(RAW.read_text("utf-8")) if RAW.is_file() else {}
+    cells = [
+        (method, name, recipe) for method in EVERY for name, (_, methods) in PROBLEMS.items() if method in methods for recipe in RECIPES
+    ]
+    for method, name, recipe in () if given.render else cells:
+        if given.only not in name or (key := f"{name} | {recipe} | {method}") in found:
+            continue
+        found[key] = played(PROBLEMS[name][0], recipe, method)
+        print(key, {what: value for what, value in found[key].items() if value}, flush=True)
+        write_atomically(RAW, json.dumps(found, indent=0, ensure_ascii=False).encode())
+    write_atomically(TABLE, (HEAD + "\n".join(rows(found)) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Which clients cut units of a model off: told by unit while replies come in, so that nothing of a model's size is kept of a client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedrts.client.order import Order
+from fedrts.sparse.units import ends, number
+from fedrts.wire.fields import Message, OwnValues, carried
+
+_MOST = 0.5
+"""A client that keeps less than this share of a unit's links does not keep the unit."""
+_LOUD = 2.0
+"""A client cancels a unit if its weights are so many times the clients' median there, and its part in the mean so many times the mean."""
+_NOISE = 0.01
+"""What is smaller than this share of a client's largest unit is none of its doing: what is left of a unit that does nothing any more."""
+_WATCHED = 1 << 16
+"""Links that are looked at in each reply: all of a small model, evenly chosen ones of a large one."""
+
+
+class Hearing:
+    """What the clients of one order say of its units `[U]`, as `sparse.units.lost` counts them."""
+
+    def __init__(self, order: Order) -> None:
+        self.order, self.mask = order, order.frame.mask
+
+    @cached_property
+    def _watched(self) -> Tensor:
+        """Places among the active links."""
+        links = self.mask.number
+        return torch.arange(0, links, -(-links // _WATCHED) or 1, device=self.mask.bits.device)
+
+    @cached_property
+    def _ends(self) -> Tensor:
+        return ends(self.order.frame.layout.layers, self.mask)[:, self._watched]
+
+    def of(self, opened: Message, contribution: Message) -> Tensor | None:
+        """One client's word `[2, U]`: which share of a unit's active links it keeps, and the norm of its weights there.
+
+        It says what it keeps by indicators or by a mask of its own; else it keeps everything. None where no weights are exchanged.
+        """
+        weights = opened.get("weights")
+        if weights is None:
+            return None
+        if isinstance(weights, OwnValues):
+            kept = weights.mask.bits[self.mask.active]
+            values = weights.mask.expand(carried(weights.values, Tensor))[self.mask.active]
+        else:
+            values = carried(weights, Tensor)[: self.mask.number]
+            kept = torch.ones_like(values, dtype=torch.bool)
+        for told in contribution.values():
+            if isinstance(told, Tensor) and told.dtype == torch.bool and told.shape == kept.shape:
+                kept = kept & told
+        share = self._added(kept[self._watched].double()) / self._added(torch.ones_like(self._watched)).clamp(min=1)
+        return torch.stack([share.float(), self.norms(values)])
+
+    def norms(self, values: Tensor) -> Tensor:
+        """The norm of the active links' `values [A + …]` at each unit."""
+        return self._added(values[: self.mask.number][self._watched].double().square()).sqrt().float()
+
+    def _added(self, numbers: Tensor) -> Tensor:
+        """The sum of the watched links' numbers at each unit."""
+        return torch.bincount(self._ends.flatten(), numbers.double().repeat(2), minlength=number(self.order.frame.layout.layers))
+
+
+def cancelling(words: Mapping[int, Tensor], shares: Mapping[int, float], mean: Tensor) -> dict[int, Tensor]:
+    """The units bool `[U]` that each client cancels, without clients that cancel none.
+
+    There its weights are far larger than the others', and hardly anything is left of them in the mean. `words`: what clients said,
+    `shares`: p_k of each, `mean [U]`: the norm of the mean weights.
+    """
+    if not words:
+        return {}
+    norms = torch.stack([word[1] for word in words.values()])
+    part = norms * torch.tensor([shares[client] for client in words], device=norms.device)[:, None]
+    loud = norms > torch.maximum(_LOUD * norms.quantile(0.5, dim=0), _NOISE * norms.amax(1, keepdim=True))
+    found = loud & (part > _LOUD * mean)
+    return {client: units for client, units in zip(words, found, strict=True) if bool(units.any())}
+
+
+def agreed(words: Mapping[int, Tensor], mean: Tensor) -> Tensor:
+    """The units bool `[U]` of whose weights most is left in the mean."""
+    return mean * _LOUD > torch.stack([word[1] for word in words.values()]).quantile(0.5, dim=0)
+
+
+def not_keeping(words: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """The units bool `[U]` most of whose links each client does not count among those to keep."""
+    return {client: word[0] < _MOST for client, word in words.items()}
+
+
+def ranked(found: Mapping[int, Tensor], lost: Tensor) -> dict[int, int]:
+    """The clients of whom something was `found` for units that were `lost`, with the number of units: those of most units first."""
+    counts = {client: int((units & lost).count_nonzero()) for client, units in found.items()}
+    return {client: count for client, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])) if count}
