@@ -166,10 +166,10 @@ def stopping(monkeypatch: pytest.MonkeyPatch, where: str, round: int) -> Callabl
         if armed["on"] and where == "after it is kept" and found.round == round:
             raise StoppedError
 
-    def began(self: Openings, index: int, data: bytes) -> None:
+    def began(self: Openings, index: int, data: bytes, purpose: bytes) -> None:
         if armed["on"] and where == "before shares are asked for" and index == round:
             raise StoppedError
-        begin(self, index, data)
+        begin(self, index, data, purpose)
 
     def revealed(self: Any, client: int, data: bytes) -> None:
         if armed["on"] and where == "while shares come" and self.call.round == round and len(self._revealed) == 2:

@@ -86,7 +86,7 @@ def attack(five, colluding, victim):
     words = five.ring.unpacked(call.parts(sent)[1]) - masks.stream(own_key(seed, call), five.ring.words)
     for peer in opener.sharing:
         if peer != victim:
-            mask = masks.stream(pair_key(secret, opener._adverts[peer].masking, call), five.ring.words)
+            mask = masks.stream(pair_key(secret, opener._adverts[peer].masking, call, victim, peer), five.ring.words)
             words = words - mask if victim < peer else words + mask
     return five.ring.trimmed(words)
 
