@@ -151,6 +151,7 @@ def test_a_client_that_copies_another_s_key_takes_no_mask_away(party):
     three.reveal()
     places = three.opener._shares[11, SEED]
     seed = shamir.secret_of(places)
+    assert seed is not None
     sent = next(data for data in three.seen if (parts := three.call.parts(data))[0] == number(11) and len(parts) == 2)
     words = three.ring.unpacked(three.call.parts(sent)[1]) - masks.stream(own_key(seed, three.call), three.ring.words)
     assert (three.ring.trimmed(words) != three.ring.trimmed(three.words(11))).mean() > 0.5
