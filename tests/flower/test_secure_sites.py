@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from federating import trusting
 from fedrts import config
+from fedrts.client.order import Order
 from fedrts.errors import InputError
 from fedrts.flower import deployment
 from fedrts.flower.consent import described
@@ -35,6 +36,7 @@ from fedrts.runs.build import Assembled, assemble
 from fedrts.secure.call import METRICS, STATISTICS, UPDATE, Call, Invited
 from fedrts.secure.errors import SecureError
 from fedrts.secure.identity import public_key
+from fedrts.server.assessment import assessment
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.rounds import play
 from linkhere import LinkHere, nobody_waits
@@ -272,6 +274,25 @@ def test_a_call_for_one_thing_is_no_call_for_another(tmp_path: Path):
     found = engine.figures(order, {client: site.held_out for client, site in enumerate(sites(link))}, lambda n: figure_form(run, n))
     assert found.clients == ()
     assert any("metrics are asked for by an order of something else" in line for line in link.said)
+
+
+def test_statistics_are_told_once_and_metrics_where_the_experiment_evaluates(tmp_path: Path):
+    """In a second sum of all sites but one, the difference would be that site's."""
+    link = LinkHere()
+    run = federated(study(rounds=20, eval={"every": 5}), link, hosts(tmp_path))
+    site = sites(link)[0]
+    assert site.confidant is not None
+    with pytest.raises(SecureError, match="told once, in round 0"):
+        site.confidant.answer("advertise", 0, calling(link, purpose=STATISTICS, round=1).encoded)
+    engine, state = run.plan.engine, run.method.begin(run.setup)
+    assert isinstance(engine, SecretEngine)
+    held_out = {client: one.held_out for client, one in enumerate(sites(link))}
+    for index, why in ((3, "metrics of round 3, which the experiment does not evaluate"), (4, None)):
+        number = len(run.plan.exchanges(run.plan.round(index, state.mask)))
+        order = Order.of(assessment(run.plan.metric_names), run.plan.round(index, state.mask, number), run.layout, state, 1)
+        found = engine.figures(order, held_out, lambda n: figure_form(run, n))
+        assert len(found.clients) == (SITES if why is None else 0)
+        assert why is None or sum(why in line for line in link.said) == SITES
 
 
 def swapped(run: Assembled) -> Any:

@@ -18,7 +18,7 @@ from fedrts.errors import printable
 from fedrts.flower.consent import DeclinedError
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
-from fedrts.secure.call import TAG, UPDATE, Call, check_call, parted
+from fedrts.secure.call import STATISTICS, TAG, UPDATE, Call, check_call, parted
 from fedrts.secure.errors import SecureError
 from fedrts.secure.identity import Sign
 from fedrts.secure.participant import Participant
@@ -101,11 +101,15 @@ class Confidant:
         """The sum that a client takes part in."""
         return self._participant(client).call
 
+    def check_round(self, client: int, order: Order) -> None:
+        """Is this an order of the round that the client was called for?"""
+        if order.round.index != self.called(client).round:
+            raise SecureError(f"an order of round {order.round.index} in a sum of round {self.called(client).round}")
+
     def words(self, client: int, order: Order, message: Message, dealt: bytes) -> bytes:
         """The masked words of a client whose upload would be this message."""
         call = self.called(client)
-        if order.round.index != call.round:
-            raise SecureError(f"an order of round {order.round.index} in a sum of round {call.round}")
+        self.check_round(client, order)
         assert order.reference is not None
         form = self.summing.form(order, self.method, len(call.roster))
         self._check(call, form.digest(order))
@@ -135,6 +139,8 @@ class Confidant:
         if not (samples := self.stake.samples(call.purpose, client)):
             raise SecureError(f"client {client} takes no part in sums of {printable(call.purpose.decode(errors='replace'), 32)}")
         check_call(call, client, samples, self.identity.public, self.pinned, alone=self.alone)
+        if call.purpose == STATISTICS and call.round:  # of other sites each time, their difference would be one site's
+            raise SecureError("what inputs are like is told once, in round 0")
         invited = len(call.roster)
         if call.purpose == UPDATE and invited > self.per_round:
             raise SecureError(f"a sum of {invited} clients where a round has {self.per_round}")

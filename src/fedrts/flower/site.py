@@ -255,6 +255,9 @@ class Site:
         if call.purpose == METRICS:
             if order.exchange != assessment(self.run.plan.metric_names):
                 raise WireError("metrics are asked for by an order of something else")
+            if not self.run.plan.is_evaluated(order.round.index):
+                raise WireError(f"metrics of round {order.round.index}, which the experiment does not evaluate")
+            confidant.check_round(client, order)
             form = FigureForm.of_metrics(self.run.plan.metrics, self.run.experiment.secure, len(call.roster))
             return confidant.figures(client, form, judged(order), lambda: self._metrics(order, client), dealt)
         if order.exchange.no_sum is not None:
