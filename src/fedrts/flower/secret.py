@@ -7,6 +7,7 @@ Who is lost on the way costs the round its own words at most, as long as t clien
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -142,7 +143,8 @@ class SecretEngine(FlowerEngine):
         samples = {client: self.samples[client] for client in channels}
         form = partial(FigureForm.of_channels, max(channels.values(), default=0))
         found = self._figures(STATISTICS, order, samples, form, "", "")
-        return Normalisation.of_moments(list(found.means.values())) if found.clients else None
+        moments = list(found.means.values())
+        return Normalisation.of_moments(moments) if moments and all(map(math.isfinite, moments)) else None
 
     def _figures(
         self, purpose: bytes, order: Order, samples: Mapping[int, int], form: Callable[[int], FigureForm], model: str, about: str
