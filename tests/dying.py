@@ -37,7 +37,7 @@ def before(kind: type, method: str, name: Any) -> None:
 
 wanted = sys.argv.pop(1).split(",")
 before(Site, "_in_secret", lambda self, confidant, client, data, told: f"{told.get('round')}:{told.get('sum')}")
-before(Openings, "begin", lambda self, round, data: f"{round}:begun")
+before(Openings, "begin", lambda self, round, data, purpose: f"{round}:begun")
 before(Opener, "revealed", lambda self, client, data: f"{self.call.round}:shares" if len(self._revealed) == 2 else "")
 kept = Openings.keep
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 
 from federating import trusting
-from fedrts.client.order import fingerprint
+from fedrts.client import envelope
+from fedrts.client.order import Order, fingerprint
 from fedrts.errors import InputError
 from fedrts.flower import WORK
 from fedrts.flower.consent import described
@@ -22,9 +23,10 @@ from fedrts.flower.deployment import introduction
 from fedrts.flower.messages import SUM, content, opened
 from fedrts.flower.node import Worker
 from fedrts.flower.openings import Openings
+from fedrts.flower.secret import SumStep
 from fedrts.flower.state import Records
 from fedrts.runs.build import Assembled
-from fedrts.secure.call import Call, Invited
+from fedrts.secure.call import METRICS, Call, Invited, joined
 from fedrts.secure.errors import SecureError
 from fedrts.secure.identity import public_key
 from fedrts.secure.opener import Opener
@@ -166,10 +168,10 @@ def stopping(monkeypatch: pytest.MonkeyPatch, where: str, round: int) -> Callabl
         if armed["on"] and where == "after it is kept" and found.round == round:
             raise StoppedError
 
-    def began(self: Openings, index: int, data: bytes) -> None:
+    def began(self: Openings, index: int, data: bytes, purpose: bytes) -> None:
         if armed["on"] and where == "before shares are asked for" and index == round:
             raise StoppedError
-        begin(self, index, data)
+        begin(self, index, data, purpose)
 
     def revealed(self: Any, client: int, data: bytes) -> None:
         if armed["on"] and where == "while shares come" and self.call.round == round and len(self._revealed) == 2:
@@ -352,3 +354,102 @@ def test_a_site_that_names_its_peers_takes_no_experiment_in_the_open():
 def test_an_experiment_in_the_open_says_nothing_of_sums():
     assert "[secure]" not in introduction(experiment())["experiment"]
     assert "aggregation = true" in introduction(secretly())["experiment"]
+
+
+# -- attacks of an active server ----------------------------------------------------------------------------------------
+
+
+def test_a_server_that_sends_nodes_different_models_opens_nothing(monkeypatch: pytest.MonkeyPatch):
+    """All but the victim get a model that cannot change (all weights 0): the sum of their changes is 0, and the rest is the victim's."""
+    run, link = secretly("fedavg", guard={"attempts": 1}), five_nodes()
+    ready, state = in_secret(run, link), run.method.begin(run.setup)
+    plain = SumStep._blob
+
+    def two_models(self: SumStep, client: int, first: bool = False) -> bytes:
+        if not self.with_order or client == 0:
+            return plain(self, client, first)
+        dead = Order.of(self.order.exchange, self.order.round, run.layout, state.with_values(torch.zeros_like(state.values)), 1)
+        return joined([self.messages[client], envelope.encode_order(dead, client, None)])
+
+    monkeypatch.setattr(SumStep, "_blob", two_models)
+    with pytest.raises(TooFewError):
+        list(play(ready.plan, state, 0))
+    assert sum("of another model, mask or normalisation than the sum was called for" in line for line in link.said) == 4
+    assert all(records.opened(digest_of(link), client) == -1 for node, records in link.records.items() for client in NODES[node])
+
+
+def test_a_server_that_tells_nodes_different_normalisations_gets_no_words():
+    """It is a part of the model: a large mean makes the inputs of all but one what no unit responds to."""
+
+    def otherwise(message: Message, worker: Worker) -> Message:
+        if step_of(message) == "mask":
+            assert worker.site is not None
+            worker.site.normalise([0.9, 0.9])
+        return worker.reply(message)
+
+    run, link = secretly(), five_nodes(n8=otherwise)
+    lines, _ = played(in_secret(run, link))
+    assert all(line["clients"] == [0, 1, 3, 4] for line in lines)
+    assert "normalisation than the sum was called for" in lines[0]["rejected"][0]["reason"] or any(
+        "normalisation than the sum was called for" in line for line in link.said
+    )
+
+
+def overflowing(link: LinkHere, nodes: Iterable[int], round: int) -> None:
+    """The updates of these nodes are not finite in a round."""
+    for node in nodes:
+        site = link.workers[node].site
+        assert site is not None
+
+        def work(order: Any, client: int, memory: Any, work: Callable[..., Any] = site._carried_out) -> Any:
+            reply = work(order, client, memory)
+            if order.round.index == round:
+                reply.message["weights"][3] = torch.inf
+            return reply
+
+        site._carried_out = work  # type: ignore[method-assign]
+
+
+def test_a_client_whose_update_overflows_is_not_told_from_others():
+    """Or a model that overflows on some rows asks each client, without any opening, whether it has such rows."""
+    run, link = secretly(), five_nodes()
+    ready = in_secret(run, link)
+    overflowing(link, [8], 1)
+    with pytest.warns(UserWarning, match="round 1: 1 of 5 updates were not finite and count as no change"):
+        lines, state = played(ready)
+    assert [line["clients"] for line in lines] == [[0, 1, 2, 3, 4]] * 4
+    assert lines[1]["rejected"] == []
+    assert state.values.isfinite().all()
+
+
+def test_a_round_without_a_finite_update_is_an_error():
+    run, link = secretly(), five_nodes()
+    ready = in_secret(run, link)
+    overflowing(link, NODES, 2)
+    with pytest.warns(UserWarning, match="not finite"), pytest.raises(InputError, match="round 2: no client's update is finite"):
+        played(ready)
+
+
+def test_a_node_with_a_part_of_the_data_sums_updates_alone():
+    run, link = secretly(), five_nodes()
+    in_secret(run, link)
+    site = link.workers[6].site
+    assert site is not None
+    assert site.confidant is not None
+    with pytest.raises(SecureError, match="takes no part in sums of metrics"):
+        site.confidant.answer("advertise", 0, calling(link, run, purpose=METRICS).encoded)
+    roster = (*calling(link, run).roster, Invited(9, 1, b"key"))
+    with pytest.raises(SecureError, match="a sum of 6 clients where a round has 5"):
+        site.confidant.answer("advertise", 0, calling(link, run, roster=roster, threshold=5).encoded)
+
+
+def test_a_node_that_names_its_peers_wants_a_key_for_every_client():
+    run, link = secretly(), five_nodes()
+    in_secret(run, link)
+    site = link.workers[6].site
+    assert site is not None
+    assert site.confidant is not None
+    site.confidant.alone = True
+    roster = tuple(Invited(one.client, one.samples, calling(link, run).roster[min(one.client, 1)].key) for one in calling(link, run).roster)
+    with pytest.raises(SecureError, match="one key for several clients"):
+        site.confidant.answer("advertise", 0, calling(link, run, roster=roster).encoded)

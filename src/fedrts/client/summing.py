@@ -3,6 +3,9 @@
 A contribution (see `Method.contribution`) becomes words of a ring: changes of the weights, times n_k / n_max, clipped and rounded;
 every indicator, and for every announced link the vote, as a counter. The server reads sums of the words, and makes of them the means
 that a method's `update` takes. Weights count by samples, indicators and votes by clients.
+
+An update that is not finite becomes the words of no change, and the first counter is of those that are finite. Were it refused, a
+server could make models that overflow on data of some kind, and learn of each client in turn whether it has such data.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrts.client.order import Order
+from fedrts.client.order import Order, fingerprint
 from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Means, State
@@ -25,6 +28,9 @@ from fedrts.secure.settings import SecureSums
 from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Indices, Message, Selection, carried
+
+FINITE = "finite"
+"""The counter of clients whose update is finite."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Summing:
         made = method.contribution(message, State(template, order.frame.mask), order.round)
         votes = any(isinstance(entry, Indices) for entry in order.exchange.up.values())
         announced = self.announced(order.round.index, order.frame.mask) if votes else nothing.indices
-        counters = []
+        counters = [(FINITE, 1)]
         for name, payload in made.items():
             if isinstance(payload, Selection) and payload.values is None:
                 counters.append((name, len(announced)))
@@ -94,8 +100,14 @@ class SumForm:
     table: SecureSums
 
     def digest(self, order: Order) -> bytes:
-        """Names what the words mean: model, mask, announced links, and how numbers are rounded."""
-        shape = repr((self.ring, self.counters, order.round.index, order.round.exchange, order.frame.layout.fingerprint))
+        """Names what the words mean: the model that clients start from, mask, announced links, and how numbers are rounded.
+
+        Clients refuse a sum of another model than their own: a server that sent a model that cannot change to all clients but one would
+        read that one's change in the sum (Pasquini et al. 2022).
+        """
+        assert order.reference is not None
+        model = fingerprint(order.reference)
+        shape = repr((self.ring, self.counters, order.round.index, order.round.exchange, order.frame.layout.fingerprint, model))
         scale = struct.pack("<dd", self.table.clip, self.table.statistic_clip)
         links = self.announced.cpu().numpy().astype("<i8").tobytes()
         return hashlib.sha256(shape.encode() + scale + order.frame.mask.fingerprint + links).digest()
@@ -105,9 +117,12 @@ class SumForm:
         assert order.reference is not None
         change = carried(contribution["weights"], Tensor).double() - order.reference.double()
         values = (change / self._units(order, change) * share).cpu().numpy()
+        if not np.isfinite(values).all():
+            note("this client's update is not finite: it counts as no change, and the server is told how many such there were in all")
+            return self.ring.encoded(np.zeros(self.ring.values, np.int64), np.zeros(self.ring.counters, np.bool_))
         drawn = random.uniform_halves(key, len(values)).numpy()
-        flags = [self._flags(contribution[name]) for name, _ in self.counters]
-        return self.ring.encoded(rounded(values, self.ring.most, drawn), np.concatenate([np.zeros(0, np.bool_), *flags]))
+        flags = [self._flags(contribution[name]) for name, _ in self.counters[1:]]
+        return self.ring.encoded(rounded(values, self.ring.most, drawn), np.concatenate([np.ones(1, np.bool_), *flags]))
 
     def means(self, total: Words, order: Order, clients: int, samples: int, most_samples: int) -> Means:
         """What the sum of so many clients' words says, who have so many samples together, and `most_samples` each at most."""
@@ -118,6 +133,11 @@ class SumForm:
                 f"round {order.round.index}: {beyond:,} sums were beyond what {clients} clients can come to, and were cut to that: "
                 "one of them does not keep to the rules of secure sums"
             )
+        finite, counts = int(counts[0]), counts[1:]
+        if not finite:
+            raise InputError(f"round {order.round.index}: no client's update is finite (a train.lr that diverges needs a new run)")
+        if finite < clients:
+            note(f"round {order.round.index}: {clients - finite} of {clients} updates were not finite and count as no change")
         device, dtype = order.values.device, order.values.dtype
         change = torch.from_numpy(levels).double().to(device) / self.ring.most * (most_samples / samples)
         weights = (order.values.double() + change * self._units(order, change)).to(dtype)
@@ -125,7 +145,8 @@ class SumForm:
         statistics[order.variances] = statistics[order.variances].clamp(min=0)  # rounding may lead below
         means = {"weights": weights}
         shares = (torch.from_numpy(counts).double() / clients).float().to(device)
-        for (name, _), part in zip(self.counters, shares.split([length for _, length in self.counters]), strict=True):
+        counted = self.counters[1:]
+        for (name, _), part in zip(counted, shares.split([length for _, length in counted]), strict=True):
             means[name] = self._of_links(part, order) if isinstance(order.exchange.up.get(name), Indices) else part
         return Means(means, clients, samples)
 

@@ -18,6 +18,7 @@ from fedrts.costs.on_this_machine import timed_steps
 from fedrts.costs.table import ACCOUNTINGS, FRESH, HOLDER, PUBLISHED, STRICT, Cost, Row, TimedStep
 from fedrts.methods.contract import State
 from fedrts.runs.build import Assembled
+from fedrts.secure import sizes
 from fedrts.server import rounds
 from fedrts.server.aggregate import Sums
 from fedrts.sparse.cost import Book
@@ -53,6 +54,8 @@ class Estimate:
     """Values whose length depends on them count as long as they can be."""
     residuals: dict[int, Tensor] = field(default_factory=dict)
     """What the client's rounds so far have not told."""
+    invited: int | None = None
+    """Clients of a secure sum; None: as many as the experiment asks in a round."""
 
     def cost(self) -> Cost:
         run, training, macs = self.run, self.run.training, self.run.bench.macs
@@ -137,7 +140,12 @@ class Estimate:
             more = self._longer(exchange.down, order.sent, order.frame)
             fresh += codec.size(Kind.DOWNLOAD, exchange.down, order.sent, order.frame, held) + more
             holder += codec.size(Kind.DOWNLOAD, exchange.down, order.sent, order.frame, held or order.frame.mask) + more
-            up += codec.size(Kind.UPLOAD, exchange.up, reply.message, frame) + self._longer(exchange.up, reply.message, frame)
+            if plan.summing is None:
+                up += codec.size(Kind.UPLOAD, exchange.up, reply.message, frame) + self._longer(exchange.up, reply.message, frame)
+            else:  # words, keys and shares
+                clients = self.run.experiment.clients.per_round if self.invited is None else self.invited
+                up += sizes.upload(plan.summing.form(order, plan.method, clients).ring)
+                fresh, holder = fresh + sizes.download(clients), holder + sizes.download(clients)
             self.residuals.update({} if reply.left is None else {CLIENT: reply.left})
             held = order.frame.mask
             parts = held_parts(job, order, bench.training, activations)

@@ -1,22 +1,28 @@
 """A site's part in secure sums: it answers the steps of a sum for its clients, and nothing leaves it in the open.
 
-What must outlast the process is one number a client: the last round whose sum it helped to open, on disk before it does.
+What must outlast the process is one number a client and purpose: the last round whose sum it helped to open, on disk before it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import hashlib
+import json
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from fedrts.client.order import Order
+from fedrts.client.figures import FigureForm
+from fedrts.client.order import Order, fingerprint
 from fedrts.client.summing import Summing
+from fedrts.errors import printable
 from fedrts.flower.consent import DeclinedError
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
-from fedrts.secure.call import TAG, Call, check_call, parted
+from fedrts.secure.call import STATISTICS, TAG, UPDATE, Call, check_call, parted
 from fedrts.secure.errors import SecureError
 from fedrts.secure.identity import Sign
 from fedrts.secure.participant import Participant
+from fedrts.secure.ring import Ring, Words
 from fedrts.wire.fields import Message
 
 
@@ -28,6 +34,27 @@ class NodeKey:
     public: bytes
 
 
+class Stake(Protocol):
+    """What a site has for sums, and what it must remember of them."""
+
+    def samples(self, purpose: bytes, client: int) -> int:
+        """The samples that a client's part counts for, which is public; 0: it takes no part in sums for this purpose."""
+        ...
+
+    def opened(self, purpose: bytes, client: int) -> int:
+        """The last round in which a client helped to open a sum for this purpose; below 0: none."""
+        ...
+
+    def note(self, purpose: bytes, client: int, round: int) -> None:
+        """Puts on record that a client helps to open a round."""
+        ...
+
+    @property
+    def inputs(self) -> Sequence[float]:
+        """The common statistics by which inputs are read."""
+        ...
+
+
 @dataclass
 class Confidant:
     """All that a site does for sums of one experiment."""
@@ -36,16 +63,16 @@ class Confidant:
     summing: Summing
     method: Method
     digest: str
-    samples: Callable[[int], int]
-    opened: Callable[[int], int]
-    """The last round that a client helped to open; below 0: none."""
-    note: Callable[[int, int], None]
-    """Puts on record that a client helps to open a round."""
+    per_round: int
+    """Clients of a round: more are invited to a sum of metrics or statistics alone, and then t is higher."""
+    alone: bool
+    """Does every node stand for one client?"""
+    stake: Stake
     pinned: Collection[bytes] | None = None
     """Public keys of the peers that the owner knows; None: whom the server names."""
     under_way: dict[int, Participant] = field(default_factory=dict)
-    _last: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Round and attempt of each client's last call."""
+    _last: dict[tuple[bytes, int], tuple[int, int]] = field(default_factory=dict)
+    """Round and attempt of each client's last call for a purpose."""
     _revealed: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     """By client the tag of the last call that it helped to open, and what it revealed: asked again, it says the very same."""
 
@@ -70,37 +97,63 @@ class Confidant:
         self._participant(client)
         return parts[0], parts[1]
 
+    def called(self, client: int) -> Call:
+        """The sum that a client takes part in."""
+        return self._participant(client).call
+
+    def check_round(self, client: int, order: Order) -> None:
+        """Is this an order of the round that the client was called for?"""
+        if order.round.index != self.called(client).round:
+            raise SecureError(f"an order of round {order.round.index} in a sum of round {self.called(client).round}")
+
     def words(self, client: int, order: Order, message: Message, dealt: bytes) -> bytes:
         """The masked words of a client whose upload would be this message."""
-        one = self._participant(client)
-        call = one.call
-        if order.round.index != call.round:
-            raise SecureError(f"an order of round {order.round.index} in a sum of round {call.round}")
+        call = self.called(client)
+        self.check_round(client, order)
         assert order.reference is not None
         form = self.summing.form(order, self.method, len(call.roster))
-        if form.digest(order) != call.form:
-            raise SecureError("the order is of another model or mask than the sum was called for")
+        self._check(call, form.digest(order))
         contribution = self.method.contribution(message, State(order.reference, order.frame.mask), order.round)
-        share = self.samples(client) / call.most_samples
-        return one.mask(dealt, form.ring, form.words(contribution, order, share, self.summing.key(call.round, client)))
+        return self._masked(client, dealt, form.ring, lambda share, key: form.words(contribution, order, share, key))
+
+    def figures(self, client: int, form: FigureForm, about: str, numbers: Callable[[], Sequence[float]], dealt: bytes) -> bytes:
+        """The masked words of a client with these numbers, which are `about` what the sum was called for."""
+        self._check(self.called(client), form.digest(about))
+        return self._masked(client, dealt, form.ring, lambda share, key: form.words(numbers(), share, key))
+
+    def _check(self, call: Call, form: bytes) -> None:
+        """Is this the form that all were called with, and do all read their inputs alike?"""
+        if bound(form, self.stake.inputs) != call.form:
+            raise SecureError("the order is of another model, mask or normalisation than the sum was called for")
+
+    def _masked(self, client: int, dealt: bytes, ring: Ring, words: Callable[[float, int], Words]) -> bytes:
+        call = self.called(client)
+        share = self.stake.samples(call.purpose, client) / call.most_samples
+        return self._participant(client).mask(dealt, ring, words(share, self.summing.key(call.round, client)))
 
     def _called(self, client: int, data: bytes) -> bytes:
         """A fresh attempt, where this client may take part in it."""
         call = Call.decoded(data)
         if call.run.hex() != self.digest:
             raise SecureError("a call of another experiment")
-        check_call(call, client, self.samples(client), self.identity.public, self.pinned)
-        least = self.summing.table.needed(len(call.roster))
+        if not (samples := self.stake.samples(call.purpose, client)):
+            raise SecureError(f"client {client} takes no part in sums of {printable(call.purpose.decode(errors='replace'), 32)}")
+        check_call(call, client, samples, self.identity.public, self.pinned, alone=self.alone)
+        if call.purpose == STATISTICS and call.round:  # of other sites each time, their difference would be one site's
+            raise SecureError("what inputs are like is told once, in round 0")
+        invited = len(call.roster)
+        if call.purpose == UPDATE and invited > self.per_round:
+            raise SecureError(f"a sum of {invited} clients where a round has {self.per_round}")
+        least = self.summing.table.least(invited, self.per_round)
         if call.threshold < least:
             raise SecureError(f"a threshold of {call.threshold} where the experiment has {least}")
-        if call.round <= self.opened(client):
-            raise SecureError(
-                f"client {client} has helped to open round {self.opened(client)}: no round is opened twice, and none before it"
-            )
-        if (call.round, call.attempt) <= self._last.get(client, (-1, -1)):
+        opened = self.stake.opened(call.purpose, client)
+        if call.round <= opened:
+            raise SecureError(f"client {client} has helped to open round {opened}: no round is opened twice, and none before it")
+        if (call.round, call.attempt) <= self._last.get((call.purpose, client), (-1, -1)):
             raise SecureError(f"round {call.round}, attempt {call.attempt} was called before")
-        self._last[client] = (call.round, call.attempt)
-        one = Participant(call, client, self.identity.sign, lambda: self._open(client, call.round))
+        self._last[call.purpose, client] = (call.round, call.attempt)
+        one = Participant(call, client, self.identity.sign, lambda: self._open(call, client))
         self.under_way[client] = one
         return one.advertise()
 
@@ -114,12 +167,23 @@ class Confidant:
             del self.under_way[client]
         return said
 
-    def _open(self, client: int, round: int) -> None:
-        if round <= self.opened(client):
-            raise SecureError(f"client {client} has helped to open round {round} before: no round is opened twice")
-        self.note(client, round)
+    def _open(self, call: Call, client: int) -> None:
+        if call.round <= self.stake.opened(call.purpose, client):
+            raise SecureError(f"client {client} has helped to open round {call.round} before: no round is opened twice")
+        self.stake.note(call.purpose, client, call.round)
 
     def _participant(self, client: int) -> Participant:
         if client not in self.under_way:
             raise DeclinedError(f"client {client} takes part in no sum: its node was started anew, or refused the call")
         return self.under_way[client]
+
+
+def judged(order: Order) -> str:
+    """What metrics are about: the model of an order."""
+    assert order.reference is not None
+    return f"{order.round.index} {order.frame.mask.fingerprint.hex()} {fingerprint(order.reference)}"
+
+
+def bound(form: bytes, inputs: Sequence[float]) -> bytes:
+    """What a call says of its words: their form, and the statistics by which every client reads its inputs."""
+    return hashlib.sha256(form + json.dumps(list(inputs)).encode()).digest()

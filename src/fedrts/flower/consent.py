@@ -53,9 +53,11 @@ def parsed(text: object) -> dict[str, object]:
 
 def described(site: Site, digest: str) -> str:
     """What an experiment would do at a site, and what would leave it, for its owner to decide."""
+    from fedrts.client.figures import FigureForm
     from fedrts.client.privacy import Account, countable
     from fedrts.costs.estimate import Estimate
     from fedrts.methods.describe import in_words
+    from fedrts.secure import sizes
     from fedrts.server.assessment import assessment
     from fedrts.wire import codec
     from fedrts.wire.fields import Frame
@@ -63,7 +65,7 @@ def described(site: Site, digest: str) -> str:
     run, e, host = site.run, site.run.experiment, site.host
     told = site.introduction()
     samples = max(told["samples"])
-    cost = Estimate(run, samples, exact=False).cost()
+    cost = Estimate(run, samples, exact=False, invited=site.per_round).cost()
     schedule, mask = run.plan.schedule, run.method.begin(run.setup).mask
     kinds = {"set-up": [-1], "inner": [], "outer": []}
     for index in range(run.plan.rounds):
@@ -92,6 +94,8 @@ def described(site: Site, digest: str) -> str:
     if site.held_out:
         judged = sum(map(run.plan.is_evaluated, range(run.plan.rounds)))
         size = codec.most(assessment(run.plan.metric_names).up, Frame(run.layout, mask))
+        if e.secure.aggregation:
+            size = sizes.upload(FigureForm.of_metrics(run.plan.metrics, e.secure, site.per_round).ring)
         lines.append(
             f"  evaluated ({judged}): {', '.join(run.plan.metric_names)} on {site.held_out:,} rows that are held out; {size} bytes"
         )

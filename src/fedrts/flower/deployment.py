@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from fedrts.flower.engine import FlowerEngine, Paces
 from fedrts.flower.fleet import LOST, Fleet
 from fedrts.flower.keys import Authority
 from fedrts.flower.link import Address, open_gate, opened
-from fedrts.flower.normalisation import Normalisation, settled
+from fedrts.flower.normalisation import Normalisation, common, settled
 from fedrts.flower.openings import Openings
 from fedrts.flower.processes import child
 from fedrts.flower.roster import Roster
@@ -100,7 +101,6 @@ def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, do
 def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
     """Wait for nodes, and for what sites have to say of themselves."""
     experiment, guard = run.experiment, run.plan.guard
-    facts: dict[str, Any] = {}
     there = fleet.gather(experiment.clients.total, experiment.engine.wait)
     if experiment.clients.partition == SITES:
         if vacant := fleet.roster.vacant:
@@ -114,11 +114,6 @@ def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
         run = with_samples(run, [site.samples for site in sites], held_out)
         if not held_out and not len(run.data.test_y):
             fleet.say("nobody has data to test the model on: start a client with --set test=0.2, say, for its site to hold some out")
-        told = ((site.samples, Normalisation.told(list(site.statistics))) for site in sites)
-        normalisation = settled(folder, [(samples, part) for samples, part in told if part is not None])
-        if normalisation is not None:
-            run.bench.data = normalisation.applied(run.bench.data)
-            facts["normalisation"] = normalisation.numbers
     elif there < run.plan.needed(fleet.departed):
         came = f"{there} clients came within {experiment.engine.wait:g} s: too few for a round"
         raise InputError(f"{came}; start more nodes, then the same command again")
@@ -132,20 +127,38 @@ def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
         guard.deadline or float("inf"),
         experiment.engine.wait,
         ordered=guard.over_select == 0,
-        facts=facts,
         paces=Paces(experiment.engine.patience),
     )
     if run.plan.summing is not None:
         engine = _in_secret(engine, run, folder)
+    if experiment.clients.partition == SITES and (normalisation := _normalisation(engine, run, folder)) is not None:
+        run.bench.data = normalisation.applied(run.bench.data)
+        engine.facts["normalisation"] = normalisation.numbers
     return replace(run, plan=replace(run.plan, engine=engine))
+
+
+def _normalisation(engine: FlowerEngine, run: Assembled, folder: Path | None) -> Normalisation | None:
+    """The normalisation that all sites have in common, from what each says of its images, or from the sum of it."""
+    sites = [engine.fleet.roster.entries[client] for client in range(run.experiment.clients.total)]
+    if isinstance(engine, SecretEngine):
+        channels = {client: site.channels for client, site in enumerate(sites) if site.channels}
+        found = settled(folder, partial(engine.statistics, run.plan, channels))
+        if channels and found is None:
+            engine.fleet.say(f"{len(channels)} sites say what their images are like, too few for a sum: each normalises by its own")
+        return found
+    told = ((site.samples, Normalisation.told(list(site.statistics))) for site in sites)
+    parts = [(samples, part) for samples, part in told if part is not None]
+    return settled(folder, partial(common, parts))
 
 
 def _in_secret(engine: FlowerEngine, run: Assembled, folder: Path | None) -> SecretEngine:
     """The engine that learns sums alone; what it must not lose is in the run's folder."""
     kept = Openings(None) if folder is None else Openings(folder / openings.FOLDER, RunFolder(folder).replayed_from)
     same = {name: getattr(engine, name) for name in FlowerEngine.__dataclass_fields__}
-    threshold = run.experiment.secure.needed(run.experiment.clients.per_round)
-    return SecretEngine(**same, digest=digest(introduction(run)), threshold=threshold, openings=kept)
+    experiment = run.experiment
+    return SecretEngine(
+        **same, digest=digest(introduction(run)), table=experiment.secure, per_round=experiment.clients.per_round, openings=kept
+    )
 
 
 def introduction(run: Assembled) -> dict[str, Any]:

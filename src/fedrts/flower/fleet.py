@@ -16,7 +16,7 @@ from fedrts.flower import FAREWELL, HELLO, PROTOCOL, WELCOME, Say
 from fedrts.flower.keys import Authority, Seat, fingerprint
 from fedrts.flower.link import Link
 from fedrts.flower.messages import Incoming, content, opened
-from fedrts.flower.normalisation import Normalisation
+from fedrts.flower.normalisation import MOST_CHANNELS, Normalisation
 from fedrts.flower.roster import GONE, Member, Roster
 from fedrts.server.collect import REMOVED, WITHDRAWN
 from fedrts.wire.errors import WireError
@@ -226,8 +226,7 @@ class Fleet:
             if clients or len(samples) != 1 or not 1 <= samples[0] <= MOST_SAMPLES:
                 raise InputError(f"it is not one site with data of its own, and with 1 to {MOST_SAMPLES:,} samples")
             reserved = {client for seat in seats.values() for client in seat.clients}
-            held_out, statistics = _of_site(facts)
-            site = replace(entry, samples=samples[0], held_out=held_out, statistics=statistics)
+            site = replace(entry, samples=samples[0], **_of_site(facts))
             return (self.roster.admit(None, site, _place(entry.name, seats), reserved),)
         if not clients or len(clients) != len(samples) or len(set(clients)) != len(clients):
             raise InputError("it does not say which clients it stands for")
@@ -330,12 +329,14 @@ class Fleet:
         return len(self.hosts)
 
 
-def _of_site(facts: dict[str, Any]) -> tuple[int, tuple[float, ...]]:
-    """Samples that a site holds out, and what its inputs are like."""
-    held_out, told = facts.get("held_out", 0), Normalisation.told(facts.get("statistics"))
+def _of_site(facts: dict[str, Any]) -> dict[str, Any]:
+    """Samples that a site holds out, and what its inputs are like, or of how many channels it says that in a secure sum."""
+    held_out, told, channels = facts.get("held_out", 0), Normalisation.told(facts.get("statistics")), facts.get("channels", 0)
     if type(held_out) is not int or not 0 <= held_out <= MOST_SAMPLES:
         raise WireError(f"its introduction holds out {held_out!r} samples")
-    return held_out, () if told is None else tuple(told.numbers)
+    if type(channels) is not int or not 0 <= channels <= MOST_CHANNELS:
+        raise WireError(f"its introduction has images of {channels!r} channels")
+    return {"held_out": held_out, "statistics": () if told is None else tuple(told.numbers), "channels": channels}
 
 
 def _check_version(facts: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from fedrts.files import write_atomically
 from fedrts.wire.errors import WireError
 
 FILE = "normalisation.json"
-_CHANNELS = 1024
+MIXED = "the sites' images have different numbers of channels: they cannot train one model"
+MOST_CHANNELS = 1024
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Normalisation:
         if numbers is None or numbers == []:
             return None
         fine = isinstance(numbers, list) and all(type(number) is float and math.isfinite(number) for number in numbers)
-        if not isinstance(numbers, list) or not fine or len(numbers) % 2 or len(numbers) > 2 * _CHANNELS:
+        if not isinstance(numbers, list) or not fine or len(numbers) % 2 or len(numbers) > 2 * MOST_CHANNELS:
             raise WireError("its statistics of inputs are no list of means and deviations")
         half = len(numbers) // 2
         if not all(0 <= number <= 1 for number in numbers) or not all(numbers[half:]):
@@ -53,6 +54,19 @@ class Normalisation:
     def numbers(self) -> list[float]:
         """As it travels."""
         return [*self.mean, *self.std]
+
+    @property
+    def moments(self) -> list[float]:
+        """Means of all channels, then of their squares: what sites sum in secret. A deviation of 1 stands for none (see `statistics`)."""
+        return [*self.mean, *(m * m + (s * s if s < 1 else 0.0) for m, s in zip(self.mean, self.std, strict=True))]
+
+    @staticmethod
+    def of_moments(moments: Sequence[float]) -> Normalisation:
+        """Inverse of `moments`; rounding may have led a little out of the range."""
+        half = len(moments) // 2
+        mean = [min(max(first, 0.0), 1.0) for first in moments[:half]]
+        std = [math.sqrt(max(second - first * first, 0.0)) or 1.0 for first, second in zip(mean, moments[half:], strict=True)]
+        return Normalisation(tuple(mean), tuple(min(deviation, 1.0) for deviation in std))
 
     def applied(self, held: Data) -> Data:
         """The data as a model reads it by these statistics, where it is read by statistics at all."""
@@ -69,7 +83,7 @@ def common(parts: Iterable[tuple[int, Normalisation]]) -> Normalisation | None:
     if not told:
         return None
     if len({len(part.mean) for _, part in told}) > 1:
-        raise InputError("the sites' images have different numbers of channels: they cannot train one model")
+        raise InputError(MIXED)
     total = sum(samples for samples, _ in told)
 
     def averaged(values: Iterable[Sequence[float]]) -> list[float]:
@@ -82,15 +96,15 @@ def common(parts: Iterable[tuple[int, Normalisation]]) -> Normalisation | None:
     return Normalisation(tuple(mean), tuple(std))
 
 
-def settled(folder: Path | None, parts: Iterable[tuple[int, Normalisation]]) -> Normalisation | None:
-    """The normalisation of a run: the one in its folder, else the common one, which stays from then on."""
+def settled(folder: Path | None, asked: Callable[[], Normalisation | None]) -> Normalisation | None:
+    """The normalisation of a run: the one in its folder, else what sites say when `asked`, which stays from then on."""
     file = None if folder is None else folder / FILE
     if file is not None and file.exists():
         try:
             return TypeAdapter(Normalisation).validate_json(file.read_bytes())
         except ValidationError as error:
             raise InputError(f"{file} is damaged: {error.errors()[0]['msg']}; restore it from a backup") from error
-    found = common(parts)
+    found = asked()
     if file is not None and found is not None:
         write_atomically(file, json.dumps(asdict(found), indent=2).encode() + b"\n")
     return found

@@ -15,11 +15,12 @@ import numpy as np
 
 from fedrts.errors import InputError
 from fedrts.files import explained, write_atomically
-from fedrts.secure.call import joined, parted
+from fedrts.secure.call import UPDATE, joined, parted
 from fedrts.secure.errors import SecureError
 from fedrts.secure.ring import Words
 
 FOLDER = "openings"
+_DIGITS = 8
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Opened:
 
     round: int
     model: str
-    """Names the server's weights before the round."""
+    """Names the server's weights before the round, or those that are judged."""
     form: str
     clients: tuple[int, ...]
     """Whose words are in it."""
@@ -36,6 +37,7 @@ class Opened:
     """n of the ring."""
     upload_bytes: int
     words: Words
+    purpose: str = UPDATE.decode()
 
 
 @dataclass
@@ -49,35 +51,36 @@ class Openings:
     def __post_init__(self) -> None:
         self._held: dict[str, bytes] = {}
 
-    def next_attempt(self, round: int) -> int:
+    def next_attempt(self, round: int, purpose: bytes = UPDATE) -> int:
         """A number for another attempt at a round that none had before; on record when this returns."""
-        name = f"{round:08d}.attempts"
+        name = _name(round, purpose, "attempts")
         found = int((self._read(name) or b"0").decode())
         self._write(name, str(found + 1).encode())
         return found
 
-    def begin(self, round: int, data: bytes) -> None:
+    def begin(self, round: int, data: bytes, purpose: bytes = UPDATE) -> None:
         """Everything that is needed to open a round is known, and shares are about to be revealed."""
-        self._write(f"{round:08d}.begun", data)
+        self._write(_name(round, purpose, "begun"), data)
 
-    def begun(self, round: int) -> bytes | None:
+    def begun(self, round: int, purpose: bytes = UPDATE) -> bytes | None:
         """What `begin` wrote, of a round that was not opened since."""
-        return self._read(f"{round:08d}.begun")
+        return self._read(_name(round, purpose, "begun"))
 
     def keep(self, opened: Opened) -> None:
         """A sum, on disk when this returns."""
         facts = {name: value for name, value in asdict(opened).items() if name != "words"}
-        self._write(f"{opened.round:08d}.sum", joined([json.dumps(facts).encode(), opened.words.astype("<u4").tobytes()]))
+        purpose = opened.purpose.encode()
+        self._write(_name(opened.round, purpose, "sum"), joined([json.dumps(facts).encode(), opened.words.astype("<u4").tobytes()]))
         for kind in ("begun", "attempts"):
-            self._drop(f"{opened.round:08d}.{kind}")
+            self._drop(_name(opened.round, purpose, kind))
         needed = self.oldest()
         for name in list(self._held) if self.path is None else [file.name for file in self.path.glob("*.sum")]:
-            if name.endswith(".sum") and int(name.removesuffix(".sum")) < needed:
+            if name.endswith(".sum") and int(name[:_DIGITS]) < needed:
                 self._drop(name)
 
-    def opened(self, round: int, model: str) -> Opened | None:
+    def opened(self, round: int, model: str, purpose: bytes = UPDATE) -> Opened | None:
         """The sum of a round, where there is one; it must be of the model that the server has."""
-        data = self._read(f"{round:08d}.sum")
+        data = self._read(_name(round, purpose, "sum"))
         if data is None:
             return None
         try:
@@ -87,7 +90,7 @@ class Openings:
             found = Opened(words=np.frombuffer(words, "<u4").astype(np.uint32), **facts)
         except (SecureError, ValueError, TypeError) as error:
             raise InputError(f"the opened sum of round {round} in {self.path} is damaged: restore it from a backup") from error
-        if (found.round, found.model) != (round, model):
+        if (found.round, found.model, found.purpose) != (round, model, purpose.decode()):
             raise InputError(f"the opened sum of round {round} in {self.path} is of another model: restore the run's checkpoints")
         return found
 
@@ -114,3 +117,8 @@ class Openings:
         if self.path is not None:
             with explained(self.path):
                 (self.path / name).unlink(missing_ok=True)
+
+
+def _name(round: int, purpose: bytes, kind: str) -> str:
+    """Of the file for a round."""
+    return f"{round:0{_DIGITS}d}{'' if purpose == UPDATE else '-' + purpose.decode()}.{kind}"

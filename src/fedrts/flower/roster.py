@@ -45,6 +45,8 @@ class Member:
     """Samples on which a site judges the global model."""
     statistics: tuple[float, ...] = ()
     """What a site's inputs are like, see `normalisation`; empty: it does not tell."""
+    channels: int = 0
+    """Channels of whose images a site tells what they are like in a secure sum."""
     barred: tuple[str, ...] = ()
     """Fingerprints of keys that stood for it and may take part no more."""
 
@@ -141,7 +143,8 @@ class Roster:
                 if known.holds != entry.holds:
                     raise InputError(f"client {client} has {entry.samples} samples of other data than before ({known.samples})")
             base = known or replace(entry, since=_now(), barred=barred)
-            now = replace(base, held_out=entry.held_out, statistics=entry.statistics)  # of which a site may think better
+            mind = {name: getattr(entry, name) for name in ("held_out", "statistics", "channels")}  # which a site may change
+            now = replace(base, **mind)
             self.entries[client] = replace(now, key=entry.key, name=base.name or entry.name, state=HERE, at=_now())
             return client
 

@@ -7,26 +7,39 @@ Who is lost on the way costs the round its own words at most, as long as t clien
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedrts.client.order import Failure, fingerprint
-from fedrts.client.summing import SumForm
+from fedrts.client.figures import FigureForm
+from fedrts.client.order import Failure, Order, fingerprint
 from fedrts.errors import InputError
+from fedrts.flower.confidant import bound, judged
 from fedrts.flower.engine import Errand, FlowerEngine
 from fedrts.flower.fleet import LOST
 from fedrts.flower.messages import SUM
+from fedrts.flower.normalisation import MIXED, Normalisation
 from fedrts.flower.openings import Opened, Openings
-from fedrts.secure.call import FEWEST, Call, Invited, joined, parted
+from fedrts.methods.contract import Exchange
+from fedrts.secure.call import FEWEST, METRICS, STATISTICS, UPDATE, Call, Invited, joined, parted
 from fedrts.secure.errors import SecureError
 from fedrts.secure.opener import Opener
 from fedrts.secure.participant import STEPS
+from fedrts.secure.ring import Ring
+from fedrts.secure.settings import SecureSums
 from fedrts.secure.shamir import SHARE
 from fedrts.server.aggregate import RingSums
-from fedrts.server.collect import UNREACHABLE, Question, Tally
+from fedrts.server.collect import LATE, UNASKED, UNREACHABLE, Question, Tally
+from fedrts.server.engine import Figures
+from fedrts.sparse.mask import Mask
+from fedrts.wire.fields import Frame
+
+if TYPE_CHECKING:
+    from fedrts.server.rounds import Plan
 
 _APART = 100
 """Steps of a sum take other times than exchanges: they are told apart by such numbers."""
@@ -45,14 +58,33 @@ class SumStep(Errand):
     messages: dict[int, bytes] = field(default_factory=dict)
     longest: int = 0
     with_order: bool = False
+    has_order: bool = True
 
     def _blob(self, client: int, first: bool = False) -> bytes:
         own = self.messages[client]
-        return joined([own, super()._blob(client, first)]) if self.with_order else own
+        if not self.with_order:
+            return own
+        return joined([own, super()._blob(client, first) if self.has_order else b""])
 
     @property
     def _most(self) -> int:
         return self.longest
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is summed, of whom, and what the words mean."""
+
+    purpose: bytes
+    order: Order
+    """What clients do for their words; of statistics it only says in which round."""
+    samples: Mapping[int, int]
+    """What the part of every client that is asked counts for."""
+    most_samples: int
+    model: str
+    """Names the weights that the sum belongs to."""
+    form: Callable[[int], tuple[Ring, bytes]]
+    """The words of so many clients, and the digest of what they mean."""
 
 
 @dataclass
@@ -61,129 +93,187 @@ class SecretEngine(FlowerEngine):
 
     digest: str = ""
     """Of the experiment, to which the sites' owners agreed."""
-    threshold: int = 0
+    table: SecureSums = field(default_factory=SecureSums)
+    per_round: int = 0
     openings: Openings = field(default_factory=lambda: Openings(None))
 
     def answer(self, question: Question) -> Tally:
         """The sum of a round's clients, opened once and kept before it is used; an empty tally where there are too few."""
-        assert question.order.values is not None
-        index, model = question.order.round.index, fingerprint(question.order.values)
-        known = self.openings.opened(index, model)
-        if known is not None:
-            return self.tally(question, known)
-        return _Sum(self, question, model).played()
-
-    def tally(self, question: Question, opened: Opened) -> Tally:
-        """What an opened sum comes to."""
+        order = question.order
         assert question.summing is not None
-        form = question.summing.form(question.order, question.method, opened.invited)
-        if opened.form != form.digest(question.order).hex():
-            raise InputError(f"the opened sum of round {opened.round} is of another model or mask: restore the run's checkpoints")
-        sums = RingSums(form, question.order, question.most_samples)
-        sums.add(opened.words, len(opened.clients), sum(self.samples[client] for client in opened.clients))
-        rows = torch.zeros(())
-        flops = sum(
-            self.bench.flops(question.order, self.bench.job(question.order, client, rows.expand(self.samples[client])))
-            for client in opened.clients
-        )
-        return Tally(sums, list(opened.clients), upload_bytes=opened.upload_bytes, flops=flops)
+        assert order.values is not None
+        summing = question.summing
+
+        def form(clients: int) -> tuple[Ring, bytes]:
+            found = summing.form(order, question.method, clients)
+            return found.ring, self.bound(found.digest(order))
+
+        samples = {client: self.samples[client] for client in question.asked}
+        attempt = self.attempt(Subject(UPDATE, order, samples, question.most_samples, fingerprint(order.values), form))
+        return self._tally(question, attempt)
+
+    def _tally(self, question: Question, attempt: Attempt) -> Tally:
+        """What an attempt at a round's sum came to."""
+        opened, order = attempt.opened, question.order
+        if opened is None:
+            tally = Tally(question.sums())
+        else:
+            assert question.summing is not None
+            sums = RingSums(question.summing.form(order, question.method, opened.invited), order, question.most_samples)
+            sums.add(opened.words, len(opened.clients), sum(self.samples[client] for client in opened.clients))
+            rows = torch.zeros(())
+            flops = sum(
+                self.bench.flops(order, self.bench.job(order, client, rows.expand(self.samples[client]))) for client in opened.clients
+            )
+            tally = Tally(sums, list(opened.clients), upload_bytes=opened.upload_bytes, flops=flops)
+        tally.blamed, tally.resent_bytes = attempt.blamed, attempt.down
+        tally.missing = {client: reason for client, reason in attempt.missing.items() if client not in tally.counted}
+        tally.rejected = [entry for entry in attempt.rejected if entry["client"] not in tally.counted]
+        return tally
+
+    def figures(self, order: Order, samples: Mapping[int, int], form: Callable[[int], FigureForm]) -> Figures:
+        """What clients say of the order's model, each on so many `samples`."""
+        assert order.values is not None
+        return self._figures(METRICS, order, samples, form, fingerprint(order.values), judged(order))
+
+    def statistics(self, plan: Plan, channels: Mapping[int, int]) -> Normalisation | None:
+        """The common statistics of the images of all clients that tell of so many `channels`; None where these are too few."""
+        if len(set(channels.values())) > 1:
+            raise InputError(MIXED)
+        mask = Mask.full(plan.layout.sizes)
+        order = Order(Exchange({}, (), {}), plan.round(0, mask, _APART - 1), Frame(plan.layout, mask, self.bench.dtype), {})
+        samples = {client: self.samples[client] for client in channels}
+        form = partial(FigureForm.of_channels, max(channels.values(), default=0))
+        found = self._figures(STATISTICS, order, samples, form, "", "")
+        moments = list(found.means.values())
+        return Normalisation.of_moments(moments) if moments and all(map(math.isfinite, moments)) else None
+
+    def _figures(
+        self, purpose: bytes, order: Order, samples: Mapping[int, int], form: Callable[[int], FigureForm], model: str, about: str
+    ) -> Figures:
+        most = max(samples.values(), default=0)
+        attempt = self.attempt(Subject(purpose, order, samples, most, model, lambda n: (form(n).ring, self.bound(form(n).digest(about)))))
+        opened = attempt.opened
+        lost = {entry["client"]: entry["reason"] for entry in attempt.rejected} | attempt.missing
+        if opened is None:
+            told = lost or dict.fromkeys(samples, UNASKED)
+            return Figures({}, (), told, attempt.down)
+        total = sum(samples[client] for client in opened.clients)
+        means = form(opened.invited).means(opened.words, len(opened.clients), total, most)
+        missing = {client: lost.get(client, LATE) for client in samples if client not in opened.clients}
+        return Figures(means, opened.clients, missing, attempt.down + opened.upload_bytes)
+
+    def attempt(self, subject: Subject) -> Attempt:
+        """The sum of a subject: the one that was opened before, or one attempt at it."""
+        found = Attempt(self, subject)
+        known = self.openings.opened(subject.order.round.index, subject.model, subject.purpose)
+        if known is None:
+            found.play()
+        elif known.form != subject.form(known.invited)[1].hex():
+            raise InputError(f"the opened sum of round {known.round} is of another model or mask: restore the run's checkpoints")
+        else:
+            found.opened = known
+        return found
+
+    def bound(self, form: bytes) -> bytes:
+        """What a call says of its words, see `confidant.bound`."""
+        return bound(form, self.facts.get("normalisation", []))
 
 
 @dataclass
-class _Sum:
-    """One attempt at the sum of a round."""
+class Attempt:
+    """One attempt at a sum."""
 
     engine: SecretEngine
-    question: Question
-    model: str
+    subject: Subject
+    opened: Opened | None = None
     missing: dict[int, str] = field(default_factory=dict)
     rejected: list[dict[str, Any]] = field(default_factory=list)
     blamed: list[int] = field(default_factory=list)
     up: int = 0
     down: int = 0
 
-    def played(self) -> Tally:
-        engine, question = self.engine, self.question
-        index = question.order.round.index
-        opened = None
+    @property
+    def round(self) -> int:
+        return self.subject.order.round.index
+
+    def play(self) -> None:
+        """Go on with an opening that had begun, or begin anew; what is opened is on disk before it is used."""
+        engine = self.engine
         for sum in (self._resumed, self._summed):
             try:
-                opened = opened or sum()
+                self.opened = self.opened or sum()
             except SecureError as error:
-                engine.fleet.say(f"{LOST}: no sum of round {index}: {error}")
-        if opened is None:
-            tally = Tally(question.sums())
-        else:
-            engine.openings.keep(opened)
-            tally = engine.tally(question, opened)
-        tally.blamed, tally.resent_bytes = self.blamed, self.down
-        tally.missing = {client: reason for client, reason in self.missing.items() if client not in tally.counted}
-        tally.rejected = [entry for entry in self.rejected if entry["client"] not in tally.counted]
-        return tally
+                engine.fleet.say(f"{LOST}: no sum of round {self.round}{self._what}: {error}")
+        if self.opened is not None:
+            engine.openings.keep(self.opened)
+
+    @property
+    def _what(self) -> str:
+        return "" if self.subject.purpose == UPDATE else f"'s {self.subject.purpose.decode()}"
 
     def _summed(self) -> Opened | None:
         """All steps, from a fresh call."""
-        engine, question = self.engine, self.question
-        clients = list(question.asked)
-        SumStep(engine, question.order, clients).gathered()
+        engine, subject = self.engine, self.subject
+        clients = list(subject.samples)
+        SumStep(engine, subject.order, clients).gathered()
         called = self._call(clients)
         if called is None:
             return None
-        call, form = called
-        opener = Opener(call, form.ring)
+        call, ring = called
+        opener = Opener(call, ring)
         here = self._step(0, dict.fromkeys(call.members, call.encoded), opener.advertised)
         adverts = opener.adverts()
         self._step(1, dict.fromkeys(here, adverts), opener.shared)
-        words = form.ring.size + _ITSELF
+        words = ring.size + _ITSELF
         self._step(2, {client: opener.deal(client) for client in opener.sharing}, opener.masked, longest=words)
         survivors = opener.survivors()
         self._step(3, dict.fromkeys(opener.counted, survivors), opener.endorsed)
         opener.endorsements()  # or there are too few, and nobody is asked to reveal anything
-        engine.openings.begin(question.order.round.index, joined([self.model.encode(), opener.saved()]))
-        return self._opened(opener)
+        engine.openings.begin(self.round, joined([subject.model.encode(), opener.saved()]), subject.purpose)
+        return self._opening(opener)
 
     def _resumed(self) -> Opened | None:
         """An opening that had begun when the server stopped: the same shares are asked for again."""
-        begun = self.engine.openings.begun(self.question.order.round.index)
+        begun = self.engine.openings.begun(self.round, self.subject.purpose)
         if begun is None:
             return None
         model, saved = parted(begun)
         call = Opener.call_of(saved)
-        assert self.question.summing is not None
-        form = self.question.summing.form(self.question.order, self.question.method, len(call.roster))
-        if model != self.model.encode() or call.form != form.digest(self.question.order):
+        ring, form = self.subject.form(len(call.roster))
+        if model != self.subject.model.encode() or call.form != form:
             raise SecureError("an opening had begun, of another model")
-        return self._opened(Opener.restored(saved, form.ring))
+        return self._opening(Opener.restored(saved, ring))
 
-    def _opened(self, opener: Opener) -> Opened:
+    def _opening(self, opener: Opener) -> Opened:
         self._step(4, dict.fromkeys(opener.signed, opener.endorsements()), opener.revealed)
-        words = opener.opened()
-        index, call = self.question.order.round.index, opener.call
-        return Opened(index, self.model, call.form.hex(), tuple(opener.counted), len(call.roster), self.up, words)
+        words, call, purpose = opener.opened(), opener.call, self.subject.purpose.decode()
+        return Opened(self.round, self.subject.model, call.form.hex(), tuple(opener.counted), len(call.roster), self.up, words, purpose)
 
-    def _call(self, clients: list[int]) -> tuple[Call, SumForm] | None:
+    def _call(self, clients: list[int]) -> tuple[Call, Ring] | None:
         """Whom we call: all that are here; None where these are too few."""
-        engine, question, order = self.engine, self.question, self.question.order
+        engine, subject = self.engine, self.subject
         keys = {client: engine.fleet.public_key(client) for client in clients}
-        invited = tuple(Invited(client, engine.samples[client], key) for client, key in sorted(keys.items()) if key is not None)
+        invited = tuple(Invited(client, subject.samples[client], key) for client, key in sorted(keys.items()) if key is not None)
         self.missing |= {client: UNREACHABLE for client, key in keys.items() if key is None}
-        if len(invited) < max(FEWEST, engine.threshold):
+        threshold = engine.table.least(len(invited), engine.per_round)
+        if len(invited) < max(FEWEST, threshold):
             return None
-        assert question.summing is not None
-        form = question.summing.form(order, question.method, len(invited))
-        attempt = engine.openings.next_attempt(order.round.index)
-        run, most = bytes.fromhex(engine.digest), question.most_samples
-        return Call(run, order.round.index, attempt, engine.threshold, invited, most, form.digest(order)), form
+        ring, form = subject.form(len(invited))
+        attempt = engine.openings.next_attempt(self.round, subject.purpose)
+        run = bytes.fromhex(engine.digest)
+        return Call(run, self.round, attempt, threshold, invited, subject.most_samples, form, subject.purpose), ring
 
     def _step(self, number: int, messages: dict[int, bytes], take: Take, longest: int = 0) -> list[int]:
         """Send a step's messages; who has answered as it should."""
-        order = self.question.order
+        order = self.subject.order
         if not longest:
             order = replace(order, round=replace(order.round, exchange=_APART + number))
             longest = _ITSELF + _PEER * len(messages)
             self.down += sum(map(len, messages.values()))
         step = SumStep(self.engine, order, sorted(messages), step=STEPS[number], messages=messages, longest=longest)
         step.with_order = number == 2
+        step.has_order = self.subject.purpose != STATISTICS
         step.more_facts = {SUM: STEPS[number]}
         here = []
         for client, outcome in step.heard():

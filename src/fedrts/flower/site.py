@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +22,7 @@ import fedrts
 from fedrts import config
 from fedrts import data as sets
 from fedrts.client import envelope
+from fedrts.client.figures import FigureForm
 from fedrts.client.masks import LastMasks
 from fedrts.client.order import Order, Reply, fingerprint
 from fedrts.client.privacy import Account, Unpredictable, countable
@@ -31,7 +32,7 @@ from fedrts.engines import sparse_kernel
 from fedrts.engines.threads import threads_for
 from fedrts.errors import InputError, reason
 from fedrts.flower import consent, policy
-from fedrts.flower.confidant import Confidant, NodeKey
+from fedrts.flower.confidant import Confidant, NodeKey, judged
 from fedrts.flower.consent import DeclinedError
 from fedrts.flower.host import Host
 from fedrts.flower.messages import SUM, Facts, memory_facts, named_memories
@@ -39,6 +40,7 @@ from fedrts.flower.normalisation import Normalisation
 from fedrts.flower.state import Records
 from fedrts.registry import only_allowing
 from fedrts.runs.build import Assembled, build_model, federation, put_together
+from fedrts.secure.call import METRICS, STATISTICS, UPDATE
 from fedrts.secure.participant import WORDS
 from fedrts.server.assessment import assessment
 from fedrts.wire import codec
@@ -57,6 +59,8 @@ class Site:
     run: Assembled
     digest: str
     """Names what the server asks."""
+    per_round: int
+    """Clients of a round."""
     records: Records = field(default_factory=Records)
     say: Callable[[str], None] = lambda text: None
     """To the owner."""
@@ -117,7 +121,7 @@ class Site:
             raise DeclinedError(f"--partition {unknown[0]}: the experiment has {len(rows)} clients, numbered from 0")
         policy.check_rows([len(rows[client]) for client in host.clients or [0]], experiment.train.batch_size, host.limits)
         run = put_together(here, module, replace(held, classes=classes), rows, noise=Unpredictable)
-        return Site(host, run, digest, records, say)
+        return Site(host, run, digest, experiment.clients.per_round, records, say)
 
     def _confidant(self, identity: NodeKey | None) -> Confidant | None:
         """Who answers where the experiment sums in secret; without a key that stays with the process nobody can."""
@@ -135,11 +139,31 @@ class Site:
             summing,
             self.run.method,
             self.digest,
-            lambda client: len(self._rows(client)),
-            lambda client: self.records.opened(self.digest, self._holder(client)),
-            lambda client, round: self.records.open(self.digest, self._holder(client), round),
+            self.per_round,
+            not self.host.clients or self.host.peers is not None,
+            self,
             self.host.peers,
         )
+
+    # -- what it has for secure sums, see `confidant.Stake` ---------------------------------------------------------
+
+    def samples(self, purpose: bytes, client: int) -> int:
+        rows = len(self._rows(client))
+        if self.host.clients:  # parts of one data set, of which the coordinator has the test rows
+            return rows if purpose == UPDATE else 0
+        return {UPDATE: rows, METRICS: self.held_out, STATISTICS: rows if self._described else 0}.get(purpose, 0)
+
+    def opened(self, purpose: bytes, client: int) -> int:
+        return self.records.opened(self.digest, self._holder(client), purpose)
+
+    def note(self, purpose: bytes, client: int, round: int) -> None:
+        self.records.open(self.digest, self._holder(client), round, purpose)
+
+    @property
+    def inputs(self) -> list[float]:
+        return [] if self.normalisation is None else self.normalisation.numbers
+
+    # -- who it is ----------------------------------------------------------------------------------------------------
 
     def introduction(self) -> dict[str, Any]:
         """Who we are: the clients that we stand for, with their numbers of samples."""
@@ -147,7 +171,12 @@ class Site:
         samples = [len(self._rows(client)) for client in clients] if clients else [len(self.run.rows[0])]
         data = self.run.data.fingerprint  # which the server compares where it knows the data, and must not guess at where it does not
         told = {"fedrts": fedrts.__version__, "clients": clients, "samples": samples, "data": data if clients else self.records.keyed(data)}
-        return told if clients else {**told, "held_out": self.held_out, "statistics": self._statistics()}
+        if clients:
+            return told
+        measured, secret = self._described, self.run.bench.summing is not None
+        if secret:  # what they are is told in a sum
+            return {**told, "held_out": self.held_out, "channels": 0 if measured is None else len(measured.mean)}
+        return {**told, "held_out": self.held_out, "statistics": [] if measured is None else measured.numbers}
 
     @property
     def held_out(self) -> int:
@@ -155,14 +184,14 @@ class Site:
         protection where ε is limited: there it judges nothing.
         """
         protection, rows = self.run.bench.protection, len(self.run.data.test_y)
-        limited = self.host.epsilon is not None or protection.noise or protection.index_epsilon or self.run.bench.summing is not None
+        limited = self.host.epsilon is not None or protection.noise or protection.index_epsilon
         return 0 if limited or rows < self.host.limits.min_samples else rows
 
-    def _statistics(self) -> list[float]:
-        """What the inputs are like, for a common normalisation; nothing where the owner objects, or limits ε, or sums are secure."""
-        silent = self.host.keep_statistics or self.host.epsilon is not None or self.run.bench.summing is not None
-        measured = None if silent else Normalisation.measured(self.run.data)
-        return [] if measured is None else measured.numbers
+    @cached_property
+    def _described(self) -> Normalisation | None:
+        """What the inputs are like, for a common normalisation; nothing where the owner objects, or limits ε."""
+        silent = self.host.keep_statistics or self.host.epsilon is not None
+        return None if silent else Normalisation.measured(self.run.data)
 
     def normalise(self, numbers: object) -> None:
         """Read inputs by the common statistics that came with an order, from the first one on."""
@@ -215,10 +244,29 @@ class Site:
         if told.get(SUM) != WORDS:
             return confidant.answer(told.get(SUM), client, data)
         dealt, ordered = confidant.ordered(client, data)
+        call = confidant.called(client)
+        if call.purpose == STATISTICS:
+            measured = self._described
+            if measured is None:
+                raise WireError("its statistics are asked for, and it tells none")
+            form = FigureForm.of_channels(len(measured.mean), len(call.roster))
+            return confidant.figures(client, form, "", lambda: measured.moments, dealt)
         order = self.order(client, ordered, told.get("model"))
+        if call.purpose == METRICS:
+            if order.exchange != assessment(self.run.plan.metric_names):
+                raise WireError("metrics are asked for by an order of something else")
+            if not self.run.plan.is_evaluated(order.round.index):
+                raise WireError(f"metrics of round {order.round.index}, which the experiment does not evaluate")
+            confidant.check_round(client, order)
+            form = FigureForm.of_metrics(self.run.plan.metrics, self.run.experiment.secure, len(call.roster))
+            return confidant.figures(client, form, judged(order), lambda: self._metrics(order, client), dealt)
         if order.exchange.no_sum is not None:
             raise WireError("an order whose answer is no sum")
         return confidant.words(client, order, self._carried_out(order, client, None).message, dealt)
+
+    def _metrics(self, order: Order, client: int) -> list[float]:
+        found: list[float] = carried(self._carried_out(order, client, None).message["metrics"], Tensor).tolist()
+        return found
 
     def order(self, client: int, data: bytes, model: object = None) -> Order:
         """What a download asks of a client: the exchange is built here, from the experiment, the round and the mask."""

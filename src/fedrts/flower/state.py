@@ -31,11 +31,13 @@ from fedrts.errors import InputError
 from fedrts.files import write_privately
 from fedrts.flower.memory import Memories, Shelf
 from fedrts.runs.folder import lock
+from fedrts.secure.call import UPDATE
 
 _SECRET = 32
 """Bytes of the secret."""
 _NAME = 15
 """Hexadecimal digits of a memory's name: it fits in a number of 64 bits."""
+_OPENINGS = "openings.json"
 _TRY_AGAIN = 0.1
 _ANEW = "a new folder means a new site, which has spent no privacy"
 
@@ -81,7 +83,7 @@ class _Accepted(_Part):
 
 
 class _Openings(_Part):
-    """openings.json: by experiment and client, the last round whose secure sum it helped to open."""
+    """openings.json: by experiment, or experiment and what was summed, and client: the last round whose secure sum it helped to open."""
 
     opened: dict[str, dict[int, int]] = Field(default_factory=dict)
 
@@ -95,7 +97,8 @@ class Records:
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(_SECRET))
     privacy: _Privacy = field(default_factory=_Privacy)
     consent: _Accepted = field(default_factory=_Accepted)
-    openings: _Openings = field(default_factory=_Openings)
+    openings: _Openings | None = field(default_factory=_Openings)
+    """None: the file is missing, and nobody knows what was opened."""
     _locked: IO[bytes] | None = None
 
     def __post_init__(self) -> None:
@@ -120,8 +123,8 @@ class Records:
             if len(secret) != _SECRET:
                 raise InputError(f"{path / 'secret'} is damaged ({len(secret)} bytes, not {_SECRET}): restore it from a backup; {_ANEW}")
             privacy, accepted = _parsed(path / "privacy.json", _Privacy), _parsed(path / "accepted.json", _Accepted)
-            openings = path / "openings.json"  # which sites that never summed in secret do not have
-            return Records(path, secret, privacy, accepted, _parsed(openings, _Openings) if openings.exists() else _Openings(), locked)
+            openings = path / _OPENINGS  # which folders of before there were secure sums do not have
+            return Records(path, secret, privacy, accepted, _parsed(openings, _Openings) if openings.exists() else None, locked)
         except InputError:
             locked.close()
             raise
@@ -182,15 +185,23 @@ class Records:
 
     # -- secure sums --------------------------------------------------------------------------------------------------
 
-    def opened(self, digest: str, client: int) -> int:
-        """The last round of an experiment whose sum a client helped to open; −1: none."""
-        return self.openings.opened.get(digest, {}).get(client, -1)
+    def opened(self, digest: str, client: int, purpose: bytes = UPDATE) -> int:
+        """The last round of an experiment in which a client helped to open a sum for this purpose; −1: none."""
+        return self._opened.get(_place(digest, purpose), {}).get(client, -1)
 
-    def open(self, digest: str, client: int, round: int) -> None:
+    def open(self, digest: str, client: int, round: int, purpose: bytes = UPDATE) -> None:
         """Note that a client is about to help open a round; it is on disk when this returns."""
-        found = _Openings(opened={**self.openings.opened, digest: {**self.openings.opened.get(digest, {}), client: round}})
-        self._keep("openings.json", found)
+        place = _place(digest, purpose)
+        found = _Openings(opened={**self._opened, place: {**self._opened.get(place, {}), client: round}})
+        self._keep(_OPENINGS, found)
         self.openings = found
+
+    @property
+    def _opened(self) -> dict[str, dict[int, int]]:
+        if self.openings is None:
+            file = self.path / _OPENINGS if self.path else _OPENINGS
+            raise InputError(f"{file} is missing, and rounds might be opened twice: restore it from a backup; {_ANEW}")
+        return self.openings.opened
 
     def _keep(self, name: str, content: BaseModel) -> None:
         if self.path is not None:
@@ -212,12 +223,17 @@ def _lock(file: IO[bytes], path: Path, patience: float) -> None:
 def _begun(path: Path) -> bytes:
     """A new site's records. The secret is written last: where it is, the others are."""
     secret = secrets.token_bytes(_SECRET)
-    for name, content in (("privacy.json", _Privacy()), ("accepted.json", _Accepted())):
+    for name, content in (("privacy.json", _Privacy()), ("accepted.json", _Accepted()), (_OPENINGS, _Openings())):
         if _read(path / name) not in (None, _encoded(content)):
             raise InputError(f"{path / 'secret'} is missing, beside {name}: restore it from a backup; {_ANEW}")
         write_privately(path / name, _encoded(content))
     write_privately(path / "secret", secret)
     return secret
+
+
+def _place(digest: str, purpose: bytes) -> str:
+    """Where openings for a purpose stand."""
+    return digest if purpose == UPDATE else f"{digest} {purpose.decode()}"
 
 
 def _encoded(content: BaseModel) -> bytes:

@@ -249,6 +249,8 @@ class Exchange:
         """Why what clients upload is not a sum on a mask that all share, of numbers with a bound; None if it is."""
         if "weights" not in self.down or "weights" not in self.up:
             return "its clients exchange other numbers than weights"
+        if len(self.down) > 1:
+            return "its clients are sent more than weights"
         for name, entry in self.up.items():
             if isinstance(entry, Indices):
                 if entry.values:

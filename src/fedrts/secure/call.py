@@ -1,4 +1,4 @@
-"""A call: whom the server invites to a sum, in which round of what, and how many are needed to open it.
+"""A call: whom the server invites to a sum, of what, in which round, and how many are needed to open it.
 
 Its digest names the attempt. Every signature covers it, every key is derived with it, and every message begins with it: what
 belongs to another run, round, attempt or roster is nothing here.
@@ -20,8 +20,15 @@ MOST = 2**12
 TAG = 8
 """Bytes of the digest with which a message begins."""
 
+UPDATE, METRICS, STATISTICS = b"update", b"metrics", b"statistics"
+"""What is summed: clients' changes of the model, what they say of it on rows that they hold out, what their images are like.
+
+Each has one opening in a round of its own. The three are functions of other rows or of another kind: no difference of an update's
+sum and a metric's is a client's part of either, so one opening of each says no more than each alone.
+"""
+
 _NUMBER = struct.Struct("<i")
-_VERSION = b"fedrts secure sum 1"
+_VERSION = b"fedrts secure sum 2"
 
 
 @dataclass(frozen=True)
@@ -49,13 +56,15 @@ class Call:
     most_samples: int
     """n_max: no client of the federation has more."""
     form: bytes = b""
-    """What the words mean: it must be the same for all."""
+    """What the words mean, and of which model: it must be the same for all."""
+    purpose: bytes = UPDATE
+    """What is summed."""
 
     @cached_property
     def encoded(self) -> bytes:
         members = [number(one.client) + number(one.samples) + one.key for one in self.roster]
         numbers = map(number, (self.round, self.attempt, self.threshold, self.most_samples))
-        return joined([_VERSION, self.run, *numbers, self.form, *members])
+        return joined([_VERSION, self.purpose, self.run, *numbers, self.form, *members])
 
     @cached_property
     def digest(self) -> bytes:
@@ -68,11 +77,11 @@ class Call:
     @staticmethod
     def decoded(data: bytes) -> Call:
         parts = parted(data)
-        if len(parts) < 7 or parts[0] != _VERSION:
+        if len(parts) < 8 or parts[0] != _VERSION:
             raise SecureError("a call in another version of the protocol: install the same fedrts on both sides")
-        run, index, attempt, threshold, most, form, *members = parts[1:]
+        purpose, run, index, attempt, threshold, most, form, *members = parts[1:]
         roster = tuple(Invited(read_number(one[:4]), read_number(one[4:8]), one[8:]) for one in members)
-        return Call(run, read_number(index), read_number(attempt), read_number(threshold), roster, read_number(most), form)
+        return Call(run, read_number(index), read_number(attempt), read_number(threshold), roster, read_number(most), form, purpose)
 
     def __post_init__(self) -> None:
         n, clients = len(self.roster), [one.client for one in self.roster]
@@ -109,8 +118,11 @@ class Call:
         return joined([_VERSION, purpose, self.digest, *parts])
 
 
-def check_call(call: Call, client: int, samples: int, key: bytes, pinned: Collection[bytes] | None) -> None:
-    """May a client with these samples and this key take part? `pinned`: keys of the peers that its owner knows; None: all."""
+def check_call(call: Call, client: int, samples: int, key: bytes, pinned: Collection[bytes] | None, *, alone: bool = False) -> None:
+    """May a client with these samples and this key take part? `pinned`: keys of the peers that its owner knows; None: all.
+
+    `alone`: every node stands for one client. Otherwise one node that colludes could be as many clients as it takes to open a sum.
+    """
     own = call.members.get(client)
     if own is None:
         raise SecureError(f"client {client} is not on the roster that it was sent")
@@ -118,6 +130,9 @@ def check_call(call: Call, client: int, samples: int, key: bytes, pinned: Collec
         raise SecureError(f"the roster says {own.samples} samples of client {client}, which has {samples}")
     if own.key.strip() != key.strip():
         raise SecureError(f"the roster has another key for client {client}")
+    keys = [one.key.strip() for one in call.roster]
+    if alone and len(set(keys)) != len(keys):
+        raise SecureError("the roster has one key for several clients, where every node stands for one")
     if pinned is not None:
         known = {one.strip() for one in pinned} | {key.strip()}
         if strangers := [one.client for one in call.roster if one.key.strip() not in known]:

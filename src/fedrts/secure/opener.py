@@ -148,7 +148,7 @@ class Opener:
         for gone in (client for client in self._sharing if client not in self._survivors):
             secret = self._secret(gone, KEY, weights)
             for client in self._survivors:  # who added the mask of both, or subtracted it
-                mask = masks.stream(pair_key(secret, self._adverts[client].masking, self.call), words)
+                mask = masks.stream(pair_key(secret, self._adverts[client].masking, self.call, gone, client), words)
                 (np.subtract if client < gone else np.add)(total, mask, out=total)
         return self.ring.trimmed(total)
 

@@ -133,7 +133,7 @@ class Participant:
         total = words + masks.stream(own_key(self._seed, self.call), ring.words)
         for peer in self._sharing:
             if peer != self.client:
-                mask = masks.stream(pair_key(self._masking, self._adverts[peer].masking, self.call), ring.words)
+                mask = masks.stream(pair_key(self._masking, self._adverts[peer].masking, self.call, self.client, peer), ring.words)
                 (np.add if self.client < peer else np.subtract)(total, mask, out=total)
         return self.call.message([number(self.client), ring.packed(total)])
 
@@ -220,6 +220,11 @@ def own_key(seed: bytes, call: Call) -> bytes:
     return masks.derived(seed, call.digest, b"own mask")
 
 
-def pair_key(secret: bytes, other: bytes, call: Call) -> bytes:
-    """The key of the mask that two clients agree on."""
-    return masks.derived(masks.agreed(secret, other), call.digest, b"mask of two")
+def pair_key(secret: bytes, other: bytes, call: Call, one: int, two: int) -> bytes:
+    """The key of the mask that the clients `one` and `two` agree on.
+
+    Their numbers are in it: a client that advertises another's public key as its own would otherwise have that one's mask, and the two
+    masks of a third client would cancel.
+    """
+    pair = number(min(one, two)) + number(max(one, two))
+    return masks.derived(masks.agreed(secret, other), call.digest, b"mask of two " + pair)

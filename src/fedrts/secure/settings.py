@@ -21,10 +21,16 @@ class SecureSums(Table):
     bits: int = Field(18, ge=8, le=24, description="of a rounded value; a word has some more, so that sums fit")
     clip: Number = Field(1.0, gt=0, description="largest change of a parameter in a round; clients clip what is larger")
     statistic_clip: Number = Field(10.0, gt=0, description="largest change of a BatchNorm statistic in a round")
+    metric_clip: Number = Field(1000.0, gt=0, description="largest metric that a site reports, where it is not a share")
 
     def needed(self, clients: int) -> int:
         """t of so many clients."""
         return 2 * clients // 3 + 1 if self.threshold is None else self.threshold
+
+    def least(self, invited: int, per_round: int) -> int:
+        """t of so many that are invited to a sum, where `per_round` take part in a round: the same, and of more the same share."""
+        needed = self.needed(per_round)
+        return max(needed, -(-needed * invited // per_round))
 
     def refusal(self, clients: int) -> str | None:
         """Why sums over so many clients cannot be had, and the remedy; None if they can."""

@@ -6,14 +6,20 @@ It is one more exchange after those of a round: the model goes down as it is, me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fedrts.client.figures import FigureForm
 from fedrts.client.order import Order, Reply
+from fedrts.client.summing import Summing
+from fedrts.errors import note
 from fedrts.methods.contract import Exchange, Judge, State
 from fedrts.server.client_records import ClientRecords
+from fedrts.server.engine import Secretive
 from fedrts.server.guard import faults, judge
 from fedrts.server.mask_memory import addressed
 from fedrts.tasks.metrics import Metric
@@ -40,6 +46,8 @@ def assess(plan: Plan, state: State, index: int, ledger: ClientRecords) -> dict[
     absent = ledger.strikes.quarantined | ledger.lateness.resting(index) | ledger.departed.keys()
     clients = sorted(plan.held_out.keys() - absent)
     order, size = addressed(order, clients, ledger.traffic)
+    if plan.summing is not None and isinstance(plan.engine, Secretive):
+        return _in_sum(plan, plan.engine, plan.summing, order, clients, size)
     samples = {client: plan.samples[client] for client in clients}
     told: dict[int, dict[str, float]] = {}
     missing = []
@@ -65,6 +73,24 @@ def assess(plan: Plan, state: State, index: int, ledger: ClientRecords) -> dict[
         "clients": [{"client": client, "samples": weights[client], **told[client]} for client in sorted(told)],
         "missing": missing,
         "bytes": size,
+    }
+
+
+def _in_sum(plan: Plan, engine: Secretive, summing: Summing, order: Order, clients: Sequence[int], size: int) -> dict[str, Any]:
+    """The same where the server learns sums alone: the mean over samples, and nothing of single clients."""
+    held_out = {client: plan.held_out[client] for client in clients}
+    found = engine.figures(order, held_out, partial(FigureForm.of_metrics, plan.metrics, summing.table))
+    means = {name: value for name, value in found.means.items() if math.isfinite(value)}  # or a client had none
+    reason = impossible([metric for metric in plan.metrics if metric.name in means], means)
+    if reason is not None:
+        note(f"round {order.round.index}: the sites' metrics come to {reason}: one of them does not keep to the rules of secure sums")
+    return {
+        "mean": {} if reason is not None else means,
+        "mean_of_clients": {},
+        "samples": sum(held_out[client] for client in found.clients),
+        "clients": [],
+        "missing": [{"client": client, "reason": reason} for client, reason in sorted(found.missing.items())],
+        "bytes": size + found.bytes,
     }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from fedrts.client.figures import FigureForm
 from fedrts.client.order import Failure, Order, Reply
 from fedrts.methods.contract import State
 from fedrts.server.collect import Question, Tally
@@ -33,6 +35,26 @@ class Adding(Protocol):
     """An engine whose workers judge and add up the replies of their clients themselves, so that only sums come back."""
 
     def answer(self, question: Question) -> Tally: ...
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What clients say of a model, in sum."""
+
+    means: dict[str, float]
+    """Over samples, by name; empty where there was no sum."""
+    clients: tuple[int, ...]
+    """Who is in it."""
+    missing: dict[int, str]
+    """Who is not, and why."""
+    bytes: int
+
+
+@runtime_checkable
+class Secretive(Protocol):
+    """An engine that learns sums alone of what clients say of a model."""
+
+    def figures(self, order: Order, samples: Mapping[int, int], form: Callable[[int], FigureForm]) -> Figures: ...
 
 
 @runtime_checkable

@@ -86,7 +86,7 @@ def attack(five, colluding, victim):
     words = five.ring.unpacked(call.parts(sent)[1]) - masks.stream(own_key(seed, call), five.ring.words)
     for peer in opener.sharing:
         if peer != victim:
-            mask = masks.stream(pair_key(secret, opener._adverts[peer].masking, call), five.ring.words)
+            mask = masks.stream(pair_key(secret, opener._adverts[peer].masking, call, victim, peer), five.ring.words)
             words = words - mask if victim < peer else words + mask
     return five.ring.trimmed(words)
 
@@ -136,6 +136,25 @@ def test_two_clients_mask_the_same_words_differently(party):
     five.share()
     five.mask()
     assert len({five.call.parts(data)[1] for data in five.seen[-5:]}) == 5
+
+
+def test_a_client_that_copies_another_s_key_takes_no_mask_away(party):
+    """12 advertises the masking key of 10 as its own. The masks of 11 with both would cancel, and 11's words stand open with its seed."""
+    three = party(3, 3)
+    three.advertise()
+    copied = replace(three.opener._adverts[12], masking=three.opener._adverts[10].masking)
+    copied = replace(copied, signature=signer(KEYS[2])(three.call.signed(b"keys", *copied.parts)))
+    three.clients[12]._adverts[12] = three.opener._adverts[12] = copied
+    three.share()
+    three.mask()
+    three.endorse()
+    three.reveal()
+    places = three.opener._shares[11, SEED]
+    seed = shamir.secret_of(places)
+    assert seed is not None
+    sent = next(data for data in three.seen if (parts := three.call.parts(data))[0] == number(11) and len(parts) == 2)
+    words = three.ring.unpacked(three.call.parts(sent)[1]) - masks.stream(own_key(seed, three.call), three.ring.words)
+    assert (three.ring.trimmed(words) != three.ring.trimmed(three.words(11))).mean() > 0.5
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -396,11 +415,12 @@ def test_a_call_travels_and_its_digest_covers_everything():
     call = Call(**roster(5))
     assert Call.decoded(call.encoded) == call
     others = [
-        Call(**{**roster(5), **change}) for change in ({"run": b"s" * 32}, {"round": 1}, {"attempt": 1}, {"threshold": 4}, {"form": b"x"})
+        Call(**{**roster(5), **change})
+        for change in ({"run": b"s" * 32}, {"round": 1}, {"attempt": 1}, {"threshold": 4}, {"form": b"x"}, {"purpose": b"metrics"})
     ]
     others.append(Call(**{**roster(5), "roster": (Invited(0, 6, public_key(KEYS[0])), *roster(5)["roster"][1:])}))
-    assert len({one.digest for one in [call, *others]}) == 7
-    for bad in (b"", b"abc", call.encoded[:-1], joined([b"fedrts secure sum 2"])):
+    assert len({one.digest for one in [call, *others]}) == 8
+    for bad in (b"", b"abc", call.encoded[:-1], joined([b"fedrts secure sum 1"])):
         with pytest.raises(SecureError):
             Call.decoded(bad)
 

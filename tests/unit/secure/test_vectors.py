@@ -26,8 +26,8 @@ def vectors() -> dict[str, object]:
         "call_digest": call.digest.hex(),
         "public_a": masks.public(a).hex(),
         "public_b": masks.public(b).hex(),
-        "mask_key_ab": pair_key(a, masks.public(b), call).hex(),
-        "mask_words_ab": masks.stream(pair_key(b, masks.public(a), call), 4).tolist(),
+        "mask_key_ab": pair_key(a, masks.public(b), call, 0, 2).hex(),
+        "mask_words_ab": masks.stream(pair_key(b, masks.public(a), call, 2, 0), 4).tolist(),
         "own_key_of_seed_a": own_key(a, call).hex(),
         "own_words_of_seed_a": masks.stream(own_key(a, call), 4).tolist(),
         "seed_commitment_a": hashlib.sha256(a).hexdigest(),
@@ -46,4 +46,4 @@ def test_masks_of_two_are_the_same_from_both_sides():
     found = vectors()
     call = Call.decoded(bytes.fromhex(str(found["call"])))
     a, b = bytes(range(32)), bytes(range(32, 64))
-    assert pair_key(a, masks.public(b), call) == pair_key(b, masks.public(a), call)
+    assert pair_key(a, masks.public(b), call, 0, 2) == pair_key(b, masks.public(a), call, 2, 0)
