@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from fedrts import data, methods
+from fedrts.callbacks import callbacks as all_callbacks
 from fedrts.client.privacy import Protection
 from fedrts.client.training import LocalTraining
 from fedrts.data.partition import SITES, Partition
@@ -100,6 +101,16 @@ class Topology(Table):
         return self
 
 
+class Stop(Table):
+    """When a run ends before its last round, and with which of its models; off without `patience`."""
+
+    patience: int | None = Field(None, ge=1, description="rounds after the best one that a run goes on without a better; default: to the end")
+    metric: str | None = Field(None, description="by which a round is better, on the validation split if there is one; default: the leading")
+    min_delta: Number = Field(0.0, ge=0, description="a round is better by more than this")
+    restore: bool = Field(True, description="end the run with the model of its best round (best.safetensors), not with the last one")
+    start: int = Field(0, ge=0, description="rounds before this one stop no run; a stopped run that goes on has its next one here")
+
+
 class Eval(Table):
     """When the server's model is tested."""
 
@@ -157,6 +168,10 @@ class Experiment(Table):
     seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
     init: str | None = Field(None, description="safetensors file of weights to start from; default: random ones")
     tags: list[str] = Field(default_factory=list, description="words of your own, a list or separated by commas: the report shows them")
+    callbacks: list[Annotated[str, Named(all_callbacks)]] = Field(
+        default_factory=list,
+        description="what else watches the run, a list or separated by commas: best, csv, mlflow, progress, tensorboard, wandb, or an import path",
+    )
     out: str | None = Field(None, description="run folder; default runs/<time>-<data>-<method>-<seed>")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     method_options: dict[str, Any] = Field(default_factory=dict, description="the method's own, see `fedrts methods`")
@@ -167,16 +182,17 @@ class Experiment(Table):
     train: Training = Training()
     topology: Topology = Topology()
     eval: Eval = Eval()
+    stop: Stop = Stop()
     wire: Wire = Wire()
     guard: Guard = Guard()
     privacy: Protection = Protection()
     secure: SecureSums = SecureSums()
     checkpoint: Checkpoint = Checkpoint()
 
-    @field_validator("tags", mode="before")
+    @field_validator("tags", "callbacks", mode="before")
     @classmethod
-    def _listed(cls, tags: object) -> object:
-        return _words(tags)
+    def _listed(cls, words: object) -> object:
+        return _words(words)
 
     @field_validator("device")
     @classmethod
