@@ -465,7 +465,8 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         "missing": sum(len(line["rejected"]) for line in history),
         "metric": leading(plan.metrics),
     }
-    view = RunView(experiment, facts, run.layout, state.mask, max(first, 0), list(history), plan.metrics)
+    settings = config.flat(experiment.model_dump(mode="json"))
+    view = RunView(experiment, settings, facts, run.layout, state.mask, max(first, 0), copy.deepcopy(history), plan.metrics)
     view.validated, view.folder = run.data.valid_x is not None, None if folder is None else folder.path
     stopped = saved.facts.get("stopped") if saved else None
     over = stopped is not None and stopped["round"] >= experiment.stop.start  # otherwise it was asked to go on

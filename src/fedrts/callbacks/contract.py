@@ -27,6 +27,8 @@ class RunView:
     """A run that begins, or goes on."""
 
     experiment: Experiment
+    settings: Mapping[str, Any]
+    """All its keys and their values, as `table.key`."""
     facts: Mapping[str, Any]
     """Of model and federation, as observers are told them."""
     layout: Layout

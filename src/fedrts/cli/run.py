@@ -43,6 +43,9 @@ def run(
     tune: Annotated[bool, typer.Option("--tune", help="Measure which engine and how many slots are fastest here; remembered.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Write a trace of some rounds, and tables, to RUN_DIR/profile.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder too.")] = False,
+    log: Annotated[
+        str | None, typer.Option("--log", metavar="NAME,…", help="Also log to mlflow, wandb, tensorboard or csv (the key `callbacks`).")
+    ] = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
@@ -50,7 +53,7 @@ def run(
     from fedrts import api, config, planning
     from fedrts.runs.folder import resume_command
 
-    layers = given.layers(experiment)
+    layers = [*given.layers(experiment), {} if log is None else {"callbacks": log}]
     layers = layers if budget is None else planning.within(layers, budget, data_dir)
     resolved = config.resolve(*layers)
     if tune_lr is not None:
@@ -121,10 +124,13 @@ def resume(
 
     if rounds is None and RunFolder(run_dir).summary() is not None:
         RunFolder(run_dir).verify()
-        print(f"{run_dir} is finished; `fedrts inspect {run_dir}` shows it")
+        stopped = (RunFolder(run_dir).summary() or {}).get("stopped")
+        early = f" early, after round {stopped['round']}; `--rounds {stopped['planned']}` goes on" if stopped else ""
+        print(f"{run_dir} is finished{early}; `fedrts inspect {run_dir}` shows it")
         return
-    tensorboard = (run_dir / "tensorboard").is_dir()
-    again = resume_command(run_dir, config.from_file(RunFolder(run_dir).experiment_file()))
+    settings = config.from_file(RunFolder(run_dir).experiment_file())
+    tensorboard = (run_dir / "tensorboard").is_dir() and "tensorboard" not in settings.get("callbacks", [])
+    again = resume_command(run_dir, settings)
 
     def go_on(observer: Observer) -> Result:
         return api.resume(run_dir, rounds=rounds, data_dir=data_dir, observer=observer, trust=allow or ())
