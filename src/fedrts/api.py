@@ -1,4 +1,4 @@
-"""The Python interface: `run`, `resume`, `train`, `load`."""
+"""The Python interface: `run`, `resume`, `train`, `fine_tune`, `load`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -38,6 +38,7 @@ from fedrts.runs.build import Assembled, assemble, layout_of, put_together
 from fedrts.runs.checkpoint import Pace, Saved
 from fedrts.runs.fairness import judged
 from fedrts.runs.folder import RunFolder, Trust, check_finite, check_saved, check_versions, resume_command
+from fedrts.runs.origin import settings_from
 from fedrts.runs.summary import describe_clients, describe_privacy, summarise
 from fedrts.server import rounds as loop
 from fedrts.server.averaging import average_of
@@ -55,8 +56,12 @@ if TYPE_CHECKING:
 
 _TUNER = "fedrts.comparison.tuned_run:with_best_rate"
 """Looked up when it is asked for: it plays runs, and so lies in a room above this one."""
-ANYWHERE = {"device": "cpu", "init": None}
-"""A model can be looked at on a machine that lacks the device it was trained on and the file it started from."""
+ANYWHERE: dict[str, Any] = {"device": "cpu", "init": None, "origin": None, "callbacks": []}
+"""A model can be looked at on a machine that lacks the device it was trained on, what it started from, and who watched it."""
+
+
+_SETTINGS = {*Experiment.model_fields, *config.SHORT} - {"callbacks"}
+"""Keywords that are keys of an experiment."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +158,7 @@ def start(
 
     `tuned`: the folder holds the trials by which its learning rate was chosen.
     """
-    if resolved.topology.init_mask == "given" and resolved.init is None:
+    if resolved.topology.init_mask == "given" and resolved.init is None and resolved.origin is None:
         raise InputError("topology.init_mask = 'given' needs weights to start from: name their file with --init")
     resolved = with_folder(resolved)
     folder = RunFolder(str(resolved.out))
@@ -329,6 +334,46 @@ def train(
     return _play(assembled, folder, _watcher(observer, objects), prolonged=bool(more), hooks=hooks)
 
 
+def fine_tune(
+    path: str | Path,
+    *,
+    mask: Literal["search", "keep"] = "search",
+    model: nn.Module | None = None,
+    data_dir: str | Path | None = None,
+    trust: Trust = False,
+    **keywords: Any,
+) -> Result:
+    """Go on from a finished run in a new one: on other data or clients, at another density, for so many `rounds`.
+
+    `fedrts.fine_tune("runs/a", data="fashion_mnist", density=0.1, rounds=20, out="runs/b")`, or with `clients=[…], test=…` as for `train`
+
+    The new run begins with the model and the mask of the old one and has its settings, but for those that are given here. Of a lower
+    density every layer keeps its largest weights, by one factor. With `mask="search"` the topology moves on, and a method that knows
+    something of the links (posteriors) keeps it; with "keep" it stays as it begins. A model that was given in Python is given again.
+    """
+    folder = RunFolder(path)
+    if mask not in ("search", "keep"):
+        raise InputError(f"mask must be 'search' or 'keep' (got {mask!r})")
+    own = "test" in keywords
+    settings = {key: value for key, value in keywords.items() if key in _SETTINGS and not isinstance(value, Method)}
+    clients = settings.pop("clients", None) if own else None
+    given = config.from_keywords(settings)
+    rest = {key: value for key, value in keywords.items() if key not in settings}
+    with folder.trusted(trust, {**given, **_sorted_out(keywords.get("callbacks", ()))[0]}):
+        found = settings_from(folder, given, mask == "keep")
+        if not own:
+            if model is not None or found.get("model") == config.CUSTOM:
+                raise InputError(
+                    f"the run in {path} trains a model given in Python: give model=…, clients=[…] and test=…, as to fedrts.train"
+                )
+            return run(data_dir=data_dir, **found, **rest)
+        module = model if model is not None else _load(folder, None, None, data_dir, average=False)
+        by_object = ("method", "method_options", "density") if "method" in rest else ()
+        for key in ("data", "data_options", "model", "model_options", "clients", *by_object):
+            found.pop(key, None)
+        return train(model=module, **({} if clients is None else {"clients": clients}), **found, **rest)
+
+
 def load(
     path: str | Path,
     model: nn.Module | None = None,
@@ -425,8 +470,8 @@ def _play(
 
 def _begun(run: Assembled) -> State:
     """A run's state before its first round, with what its method remembers ever after; a set-up may forget what it began with."""
-    state = run.method.begin(run.setup)
-    return replace(state, memory={}) if run.method.exchanges(run.plan.round(-1, state.mask)) else state
+    state, first = run.begun()
+    return replace(state, memory={}) if first < 0 and run.method.exchanges(run.plan.round(-1, state.mask)) else state
 
 
 def _note_idle_clients(run: Assembled) -> None:
@@ -440,8 +485,7 @@ def _note_idle_clients(run: Assembled) -> None:
 def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer, hooks: Hooks) -> Result:
     plan, experiment = run.plan, run.experiment
     _note_idle_clients(run)
-    state = saved.state if saved else plan.method.begin(run.setup)
-    first = saved.next_round if saved else -1
+    state, first = (saved.state, saved.next_round) if saved else run.begun()
     history = [] if folder is None else folder.history()
     ledger = ClientRecords.of(plan.guard)
     if saved:

@@ -1,10 +1,10 @@
 """Callbacks: code of one's own that a run calls. They watch it, and may stop it; a class registered with `@register("name")` has a name.
 
-    class Shout(Callback):
-        def on_round(self, round: RoundView) -> None:
-            print(round.index, round.metrics)
+class Shout(Callback):
+    def on_round(self, round: RoundView) -> None:
+        print(round.index, round.metrics)
 
-    fedrts.run(data="digits", rounds=20, callbacks=[Shout(), EarlyStopping(patience=5)])
+fedrts.run(data="digits", rounds=20, callbacks=[Shout(), EarlyStopping(patience=5)])
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HOMES = dict.fromkeys(("Callback", "EndView", "OuterView", "RoundView", "RunVie
 _HOMES |= {"BestModel": "best", "CSV": "csv", "EarlyStopping": "stopping", "MLflow": "trackers", "WandB": "trackers"}
 _HOMES |= {"ProgressBar": "watching", "TensorBoard": "watching"}
 
-__all__ = [*_HOMES, "callbacks", "get", "names", "register"]  # noqa: PLE0604
+__all__ = [*_HOMES, "callbacks", "get", "names", "register"]
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,8 @@ class BestModel(Callback):
             raise InputError(f"min_delta must be a number ≥ 0 (got {min_delta!r})")
         if not may_be_named(name):
             raise InputError(f"name must be a word of letters, digits and _ (got {name!r}): the file is NAME.safetensors")
-        self.asked, self.min_delta, self.keeps = metric, float(min_delta), name
+        self.asked, self.min_delta = metric, float(min_delta)
+        self.keeps: str | None = name
         self._kept: Candidate | None = None
 
     def on_start(self, run: RunView) -> None:
@@ -87,9 +88,13 @@ class BestModel(Callback):
                     written = json.loads((content.metadata() or {}).get("fedrts", "{}")).get("round")
                     found.append({key: content.get_tensor(key) for key in content.keys()})  # noqa: SIM118
             except (OSError, ValueError, AttributeError, safetensors.SafetensorError) as error:
-                raise InputError(f"cannot read {file}, the best model so far: {error}; restore it, or resume without its callback") from error
+                raise InputError(
+                    f"cannot read {file}, the best model so far: {error}; restore it, or resume without its callback"
+                ) from error
             if written != self.round:
-                raise InputError(f"{file} is of round {written}, and the best one is {self.round}: resume with the metric that it was kept by")
+                raise InputError(
+                    f"{file} is of round {written}, and the best one is {self.round}: resume with the metric that it was kept by"
+                )
         weights, masks = found
         device = self.run.mask.bits.device
         if masks.keys() != self.run.layers.keys():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +61,9 @@ class Hooks:
         index = played.record.round
         for callback in self.callbacks:
             if played.topology is not None and _told(callback, "on_outer"):
-                masks = [self._masks(state) for state in (before, played.state)]
+                old, new = self._masks(before), self._masks(played.state)
                 with self._blamed(callback, f"on_outer of round {index}"):
-                    callback.on_outer(OuterView(self.run, index, *masks, dict(played.topology)))
+                    callback.on_outer(OuterView(self.run, index, old, new, copy.deepcopy(played.topology)))
             if not _told(callback, "on_round"):
                 continue
             view = RoundView(self.run, played)

@@ -62,7 +62,9 @@ class Tracker(Callback):
         self._layers = _named(outer.layer_density)
 
     def on_round(self, round: RoundView) -> None:
-        numbers = {key: float(value) for key, value in round.line.items() if isinstance(value, int | float) and key not in ("round", "outer")}
+        numbers = {
+            key: float(value) for key, value in round.line.items() if isinstance(value, int | float) and key not in ("round", "outer")
+        }
         numbers = {**numbers, "rejected": float(len(round.line["rejected"])), **self._layers}
         if round.index < 0:
             self.log({f"set-up/{key}": value for key, value in numbers.items() if math.isfinite(value)}, 0)

@@ -14,6 +14,7 @@ from fedrts.client.privacy import Protection
 from fedrts.client.training import LocalTraining
 from fedrts.data.partition import SITES, Partition
 from fedrts.engines.settings import EngineSettings
+from fedrts.methods.first_mask import masks as first_masks
 from fedrts.secure.settings import SecureSums
 from fedrts.server.averaging import AverageName, LateAverage
 from fedrts.server.guard import QUORUM, SITES_CLAIM, Guard
@@ -85,8 +86,10 @@ class Topology(Table):
     density_schedule: Annotated[str, Named(curves)] = Field(
         "cubic", description="how it falls from the first outer round to the last before T_end: cubic (fast at first), cosine or linear"
     )
-    init_mask: Literal["random", "magnitude", "given"] = Field(
-        "random", description="the first topology; given: that of the weights to start from, and the default where their zeros show one"
+    init_mask: Annotated[str, Named(first_masks)] = Field(
+        "random",
+        description="the first topology: random, magnitude, snip (by sensitivity, in a set-up), or given: "
+        "that of the weights to start from, and the default where their zeros show one",
     )
     init_scale: Literal["dense", "sparse"] = Field(
         "dense",
@@ -104,8 +107,12 @@ class Topology(Table):
 class Stop(Table):
     """When a run ends before its last round, and with which of its models; off without `patience`."""
 
-    patience: int | None = Field(None, ge=1, description="rounds after the best one that a run goes on without a better; default: to the end")
-    metric: str | None = Field(None, description="by which a round is better, on the validation split if there is one; default: the leading")
+    patience: int | None = Field(
+        None, ge=1, description="rounds after the best one that a run goes on without a better; default: to the end"
+    )
+    metric: str | None = Field(
+        None, description="by which a round is better, on the validation split if there is one; default: the leading"
+    )
     min_delta: Number = Field(0.0, ge=0, description="a round is better by more than this")
     restore: bool = Field(True, description="end the run with the model of its best round (best.safetensors), not with the last one")
     start: int = Field(0, ge=0, description="rounds before this one stop no run; a stopped run that goes on has its next one here")
@@ -167,10 +174,11 @@ class Experiment(Table):
     )
     seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
     init: str | None = Field(None, description="safetensors file of weights to start from; default: random ones")
+    origin: str | None = Field(None, description="run folder to go on from: its model, mask and posteriors are the first of this run")
     tags: list[str] = Field(default_factory=list, description="words of your own, a list or separated by commas: the report shows them")
     callbacks: list[Annotated[str, Named(all_callbacks)]] = Field(
         default_factory=list,
-        description="what else watches the run, a list or separated by commas: best, csv, mlflow, progress, tensorboard, wandb, or an import path",
+        description="what watches the run, a list or separated by commas: best, csv, mlflow, progress, tensorboard, wandb, or import paths",
     )
     out: str | None = Field(None, description="run folder; default runs/<time>-<data>-<method>-<seed>")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")

@@ -70,7 +70,7 @@ def summarise(
 ) -> dict[str, Any]:
     """summary.json: a function of the final state, the ledger and the history.
 
-    `stopped`: after which round, and why, before the last that was planned. `restored`: of which round the final state is, if not of the last.
+    `stopped`: after which round, and why, before the last planned one. `restored`: of which round the state is, where it was the best.
     """
     experiment, layout = run.experiment, run.layout
     federated = history[-1].get("federated") if history else None
