@@ -107,12 +107,12 @@ class RoundView:
     @cached_property
     def weights(self) -> dict[str, Tensor]:
         """The model's tensors by name, exactly 0 outside the mask."""
-        return self.run.layout.state_dict(self.state.weights)
+        return self.run.layout.state_dict(self.played.state.weights)
 
     @cached_property
     def masks(self) -> dict[str, Tensor]:
         """bool tensors by parameter name, prunable parameters only."""
-        return self.run.layout.by_name(self.state.mask.bits)
+        return self.run.layout.by_name(self.played.state.mask.bits)
 
     def stop(self, reason: str) -> None:
         """Let the run end with this round. Its summary says why; to stop in the set-up is to stop after round 0."""

@@ -57,7 +57,7 @@ class Hooks:
                 callback.on_start(run)
 
     def follow(self, before: State, played: Played) -> bool:
-        """Tell of a round; is it the last?"""
+        """Tell of a round; does the run stop with it, before the last that was planned?"""
         index = played.record.round
         for callback in self.callbacks:
             if played.topology is not None and _told(callback, "on_outer"):
@@ -71,7 +71,7 @@ class Hooks:
                 callback.on_round(view)
             if view.asked and self._pending is None:
                 self._pending = {"by": type(callback).__name__, "reason": view.asked[0]}
-        if self._pending is None or index < 0:
+        if self._pending is None or not 0 <= index < self.run.experiment.rounds - 1:
             return False
         self.stopped = {"round": index, "planned": self.run.experiment.rounds, **self._pending}
         return True
