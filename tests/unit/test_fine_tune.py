@@ -303,7 +303,7 @@ def test_snip_by_hand(dense, tmp_path):
 def test_a_method_that_chooses_its_mask_needs_no_other(dense, tmp_path):
     _, file = dense
     for name in ("snip", "synflow"):
-        with pytest.raises(InputError, match="chooses its first mask itself: leave out topology.init_mask"):
+        with pytest.raises(InputError, match=r"chooses its first mask itself: leave out topology\.init_mask"):
             fedrts.run(**config_of(from_dense(file, "snip", method=name)), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
