@@ -35,7 +35,7 @@ class Busiest(Callback):
 with tempfile.TemporaryDirectory() as scratch:
     store, out, busiest = f"sqlite:///{scratch}/mlflow.db", Path(scratch, "run"), Busiest()
     client = mlflow.MlflowClient(tracking_uri=store)
-    client.create_experiment("digits", artifact_location=Path(scratch, "artefacts").as_uri())
+    experiment = client.create_experiment("digits", artifact_location=Path(scratch, "artefacts").as_uri())
     result = fedrts.run(
         data="digits",
         density=0.2,
@@ -51,7 +51,7 @@ with tempfile.TemporaryDirectory() as scratch:
     print("stopped:", summary.get("stopped", {}).get("reason", "no"))
     print("links that moved:", busiest.moved)
 
-    (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    (run,) = client.search_runs([experiment])
     curve = client.get_metric_history(run.info.run_id, "accuracy")
     assert [entry.value for entry in curve] == [line["accuracy"] for line in result.history]
     assert "report.html" in {file.path for file in client.list_artifacts(run.info.run_id)}

@@ -355,8 +355,8 @@ def fine_tune(
     if mask not in ("search", "keep"):
         raise InputError(f"mask must be 'search' or 'keep' (got {mask!r})")
     own = "test" in keywords
-    settings = {key: value for key, value in keywords.items() if key in _SETTINGS and not isinstance(value, Method)}
-    clients = settings.pop("clients", None) if own else None
+    keys = _SETTINGS - ({"clients"} if own else set())
+    settings = {key: value for key, value in keywords.items() if key in keys and not isinstance(value, Method)}
     given = config.from_keywords(settings)
     rest = {key: value for key, value in keywords.items() if key not in settings}
     with folder.trusted(trust, {**given, **_sorted_out(keywords.get("callbacks", ()))[0]}):
@@ -368,10 +368,12 @@ def fine_tune(
                 )
             return run(data_dir=data_dir, **found, **rest)
         module = model if model is not None else _load(folder, None, None, data_dir, average=False)
-        by_object = ("method", "method_options", "density") if "method" in rest else ()
-        for key in ("data", "data_options", "model", "model_options", "clients", *by_object):
+        found["model_options"] = {key: value for key, value in found.get("model_options", {}).items() if key == "prune_output"}
+        method = rest.get("method")
+        said = {"method", "method_options", *method.model_fields_set} if isinstance(method, Method) else set()
+        for key in {"data", "data_options", "model", "clients", *said}:
             found.pop(key, None)
-        return train(model=module, **({} if clients is None else {"clients": clients}), **found, **rest)
+        return train(model=module, **found, **rest)
 
 
 def load(

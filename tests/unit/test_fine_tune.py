@@ -84,7 +84,9 @@ def test_at_a_lower_density_every_layer_keeps_its_largest_weights(origin, tmp_pa
         assert strength[new].min() >= strength[old & ~new].max()
         shares.append(int(new.sum()) / int(old.sum()))
     assert max(shares) - min(shares) < 0.02 < 1 - max(shares)
-    assert torch.equal(state["alpha"], newest(folder / "checkpoint").state["alpha"])
+    saved = newest(folder / "checkpoint")
+    assert saved is not None
+    assert torch.equal(state["alpha"], saved.state["alpha"])
 
 
 def test_the_mask_may_be_kept(origin, tmp_path):
@@ -223,7 +225,7 @@ def test_own_models_go_on_with_their_own_clients(tmp_path):
     again = fedrts.fine_tune(tmp_path / "first", model=net(6), mask="keep", **others, out=tmp_path / "second", resume=True)
     assert torch.equal(again.state.weights, found.state.weights)
     by_object = fedrts.fine_tune(tmp_path / "first", model=net(), **others, method=fedrts.methods.FedRTS(gamma=0.2))
-    assert by_object.summary["density_target"] == 0.2
+    assert by_object.summary["density_target"] == 0.6
 
 
 def test_named_models_go_on_with_clients_of_ones_own(origin):
@@ -240,7 +242,7 @@ def test_named_models_go_on_with_clients_of_ones_own(origin):
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dense") / "run"
-    return fedrts.run(**{**RUN, "method": "fedavg"}, out=folder), folder / "model.safetensors"
+    return fedrts.run(**{**RUN, "method": "fedavg", "density": 1.0}, out=folder), folder / "model.safetensors"
 
 
 def from_dense(file, name, **given):
@@ -277,7 +279,8 @@ def config_of(experiment):
 def test_snip_by_hand(dense, tmp_path):
     """|w · Σ p_k g_k| of the clients of round 0, the largest over all layers."""
     _, file = dense
-    run = assemble(from_dense(file, "snip", rounds=1))
+    exact: dict[str, Any] = {"rounds": 1, "value_type": "float32"}  # clients see the very weights
+    run = assemble(from_dense(file, "snip", **exact))
     state, first = run.begun()
     assert (first, state.mask.is_full) == (-1, True)
     clients = run.plan.sample(-1)
@@ -294,7 +297,7 @@ def test_snip_by_hand(dense, tmp_path):
     scores = (state.weights[: run.layout.links] * gradient).abs()
     kept = sum(run.setup.counts(0.3))
     expected = torch.zeros_like(scores, dtype=torch.bool).index_fill(0, scores.topk(kept).indices, True)
-    found = fedrts.run(**config_of(from_dense(file, "snip", rounds=1)), out=tmp_path)
+    found = fedrts.run(**config_of(from_dense(file, "snip", **exact)), out=tmp_path)
     differing = int((found.state.mask.bits != expected).sum())
     assert differing <= 2, "but for ties in the last bits"
     assert isinstance(found.state.mask, Mask)

@@ -221,7 +221,9 @@ def test_the_real_mlflow(tmp_path, monkeypatch):
         fedrts.run(**RUN, callbacks=[MLflow(uri=uri)], observer=Cuts(), out=tmp_path / "run")
     result = fedrts.resume(tmp_path / "run", callbacks=[MLflow(uri=uri)])
     client = mlflow.MlflowClient(tracking_uri=uri)
-    (found,) = client.search_runs([client.get_experiment_by_name("fedrts").experiment_id])
+    experiment = client.get_experiment_by_name("fedrts")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id])
     assert (found.info.run_id, found.info.status) == (json.loads((tmp_path / "run" / "mlflow.json").read_text())["id"], "FINISHED")
     told = client.get_metric_history(found.info.run_id, "accuracy")
     assert [(entry.step, entry.value) for entry in told] == [(line["round"], line["accuracy"]) for line in result.history]

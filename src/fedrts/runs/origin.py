@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrts.config import Tree, from_file, merged
+from fedrts.config import Tree, from_file, merged, method_class
 from fedrts.errors import InputError
 from fedrts.methods.base import Method, given_mask
 from fedrts.methods.contract import Round, Setup, State
@@ -47,6 +47,8 @@ def settings_from(folder: RunFolder, given: Tree, keep_mask: bool = False) -> di
     for key in ("data", "method"):
         if given.get(key, there[key]) != there[key]:
             kept.pop(f"{key}_options", None)  # are the other one's
+    if any(method_class(name).dense for name in (there["method"], given.get("method", there["method"]))):
+        kept.pop("density", None)  # of a dense run it says nothing of a sparse one
     asked = given.get("clients", {})
     if isinstance(asked, Mapping) and isinstance(total := asked.get("total"), int):
         kept["clients"]["per_round"] = min(kept["clients"]["per_round"], max(total, 1))
