@@ -16,6 +16,8 @@ from fedrts.errors import InputError
 from fedrts.observe import Silent
 from fedrts.runs.build import assemble
 from fedrts.runs.checkpoint import load as newest
+from fedrts.sparse import random
+from fedrts.sparse.mask import Mask
 
 RUN: dict[str, Any] = {
     "data": "digits",
@@ -273,6 +275,35 @@ def test_snip_as_a_first_mask_is_that_of_the_method(dense, tmp_path, engine):
 
 def config_of(experiment):
     return {key: value for key, value in experiment.model_dump(exclude_none=True).items() if key != "out"}
+
+
+def test_snip_by_hand(dense, tmp_path):
+    """|w · Σ p_k g_k| of the clients of round 0, the largest over all layers."""
+    _, file = dense
+    exact: dict[str, Any] = {"rounds": 1, "value_type": "float32"}  # clients see the very weights
+    run = assemble(from_dense(file, "snip", **exact))
+    state, first = run.begun()
+    assert (first, state.mask.is_full) == (-1, True)
+    clients = run.plan.sample(-1)
+    total = sum(len(run.rows[client]) for client in clients)
+    gradient = torch.zeros(run.layout.links)
+    module, held = run.module, run.data
+    for client in clients:
+        key = random.key(run.experiment.seed, "client", -1, client)
+        order = random.permutation(random.key(key, "order", run.training.epochs), len(run.rows[client]))
+        rows = run.rows[client][order][: len(order) // 32 * 32]  # full batches alone
+        run.layout.bind(module, state.weights.clone())
+        module.eval()
+        loss = nn.functional.cross_entropy(module(held.inputs(held.x[rows])), held.y[rows])
+        parts = torch.autograd.grad(loss, [module.get_parameter(entry.name) for entry in run.layout.layers])
+        gradient += torch.cat([part.reshape(-1) for part in parts]) * len(order) / total
+    scores = (state.weights[: run.layout.links] * gradient).abs()
+    kept = sum(run.setup.counts(0.3))
+    expected = torch.zeros_like(scores, dtype=torch.bool).index_fill(0, scores.topk(kept).indices, True)
+    found = fedrts.run(**config_of(from_dense(file, "snip", **exact)), out=tmp_path)
+    differing = int((found.state.mask.bits != expected).sum())
+    assert differing <= 2, "but for ties in the last bits"
+    assert isinstance(found.state.mask, Mask)
 
 
 def test_a_method_that_chooses_its_mask_needs_no_other(dense, tmp_path):
