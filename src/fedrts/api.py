@@ -1,4 +1,4 @@
-"""The Python interface: `run`, `resume`, `train`, `load`."""
+"""The Python interface: `run`, `resume`, `train`, `fine_tune`, `load`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fedrts import config, planning
+from fedrts.callbacks.contract import RunView
+from fedrts.callbacks.hooks import Hooks
+from fedrts.callbacks.watching import ProgressBar
 from fedrts.client import schedules
 from fedrts.client.privacy import Repeatable
 from fedrts.config import Experiment
@@ -35,6 +38,7 @@ from fedrts.runs.build import Assembled, assemble, layout_of, put_together
 from fedrts.runs.checkpoint import Pace, Saved
 from fedrts.runs.fairness import judged
 from fedrts.runs.folder import RunFolder, Trust, check_finite, check_saved, check_versions, resume_command
+from fedrts.runs.origin import settings_from
 from fedrts.runs.summary import describe_clients, describe_privacy, summarise
 from fedrts.server import rounds as loop
 from fedrts.server.averaging import average_of
@@ -52,8 +56,12 @@ if TYPE_CHECKING:
 
 _TUNER = "fedrts.comparison.tuned_run:with_best_rate"
 """Looked up when it is asked for: it plays runs, and so lies in a room above this one."""
-ANYWHERE = {"device": "cpu", "init": None}
-"""A model can be looked at on a machine that lacks the device it was trained on and the file it started from."""
+ANYWHERE: dict[str, Any] = {"device": "cpu", "init": None, "origin": None, "callbacks": []}
+"""A model can be looked at on a machine that lacks the device it was trained on, what it started from, and who watched it."""
+
+
+_SETTINGS = {*Experiment.model_fields, *config.SHORT} - {"callbacks"}
+"""Keywords that are keys of an experiment."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,7 @@ def run(
     tune_lr: Iterable[float] | str | None = None,
     data_dir: str | Path | None = None,
     observer: Observer | None = None,
+    callbacks: Sequence[object] = (),
     **keywords: Any,
 ) -> Result:
     """Run an experiment: a TOML file, keywords, or both (keywords win). See the reference for every key.
@@ -99,17 +108,32 @@ def run(
     With a `budget` such as "200MB" the run sends at most so much: density, value type and rounds that are not given are planned.
     `tune_lr` names learning rates of which the best on a validation split is taken first, or "auto": rates around the experiment's own.
     `data_dir` is the folder of data sets (default: `FEDRTS_DATA`, or ~/.cache/fedrts); it is no part of the experiment.
+    `callbacks` watch the run and may stop it: objects (`fedrts.callbacks.EarlyStopping(patience=20)`), and names, which its file keeps.
     """
     for name in ("model", "method"):
         if isinstance(keywords.get(name), nn.Module | Method):
             kind_of = type(keywords[name]).__name__
             raise InputError(f"{name} is a {kind_of}: fedrts.run takes names (and {name}_options), objects are for fedrts.train")
-    given = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords)]
+    named, objects = _sorted_out(callbacks)
+    given = ([config.from_file(experiment)] if experiment is not None else []) + [config.from_keywords(keywords), named]
     layers = given if budget is None else planning.within(given, budget, data_dir)
     resolved = config.resolve(*layers)
     if tune_lr is not None:
         resolved = _tuned(layers, tune_lr, Path(str(with_folder(resolved).out)), data_dir)
-    return start(resolved, observer or default_observer(), data_dir, tuned=tune_lr is not None)
+    return start(resolved, _watcher(observer, objects), data_dir, tuned=tune_lr is not None, callbacks=objects)
+
+
+def _sorted_out(callbacks: Sequence[object]) -> tuple[config.Tree, list[object]]:
+    """The callbacks that are named, as a setting, and those that are objects."""
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+        raise InputError(f"callbacks is {callbacks!r}: give a list, such as [fedrts.callbacks.EarlyStopping(patience=20), 'csv']")
+    named = [entry for entry in callbacks if isinstance(entry, str)]
+    return {"callbacks": named} if named else {}, [entry for entry in callbacks if not isinstance(entry, str)]
+
+
+def _watcher(observer: Observer | None, callbacks: Sequence[object]) -> Observer:
+    """The observer, or where none is given a notebook's bar, unless a callback is one."""
+    return observer or (Silent() if any(isinstance(entry, ProgressBar) for entry in callbacks) else default_observer())
 
 
 def _tuned(layers: Sequence[config.Tree], rates: Iterable[float] | str, out: Path, data_dir: str | Path | None) -> Experiment:
@@ -122,16 +146,23 @@ def _tuned(layers: Sequence[config.Tree], rates: Iterable[float] | str, out: Pat
 
 
 def start(
-    resolved: Experiment, observer: Observer, data_dir: str | Path | None = None, door: Door | None = None, *, tuned: bool = False
+    resolved: Experiment,
+    observer: Observer,
+    data_dir: str | Path | None = None,
+    door: Door | None = None,
+    *,
+    tuned: bool = False,
+    callbacks: Sequence[object] = (),
 ) -> Result:
     """Run a resolved experiment in a new folder; over Flower with nodes that come to `door` (None: on this machine).
 
     `tuned`: the folder holds the trials by which its learning rate was chosen.
     """
-    if resolved.topology.init_mask == "given" and resolved.init is None:
+    if resolved.topology.init_mask == "given" and resolved.init is None and resolved.origin is None:
         raise InputError("topology.init_mask = 'given' needs weights to start from: name their file with --init")
     resolved = with_folder(resolved)
     folder = RunFolder(str(resolved.out))
+    hooks = _hooks(resolved, callbacks)
     folder.create(resolved, tuned)
     try:
         assembled = prepared(resolved, data_dir)
@@ -139,7 +170,13 @@ def start(
         folder.discard()
         raise
     folder.write_experiment(assembled.experiment)  # with what was left to `auto`
-    return _play(assembled, folder, observer, data_dir, door)
+    return _play(assembled, folder, observer, data_dir, door, hooks=hooks)
+
+
+def _hooks(experiment: Experiment, callbacks: Sequence[object]) -> Hooks:
+    """The callbacks of a run, with words on how it goes on if one of them fails."""
+    again = f"; mend it, then continue with: {resume_command(experiment.out, experiment.model_dump())}" if experiment.out else ""
+    return Hooks.of(experiment, callbacks, again)
 
 
 def prepared(resolved: Experiment, data_dir: str | Path | None = None) -> Assembled:
@@ -159,39 +196,54 @@ def resume(
     door: Door | None = None,
     changes: Mapping[str, Any] | None = None,
     trust: Trust = False,
+    callbacks: Sequence[object] = (),
 ) -> Result:
     """Continue an interrupted run to exactly the result it would have had. A finished one is only loaded, or goes on for more `rounds`.
 
     In rounds that were not planned the topology stays as it is from `topology.end` on, and a falling learning rate at its last value.
+    One that was stopped early goes on only if `rounds` are given, as many as were planned or more. Give `callbacks` that are objects again.
     `changes` are settings that may be others than those of the run's file, such as `{"engine": {"wait": 60}}`. Code that the folder
     names by import path runs only if you `trust` it: True, or a list of paths; what `changes` name is your own.
     """
     folder = RunFolder(path)
-    with folder.trusted(trust, changes or {}):
-        more = {} if rounds is None else _prolonged(folder, _planned(folder), rounds)
-        return _resume(folder, data_dir, observer or default_observer(), door, config.merged(changes or {}, more), bool(more))
+    named, objects = _sorted_out(callbacks)
+    changes = config.merged(changes or {}, named)
+    with folder.trusted(trust, changes):
+        more = {} if rounds is None else _prolonged(folder, _planned(folder), rounds, lifted=True)
+        return _resume(folder, data_dir, _watcher(observer, objects), door, config.merged(changes, more), bool(more), objects)
 
 
 def _planned(folder: RunFolder) -> Experiment:
     return config.validated(Experiment, config.from_file(folder.experiment_file()))
 
 
-def _prolonged(folder: RunFolder, planned: Experiment, rounds: int) -> dict[str, Any]:
-    """The settings with which a run goes on for more rounds than were planned; none if they are as many."""
+def _prolonged(folder: RunFolder, planned: Experiment, rounds: int, lifted: bool = False) -> dict[str, Any]:
+    """The settings with which a run goes on for more rounds than were planned; none if they are as many.
+
+    Where it was stopped early, what stopped it counts anew from there; with as many rounds as planned only if that is to be `lifted`.
+    """
     config.validated(Experiment, {"rounds": rounds})
     if rounds < planned.rounds:
         raise InputError(f"rounds = {rounds}: the run in {folder.path} has {planned.rounds}; more can be played, not fewer")
+    stopped = folder.stopped()
+    resumed = {"stop": {"start": stopped["round"] + 1}} if stopped and stopped["round"] >= planned.stop.start else {}
     if rounds == planned.rounds:
-        return {}
+        return resumed if lifted else {}
     train, horizon = planned.train, planned.train.schedule_rounds or planned.rounds
     last = train.lr * schedules.share(train.schedule, horizon, horizon, train.lr_end)
     rate = f"the learning rate {'is' if last == train.lr else 'stays at'} {last:g}"
     note(f"{rounds} rounds instead of {planned.rounds}: the topology is fixed from round {planned.end} on, as planned; {rate}")
-    return {"rounds": rounds, "train": {"schedule_rounds": horizon}, "topology": {"end": planned.end}}
+    return {"rounds": rounds, "train": {"schedule_rounds": horizon}, "topology": {"end": planned.end}, **resumed}
 
 
 def _resume(
-    folder: RunFolder, data_dir: str | Path | None, observer: Observer, door: Door | None, changes: Mapping[str, Any], prolonged: bool
+    folder: RunFolder,
+    data_dir: str | Path | None,
+    observer: Observer,
+    door: Door | None,
+    changes: Mapping[str, Any],
+    prolonged: bool,
+    callbacks: Sequence[object],
 ) -> Result:
     file = folder.experiment_file()
     folder.verify()
@@ -202,10 +254,11 @@ def _resume(
     if resolved.clients.partition == SITES and door is None:
         again = resume_command(folder.path, resolved.model_dump())
         raise InputError(f"the run in {folder.path} trains at sites: continue it with `{again}` (or --insecure, as it began)")
+    hooks = _hooks(resolved, callbacks)
     assembled = assemble(resolved, data_dir)
     if not folder.begun:  # its file may be another than that of the start
         check_uploads(assembled, assembled.method.begin(assembled.setup))
-    return _play(assembled, folder, observer, data_dir, door, prolonged)
+    return _play(assembled, folder, observer, data_dir, door, prolonged, hooks)
 
 
 def train(
@@ -223,6 +276,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     observer: Observer | None = None,
+    callbacks: Sequence[object] = (),
     **keywords: Any,
 ) -> Result:
     """Train your own model on your own clients' data.
@@ -233,9 +287,10 @@ def train(
     `prunable(name, parameter)` replaces the rule of what may be pruned. Other keywords are those of `run` (`lr`, `epochs`,
     `dropout`, `topology={…}`).
     With `out` a run folder is written; `resume=True` continues it after an interruption, or for more `rounds`. The model is trained in
-    place: to compare, give every call one of its own.
+    place: to compare, give every call one of its own. `callbacks` are those of `run`.
     """
     clients = listed(clients)
+    named, objects = _sorted_out(callbacks)
     if not isinstance(model, nn.Module):
         raise InputError(f"model is {model!r}: give a torch.nn.Module (models by name are for fedrts.run)")
     if keywords.get("data", config.CUSTOM) != config.CUSTOM:
@@ -248,7 +303,7 @@ def train(
         if function is not None and not callable(function):
             raise InputError(f"{name} must be a function (got {function!r})")
     chosen, options = config.from_method(method, keywords)
-    given = config.from_keywords({**keywords, "rounds": rounds, **chosen})
+    given = {**config.from_keywords({**keywords, "rounds": rounds, **chosen}), **named}
     federation = {"total": len(clients), "per_round": min(10, len(clients)), "min_size": 1}
     base: dict[str, Any] = {"data": config.CUSTOM, "model": config.CUSTOM, "clients": federation, "out": str(out) if out else None}
     folder = RunFolder(out) if out else None
@@ -259,11 +314,13 @@ def train(
         base["recipe"] = planned.recipe
         base["topology"] = {"init_mask": planned.topology.init_mask, "end": planned.end}
         base["train"] = {"schedule_rounds": planned.train.schedule_rounds}
+        base["stop"] = {"start": planned.stop.start}
         more = _prolonged(folder, planned, rounds)
         base = config.merged(base, more)
     settings = config.merged(base, given)
     settings = config.merged(config.recipe_settings(settings), config.merged(settings, options))
     resolved = config.complete(config.validated(Experiment, settings))
+    hooks = _hooks(resolved, objects)
     held, rows = federate(clients, test, task or Classification())
     if task is None:
         held = replace(held, task=predicting(loss, correct, metrics, is_label(held.y)))
@@ -274,7 +331,49 @@ def train(
         note("targets are no labels, and neither `correct` nor `metrics` says how to judge the model: it is judged by its loss")
     if folder is not None and not begun:
         folder.create(assembled.experiment)
-    return _play(assembled, folder, observer or default_observer(), prolonged=bool(more))
+    return _play(assembled, folder, _watcher(observer, objects), prolonged=bool(more), hooks=hooks)
+
+
+def fine_tune(
+    path: str | Path,
+    *,
+    mask: Literal["search", "keep"] = "search",
+    model: nn.Module | None = None,
+    data_dir: str | Path | None = None,
+    trust: Trust = False,
+    **keywords: Any,
+) -> Result:
+    """Go on from a finished run in a new one: on other data or clients, at another density, for so many `rounds`.
+
+    `fedrts.fine_tune("runs/a", data="fashion_mnist", density=0.1, rounds=20, out="runs/b")`, or with `clients=[…], test=…` as for `train`
+
+    The new run begins with the model and the mask of the old one and has its settings, but for those that are given here. Of a lower
+    density every layer keeps its largest weights, by one factor. With `mask="search"` the topology moves on, and a method that knows
+    something of the links (posteriors) keeps it; with "keep" it stays as it begins. A model that was given in Python is given again.
+    """
+    folder = RunFolder(path)
+    if mask not in ("search", "keep"):
+        raise InputError(f"mask must be 'search' or 'keep' (got {mask!r})")
+    own = "test" in keywords
+    keys = _SETTINGS - ({"clients"} if own else set())
+    settings = {key: value for key, value in keywords.items() if key in keys and not isinstance(value, Method)}
+    given = config.from_keywords(settings)
+    rest = {key: value for key, value in keywords.items() if key not in settings}
+    with folder.trusted(trust, {**given, **_sorted_out(keywords.get("callbacks", ()))[0]}):
+        found = settings_from(folder, given, mask == "keep")
+        if not own:
+            if model is not None or found.get("model") == config.CUSTOM:
+                raise InputError(
+                    f"the run in {path} trains a model given in Python: give model=…, clients=[…] and test=…, as to fedrts.train"
+                )
+            return run(data_dir=data_dir, **found, **rest)
+        module = model if model is not None else _load(folder, None, None, data_dir, average=False)
+        found["model_options"] = {key: value for key, value in found.get("model_options", {}).items() if key == "prune_output"}
+        method = rest.get("method")
+        said = {"method", "method_options", *method.model_fields_set} if isinstance(method, Method) else set()
+        for key in {"data", "data_options", "model", "clients", *said}:
+            found.pop(key, None)
+        return train(model=module, **found, **rest)
 
 
 def load(
@@ -355,11 +454,12 @@ def _play(
     data_dir: str | Path | None = None,
     door: Door | None = None,
     prolonged: bool = False,
+    hooks: Hooks | None = None,
 ) -> Result:
-    engine = kind(run.experiment.engine.name)
+    engine, hooks = kind(run.experiment.engine.name), hooks or Hooks()
     if folder is None:
         with engine.open(run, None, data_dir, door) as run:
-            return _play_rounds(run, None, None, observer)
+            return _play_rounds(run, None, None, observer, hooks)
     with folder.writing(), engine.open(run, folder.path, data_dir, door) as run:
         saved = folder.load(run.experiment, run.identity, run.experiment.device, lambda: _begun(run))
         if prolonged:
@@ -367,13 +467,13 @@ def _play(
                 raise InputError(f"{folder.path} has no checkpoint to go on from: start a new run from its model.safetensors, with --init")
             folder.prolong(run.experiment)
         folder.rewind(saved)
-        return _play_rounds(run, folder, saved, observer)
+        return _play_rounds(run, folder, saved, observer, hooks)
 
 
 def _begun(run: Assembled) -> State:
     """A run's state before its first round, with what its method remembers ever after; a set-up may forget what it began with."""
-    state = run.method.begin(run.setup)
-    return replace(state, memory={}) if run.method.exchanges(run.plan.round(-1, state.mask)) else state
+    state, first = run.begun()
+    return replace(state, memory={}) if first < 0 and run.method.exchanges(run.plan.round(-1, state.mask)) else state
 
 
 def _note_idle_clients(run: Assembled) -> None:
@@ -384,11 +484,10 @@ def _note_idle_clients(run: Assembled) -> None:
         note(f"{whose} have one sample, of which BatchNorm has no statistics: they train nothing; leave them out, or use another norm")
 
 
-def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer) -> Result:
+def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer, hooks: Hooks) -> Result:
     plan, experiment = run.plan, run.experiment
     _note_idle_clients(run)
-    state = saved.state if saved else plan.method.begin(run.setup)
-    first = saved.next_round if saved else -1
+    state, first = (saved.state, saved.next_round) if saved else run.begun()
     history = [] if folder is None else folder.history()
     ledger = ClientRecords.of(plan.guard)
     if saved:
@@ -412,19 +511,31 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         "missing": sum(len(line["rejected"]) for line in history),
         "metric": leading(plan.metrics),
     }
+    settings = config.flat(experiment.model_dump(mode="json"))
+    view = RunView(experiment, settings, facts, run.layout, state.mask, max(first, 0), copy.deepcopy(history), plan.metrics)
+    view.validated, view.folder = run.data.valid_x is not None, None if folder is None else folder.path
+    stopped = saved.facts.get("stopped") if saved else None
+    over = stopped is not None and stopped["round"] >= experiment.stop.start  # otherwise it was asked to go on
     observer.started(experiment, facts, max(first, 0))
     try:
-        for played in loop.play(plan, state, first, ledger):
-            state = played.state
+        hooks.start(view, stopped if over else None)
+        for played in () if over else loop.play(plan, state, first, ledger):
+            before, state = state, played.state
             history.append(played.record.as_dict())
             if folder is not None:
-                with phase("writing"):
-                    _write_round(folder, played, run, ledger, pace)
+                _log_round(folder, played)
+            over = hooks.follow(before, played)
+            if folder is not None:
+                _save_round(folder, played, run, ledger, pace, hooks.stopped)
             observer.played(played.record)
-        judging(observer, 0, 1)
-        summary = summarise(run, state, ledger, history)
+            if over:
+                break
+        _tell_judging(observer, hooks, 0, 1)
+        late, best = average_of(state), hooks.final_model()
+        state = state if best is None else best.state
+        summary = summarise(run, state, ledger, history, hooks.stopped, None if best is None else best.told)
         step = {} if isinstance(observer, Silent) else felt(run, state)  # before the model has its last weights
-        masks, late = run.layout.by_name(state.mask.bits), average_of(state)
+        masks = run.layout.by_name(state.mask.bits)
         run.layout.bind(run.module, state.weights.clone())
         if folder is not None:
             named = None if late is None else run.layout.state_dict(late.weights)
@@ -432,10 +543,12 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
             if run.bench.protection.on:
                 folder.write_json("privacy.json", describe_privacy(run, ledger))
             if experiment.eval.fairness and experiment.clients.partition != SITES:
-                folder.write_json("fairness.json", judged(run, partial(judging, observer)))
+                folder.write_json("fairness.json", judged(run, partial(_tell_judging, observer, hooks)))
             folder.write_json("summary.json", summary)
+        hooks.end({**summary, **step})
         observer.finished({**summary, **step})
     finally:
+        hooks.close()
         observer.stopped()
     return Result(run.module.eval(), masks, history, summary, state, None if late is None else _average(run, late))
 
@@ -450,13 +563,26 @@ def _average(run: Assembled, late: State) -> nn.Module | None:
     return module.eval()
 
 
-def _write_round(folder: RunFolder, played: Played, run: Assembled, ledger: ClientRecords, pace: Pace) -> None:
-    folder.append("history.jsonl", played.record.as_dict())
-    if played.topology is not None:
-        folder.append("topology.jsonl", played.topology)
+def _tell_judging(observer: Observer, hooks: Hooks, done: int, total: int) -> None:
+    judging(observer, done, total)
+    hooks.judging(done, total)
+
+
+def _log_round(folder: RunFolder, played: Played) -> None:
+    with phase("writing"):
+        folder.append("history.jsonl", played.record.as_dict())
+        if played.topology is not None:
+            folder.append("topology.jsonl", played.topology)
+
+
+def _save_round(
+    folder: RunFolder, played: Played, run: Assembled, ledger: ClientRecords, pace: Pace, stopped: Mapping[str, Any] | None
+) -> None:
+    """A checkpoint, where one is due: after callbacks were told, so that none is left out if one fails or the process is killed."""
     done = played.record.round + 1
-    if pace.is_due(done) or done == run.experiment.rounds:
-        pace.timed(lambda: folder.save(played.state, done, ledger, run.experiment, run.identity))
+    if pace.is_due(done) or done == run.experiment.rounds or stopped is not None:
+        with phase("writing"):
+            pace.timed(lambda: folder.save(played.state, done, ledger, run.experiment, run.identity, stopped))
 
 
 def with_folder(experiment: Experiment) -> Experiment:

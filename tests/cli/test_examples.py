@@ -1,5 +1,6 @@
 """Every file in examples/ runs, and learns."""
 
+import importlib.util
 import json
 import re
 import runpy
@@ -32,6 +33,19 @@ def test_own_data(fedrts, tmp_path, monkeypatch):
     clients = json.loads((tmp_path / "run" / "clients.json").read_text())
     assert all(sum(count > 0 for count in client["labels"]) == 2 for client in clients)
     assert sum(client["samples"] for client in clients) == 900
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="without the extra mlflow")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("flags", [["--short"], pytest.param([], marks=pytest.mark.slow)], ids=["short", "in full"])
+def test_early_stopping_with_mlflow(flags, tmp_path, monkeypatch, capsys):
+    """It asserts itself what it learned."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setattr(sys, "argv", ["early_stopping_mlflow.py", *flags])
+    runpy.run_path(str(EXAMPLES / "early_stopping_mlflow.py"), run_name="__main__")
+    assert "with the model of round" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
 def test_a_page_lists_them_all():

@@ -569,7 +569,7 @@ def test_resolved_file_is_complete(tmp_path):
     written = set(config.flat(from_file(folder.experiment_file())))
     missing = set(config.flat(Experiment().model_dump())) - written
     null = {"guard.max_claim", "init", "out", "secure.threshold", "topology.density_start", "topology.prunable", "train.schedule_rounds"}
-    null |= {"wire.download_type"}
+    null |= {"wire.download_type", "origin", "stop.patience", "stop.metric"}
     assert missing == null, "TOML has none"
     text = folder.experiment_file().read_text("utf-8")
     assert text.count('"auto"') == 4  # checkpoint.every: a pace, no decision; engine.name, kernel and isa: decided when the model is there

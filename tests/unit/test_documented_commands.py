@@ -89,7 +89,7 @@ def test_documented_experiments_resolve(page, tmp_path):
         assert config.resolve(config.from_file(file)).data == "digits"
 
 
-@pytest.mark.parametrize("page", ["docs/python.md", "docs/quickstart.md"])
+@pytest.mark.parametrize("page", ["docs/python.md", "docs/quickstart.md", "docs/callbacks.md"])
 def test_documented_python_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "example"}

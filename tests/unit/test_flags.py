@@ -52,9 +52,9 @@ NEEDED = {
 }
 """What else the commands that take keys must be told."""
 
-NO_KEYS = {("compare", "out"), ("data show", "out"), ("server", "out"), ("server", "address")}
+NO_KEYS = {("compare", "metric"), ("compare", "out"), ("data show", "out"), ("server", "out"), ("server", "address")}
 NO_KEYS |= {("plan", "budget"), ("run", "budget"), ("compare", "budget"), ("plan", "per_round"), ("plan", "deadline")}
-"""Options with the name of a key that mean something else: a comparison's folder, a picture, the folder and door of a server, budgets."""
+"""Options with the name of a key that mean something else: a comparison's metric and folder, a picture, a server's, budgets."""
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

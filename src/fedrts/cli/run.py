@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,25 +49,53 @@ def run(
     ] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Write a trace of some rounds, and tables, to RUN_DIR/profile.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder too.")] = False,
+    log: Annotated[
+        str | None, typer.Option("--log", metavar="NAME,…", help="Also log to mlflow, wandb, tensorboard or csv (the key `callbacks`).")
+    ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN_DIR", help="Go on from a finished run: its settings, model, mask and posteriors."),
+    ] = None,
+    keep_mask: Annotated[bool, typer.Option("--keep-mask", help="With --from: the topology stays as it begins.")] = False,
     data_dir: DataDir = None,
+    allow: Allow = None,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment. Without arguments: FedRTS at density 0.2 on handwritten digits, offline, in under a minute."""
     from fedrts import api, config, planning
     from fedrts.runs.folder import resume_command
 
-    layers = given.layers(experiment)
-    layers = layers if budget is None else planning.within(layers, budget, data_dir)
-    resolved = config.resolve(*layers)
-    if tune_lr is not None:
-        resolved = with_best_rate(layers, tune_lr, Path(str(api.with_folder(resolved).out)), data_dir, quiet)
-    resolved = api.with_folder(measured(resolved, data_dir, quiet) if tune else resolved)
-    folder = Path(str(resolved.out))
+    layers = [*given.layers(experiment), {} if log is None else {"callbacks": log}]
+    with going_on(layers, from_run, keep_mask, allow) as layers:
+        layers = layers if budget is None else planning.within(layers, budget, data_dir)
+        resolved = config.resolve(*layers)
+        if tune_lr is not None:
+            resolved = with_best_rate(layers, tune_lr, Path(str(api.with_folder(resolved).out)), data_dir, quiet)
+        resolved = api.with_folder(measured(resolved, data_dir, quiet) if tune else resolved)
+        folder = Path(str(resolved.out))
 
-    def play(observer: Observer) -> Result:
-        return api.start(resolved, watched(observer, folder, profile), data_dir, tuned=tune_lr is not None)
+        def play(observer: Observer) -> Result:
+            return api.start(resolved, watched(observer, folder, profile), data_dir, tuned=tune_lr is not None)
 
-    interruptible(play, quiet, resume_command(folder, resolved.model_dump()), tensorboard)
+        interruptible(play, quiet, resume_command(folder, resolved.model_dump()), tensorboard)
+
+
+@contextlib.contextmanager
+def going_on(layers: list[Tree], from_run: Path | None, keep_mask: bool, allow: list[str] | None) -> Iterator[list[Tree]]:
+    """The settings of a run that goes on from another, as one layer; inside, they lead to no code but what is given or allowed."""
+    from fedrts import config
+    from fedrts.errors import InputError
+    from fedrts.runs.folder import RunFolder
+    from fedrts.runs.origin import settings_from
+
+    if from_run is None:
+        if keep_mask or allow:
+            raise InputError(f"{'--keep-mask' if keep_mask else '--allow'} goes with --from RUN_DIR, a finished run to go on from")
+        yield layers
+        return
+    asked, folder = config.combined(*layers), RunFolder(from_run)
+    with folder.trusted(allow or (), asked):
+        yield [settings_from(folder, asked, keep_mask)]
 
 
 def with_best_rate(layers: list[Tree], text: str, out: Path, data_dir: Path | None, quiet: bool) -> Experiment:
@@ -128,10 +157,13 @@ def resume(
 
     if rounds is None and RunFolder(run_dir).summary() is not None:
         RunFolder(run_dir).verify()
-        print(f"{run_dir} is finished; `fedrts inspect {run_dir}` shows it")
+        stopped = (RunFolder(run_dir).summary() or {}).get("stopped")
+        early = f" early, after round {stopped['round']}; `--rounds {stopped['planned']}` goes on" if stopped else ""
+        print(f"{run_dir} is finished{early}; `fedrts inspect {run_dir}` shows it")
         return
-    tensorboard = (run_dir / "tensorboard").is_dir()
-    again = resume_command(run_dir, config.from_file(RunFolder(run_dir).experiment_file()))
+    settings = config.from_file(RunFolder(run_dir).experiment_file())
+    tensorboard = (run_dir / "tensorboard").is_dir() and "tensorboard" not in settings.get("callbacks", [])
+    again = resume_command(run_dir, settings)
 
     def go_on(observer: Observer) -> Result:
         return api.resume(run_dir, rounds=rounds, data_dir=data_dir, observer=observer, trust=allow or ())

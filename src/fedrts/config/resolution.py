@@ -18,6 +18,7 @@ from fedrts.config.validation import check_options, validated
 from fedrts.data.contract import Recipe
 from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
+from fedrts.methods.first_mask import beginning_with
 from fedrts.registry import only_allowing
 from fedrts.secure.ring import Ring
 from fedrts.server import optimizer, reducers
@@ -109,6 +110,7 @@ def complete(experiment: Experiment) -> Experiment:
             "density": 1.0 if method.dense else experiment.density,
             "device": _device(experiment.device),
             "init": None if experiment.init is None else str(Path(experiment.init).absolute()),  # resuming may happen elsewhere
+            "origin": None if experiment.origin is None else str(Path(experiment.origin).absolute()),
             "topology": experiment.topology.model_copy(update={"end": experiment.end}),
             "clients": experiment.clients.model_copy(update={"min_size": experiment.min_size}),
             "guard": experiment.guard.model_copy(update={"quorum": experiment.quorum, "max_claim": experiment.max_claim}),
@@ -185,7 +187,8 @@ def make_method(experiment: Experiment) -> Method:
     kind = method_class(experiment.method)
     if "density" in experiment.method_options:
         raise InputError("method_options.density is not a key: density stands at the top level")
-    return validated(kind, {**experiment.method_options, "density": experiment.density}, prefix="method_options.")
+    method = validated(kind, {**experiment.method_options, "density": experiment.density}, prefix="method_options.")
+    return beginning_with(experiment.topology.init_mask, method)
 
 
 def _expanded(layer: Tree) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from fedrts import data, methods
+from fedrts.callbacks import callbacks as all_callbacks
 from fedrts.client.privacy import Protection
 from fedrts.client.training import LocalTraining
 from fedrts.data.partition import SITES, Partition
 from fedrts.engines.settings import EngineSettings
+from fedrts.methods.first_mask import masks as first_masks
 from fedrts.secure.settings import SecureSums
 from fedrts.server.averaging import AverageName, LateAverage
 from fedrts.server.guard import QUORUM, SITES_CLAIM, Guard
@@ -86,8 +88,10 @@ class Topology(Table):
         "cubic",
         description="how the density falls, from the first outer round to the last before T_end: cubic (fast at first), cosine or linear",
     )
-    init_mask: Literal["random", "magnitude", "given"] = Field(
-        "random", description="first mask; given: the non-zeros of the initial weights (the default if those are sparse)"
+    init_mask: Annotated[str, Named(first_masks)] = Field(
+        "random",
+        description="first mask: random, magnitude, snip (by sensitivity, in a set-up), or given (the non-zeros of the initial weights; "
+        "the default if those are sparse)",
     )
     init_scale: Literal["dense", "sparse"] = Field(
         "dense",
@@ -100,6 +104,16 @@ class Topology(Table):
         if self.first_outer not in (0, self.interval):
             raise ValueError(f"topology.first_outer must be 0 or topology.interval = {self.interval} (got {self.first_outer})")
         return self
+
+
+class Stop(Table):
+    """When a run ends before its last round, and with which of its models; off without `patience`."""
+
+    patience: int | None = Field(None, ge=1, description="stop after this many rounds without a better one; default: never")
+    metric: str | None = Field(None, description="metric to go by, on the validation split if there is one; default: the leading metric")
+    min_delta: Number = Field(0.0, ge=0, description="a round is better only by more than this")
+    restore: bool = Field(True, description="end the run with the model of its best round (best.safetensors), not with the last one")
+    start: int = Field(0, ge=0, description="never stop before this round; resuming a stopped run sets it to the next round")
 
 
 class Eval(Table):
@@ -156,7 +170,12 @@ class Experiment(Table):
     )
     seed: int = Field(0, ge=0, lt=2**63, description="seed for all randomness")
     init: str | None = Field(None, description="safetensors file of weights to start from; default: random ones")
+    origin: str | None = Field(None, description="run folder to start from: take its model, mask and posteriors")
     tags: list[str] = Field(default_factory=list, description="labels of your own for the report, as a list or separated by commas")
+    callbacks: list[Annotated[str, Named(all_callbacks)]] = Field(
+        default_factory=list,
+        description="callbacks that watch the run, as a list or separated by commas: best, csv, mlflow, progress, tensorboard, wandb, or import paths",
+    )
     out: str | None = Field(None, description="run folder; default runs/<time>-<data>-<method>-<seed>")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     method_options: dict[str, Any] = Field(default_factory=dict, description="options of the method, see `fedrts methods`")
@@ -167,16 +186,17 @@ class Experiment(Table):
     train: Training = Training()
     topology: Topology = Topology()
     eval: Eval = Eval()
+    stop: Stop = Stop()
     wire: Wire = Wire()
     guard: Guard = Guard()
     privacy: Protection = Protection()
     secure: SecureSums = SecureSums()
     checkpoint: Checkpoint = Checkpoint()
 
-    @field_validator("tags", mode="before")
+    @field_validator("tags", "callbacks", mode="before")
     @classmethod
-    def _listed(cls, tags: object) -> object:
-        return _words(tags)
+    def _listed(cls, words: object) -> object:
+        return _words(words)
 
     @field_validator("device")
     @classmethod

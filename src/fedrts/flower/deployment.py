@@ -163,7 +163,7 @@ def _in_secret(engine: FlowerEngine, run: Assembled, folder: Path | None) -> Sec
 
 def introduction(run: Assembled) -> dict[str, Any]:
     """What every node is told: the experiment, without what is the server's own affair."""
-    servers = {"out", "init", "device", "engine", "guard", "checkpoint"}
+    servers = {"out", "init", "origin", "callbacks", "stop", "device", "engine", "guard", "checkpoint"}
     open_sums = set() if run.experiment.secure.aggregation else {"secure"}  # then nodes of before there was such a table know everything
     settings = run.experiment.model_dump(exclude_none=True, exclude=servers | open_sums)
     if run.bench.program is not None:  # equal bits need equal kernels

@@ -387,7 +387,7 @@ def _holding_nothing_out(name: str) -> dict[str, float]:
 def accepted(text: str, host: Host) -> Experiment:
     """The experiment that a server names, on this site's data and device; it may name no code but that of the package."""
     settings = config.written_out(consent.parsed(text))
-    for key in ("out", "init"):
+    for key in ("out", "init", "origin", "callbacks", "stop"):
         settings.pop(key, None)
     if isinstance(train := settings.get("train"), dict):  # where the server steps is its own affair, and its own code
         settings["train"] = {key: value for key, value in train.items() if key != "server_optimizer"}

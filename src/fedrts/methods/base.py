@@ -26,6 +26,8 @@ class Method(BaseModel):
     """True: every link stays active and `density` is ignored."""
     topology: ClassVar[str] = "every link, always"
     """By which rule links are active, in a few words."""
+    learned: ClassVar[tuple[str, ...]] = ()
+    """What of its memory is about links, and of use to a run that goes on from this one: posteriors, say."""
 
     density: Annotated[float, Field(gt=0, le=1, description="share of all parameters that stay active")] = 0.2
 
@@ -109,13 +111,19 @@ class Sparse(Method):
 
     def initial_mask(self, setup: Setup) -> Mask:
         layout, device = setup.layout, setup.weights.device
-        strength = setup.weights[: layout.links].abs()
-        if setup.init_mask == "magnitude":
-            return Mask.top(strength, setup.counts(self.density), layout.sizes)
-        drawn = random.uniform(setup.rng("initial mask"), layout.links, device)
         if setup.init_mask == "given":
-            return Mask.top(torch.where(strength > 0, strength, drawn - 1), setup.shown_counts(self.density), layout.sizes)
-        return Mask.top(drawn, setup.counts(self.density), layout.sizes)
+            return given_mask(setup, self.density)
+        if setup.init_mask == "magnitude":
+            return Mask.top(setup.weights[: layout.links].abs(), setup.counts(self.density), layout.sizes)
+        return Mask.top(random.uniform(setup.rng("initial mask"), layout.links, device), setup.counts(self.density), layout.sizes)
+
+
+def given_mask(setup: Setup, density: float) -> Mask:
+    """The mask of the weights to start from: of more links than the density allows the largest, of fewer all, and others by lot."""
+    layout = setup.layout
+    drawn = random.uniform(setup.rng("initial mask"), layout.links, setup.weights.device)
+    strength = torch.where(setup.shown, setup.weights[: layout.links].abs(), drawn - 1)
+    return Mask.top(strength, setup.shown_counts(density), layout.sizes)
 
 
 class Redrawn(Sparse):

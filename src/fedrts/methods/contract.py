@@ -351,6 +351,8 @@ class Setup:
     """Does the target density count over `all` parameters or over the `prunable` ones?"""
     layer_density: str = "erk"
     init_mask: str = "random"
+    given: Tensor | None = None
+    """The mask bool `[P]` that goes with the weights; None: what is not 0 is on it."""
     init_scale: str = "dense"
     density_start: float | None = None
     """Density of the first mask, where it falls from there to the target."""
@@ -368,9 +370,14 @@ class Setup:
         weights[: self.layout.links] *= spread.to(weights.device)
         return weights
 
+    @property
+    def shown(self) -> Tensor:
+        """bool `[P]`: the mask of the weights."""
+        return self.weights[: self.layout.links] != 0 if self.given is None else self.given
+
     def shown_counts(self, density: float) -> list[int]:
-        """K^l as the weights that are not 0 show them, times what makes the whole as dense as it is to start."""
-        shown, sizes = by_layer(self.weights[: self.layout.links] != 0, self.layout.sizes), self.layout.sizes
+        """K^l as the mask of the weights shows them, times what makes the whole as dense as it is to start."""
+        shown, sizes = by_layer(self.shown, self.layout.sizes), self.layout.sizes
         kept = budget.links_to_keep(self.layout, self.density_start or density, self.budget)
         if sum(shown) == kept and min(shown) > 0:
             return list(shown)
@@ -379,7 +386,7 @@ class Setup:
     @property
     def shows_mask(self) -> bool:
         """Have the weights zeros as a mask leaves them: more than a few, and not a layer of nothing else?"""
-        shown = by_layer(self.weights[: self.layout.links] != 0, self.layout.sizes)
+        shown = by_layer(self.shown, self.layout.sizes)
         return bool(shown) and min(shown) > 0 and sum(shown) < (1 - _FEW) * self.layout.links
 
     def counts(self, density: float) -> list[int]:

@@ -28,6 +28,7 @@ class FedCUCB(Bandit):
     """Upper confidence bounds over links: optimistic and deterministic where FedRTS draws."""
 
     topology: ClassVar[str] = "top K per layer of the upper confidence bounds"
+    learned: ClassVar[tuple[str, ...]] = ("mean", "tried", "updates")
 
     confidence: Annotated[float, Field(ge=0, allow_inf_nan=False, description="c: width of the confidence bound")] = 1.0
     observe_inactive: Annotated[bool, Field(description="outer rounds observe inactive links too")] = True

@@ -28,6 +28,7 @@ class FedRTS(Bandit):
     """Thompson sampling over links: a Beta posterior each, updated every round, drawn from in outer rounds."""
 
     topology: ClassVar[str] = "top K per layer of a draw from the posteriors"
+    learned: ClassVar[tuple[str, ...]] = ("alpha", "beta")
 
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["clients"] = Field(
         10.0, description="λ: how much one observation counts (Eq. 6); clients: as many as took part in the round"

@@ -35,6 +35,7 @@ class FedRTSEarly(Bandit):
     """FedRTS as it was in January 2025: a quota of links is dropped by one draw and grown by another, with posteriors of one interval."""
 
     topology: ClassVar[str] = "drop the Q largest draws of votes against active links, grow the Q largest of votes for inactive ones"
+    learned: ClassVar[tuple[str, ...]] = ("alpha", "beta")
 
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False, description="λ: how much one observation counts")] = 10.0
 

@@ -35,6 +35,7 @@ class FedRTSNoTS(Progressive):
     """History by momentum and a deterministic choice, where FedRTS keeps posteriors and draws."""
 
     topology: ClassVar[str] = "drop the Q smallest moments of the weights, grow the largest of the gradients"
+    learned: ClassVar[tuple[str, ...]] = ("outcome", "strength", "gradient", "square")
 
     score: Annotated[
         Literal["moments", "outcome", "blend"],

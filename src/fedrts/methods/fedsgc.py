@@ -32,6 +32,7 @@ class FedSGC(FedDST):
     """FedDST whose clients prefer links that move with the global model, and drop those that move against it."""
 
     topology: ClassVar[str] = "as FedDST, conflicts with the global direction dropped first, agreements grown first"
+    learned: ClassVar[tuple[str, ...]] = ("direction",)
 
     drop_guided: Annotated[float, Field(ge=0, le=1, description="λ_drop: share of dropped links chosen among conflicts")] = 0.5
     grow_guided: Annotated[float, Field(ge=0, le=1, description="λ_grow: share of grown links chosen among agreements")] = 0.5

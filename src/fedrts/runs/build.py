@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,12 @@ from fedrts.engines import choice
 from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note, reason
 from fedrts.methods.base import Method, Sparse
-from fedrts.methods.contract import Round, Setup
+from fedrts.methods.contract import Round, Setup, State
 from fedrts.registry import import_path
 from fedrts.runs.feedback import check_feedback
 from fedrts.runs.initial_weights import load_weights
 from fedrts.runs.likeness import likeness
+from fedrts.runs.origin import Origin
 from fedrts.runs.secrecy import check_sums
 from fedrts.server import optimizer
 from fedrts.server.averaging import LateAverage
@@ -63,6 +64,14 @@ class Assembled:
     rows: Holdings
     training: LocalTraining
     bench: Workbench
+    origin: Origin | None = None
+    """The run that it goes on from."""
+
+    def begun(self) -> tuple[State, int]:
+        """Its first state, and the round that comes next: -1, the set-up, which a run that goes on from another needs no more."""
+        if self.origin is None:
+            return self.method.begin(self.setup), -1
+        return self.origin.begun(self.method, self.experiment.method, self.setup), 0
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -125,7 +134,8 @@ def put_together(
     _check_parameters(module)
     device = torch.device(experiment.device)
     method = config.make_method(experiment)
-    module = _started(experiment, method, module).to(device)
+    origin = None if experiment.origin is None else Origin.read(experiment.origin)
+    module = _started(experiment, method, module, origin).to(device)
     held = with_metrics(held, experiment).to(device)
     if experiment.train.smoothing:
         held = replace(held, task=smoothed(held.task, experiment.train.smoothing))
@@ -142,9 +152,11 @@ def put_together(
         budget=e.topology.budget,
         layer_density=e.topology.layer_density,
         init_mask=e.topology.init_mask,
-        init_scale=e.topology.init_scale,
+        init_scale=e.topology.init_scale if e.init is None and origin is None else "dense",  # what was trained is as strong as it should be
         density_start=e.topology.density_start,
     )
+    if origin is not None and not method.dense:
+        setup = replace(setup, given=origin.given(layout).to(device), init_mask="given")
     experiment, setup = _with_given_mask(experiment, setup, method)
     training = t.but(schedule_rounds=t.schedule_rounds or e.rounds)
     if t.batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
@@ -183,7 +195,7 @@ def put_together(
     )
     check_sums(experiment, plan)
     check_feedback(experiment, plan)
-    return Assembled(experiment, method, module, layout, setup, plan, held, rows, training, bench)
+    return Assembled(experiment, method, module, layout, setup, plan, held, rows, training, bench, origin)
 
 
 def with_metrics(held: Data, experiment: Experiment) -> Data:
@@ -216,7 +228,7 @@ def with_samples(run: Assembled, samples: Sequence[int], held_out: Mapping[int, 
 def _with_given_mask(experiment: Experiment, setup: Setup, method: Method) -> tuple[Experiment, Setup]:
     """Where nothing is said of the first mask and the weights to start from show one, it is theirs."""
     layout, links = setup.layout, setup.weights[: setup.layout.links]
-    said = "init_mask" in experiment.topology.model_fields_set
+    said = "init_mask" in experiment.topology.model_fields_set or experiment.origin is not None
     started = experiment.init is not None or experiment.model == config.CUSTOM
     if said or method.dense or not started or not setup.shows_mask:
         return experiment, setup
@@ -228,19 +240,22 @@ def _with_given_mask(experiment: Experiment, setup: Setup, method: Method) -> tu
         f"{sum(setup.shown_counts(method.density)):,} are to be active (topology.init_mask = 'given'; 'random' draws another)"
     )
     topology = experiment.topology.model_copy(update={"init_mask": "given"})
-    return experiment.model_copy(update={"topology": topology}), replace(setup, init_mask="given")
+    return experiment.model_copy(update={"topology": topology}), replace(setup, init_mask="given", init_scale="dense")
 
 
-def _started(experiment: Experiment, method: Method, module: nn.Module) -> nn.Module:
-    """The module as the method wants it, with the weights of `init`: those of the model itself, or of one that the method had prepared."""
-    if experiment.init is None:
+def _started(experiment: Experiment, method: Method, module: nn.Module, origin: Origin | None) -> nn.Module:
+    """The module as the method wants it, with the weights to start from: of the model itself, or of one that a method had prepared."""
+    if origin is not None and experiment.init is not None:
+        raise InputError("init and origin both name weights to start from: give one of them")
+    if origin is None and experiment.init is None:
         return method.prepare(module)
+    load = partial(load_weights, path=str(experiment.init)) if origin is None else origin.load
     try:
-        load_weights(module, experiment.init)
+        load(module)
         return method.prepare(module)
     except InputError:
         prepared = method.prepare(module)
-        load_weights(prepared, experiment.init)
+        load(prepared)
         return prepared
 
 

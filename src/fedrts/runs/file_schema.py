@@ -114,6 +114,13 @@ class MetricWords(Part):
     lower_is_better: bool
 
 
+class Stopped(Part):
+    round: Count
+    planned: Count
+    by: str
+    reason: str
+
+
 class Summary(Part):
     digests: dict[str, str] = {}
     density: float
@@ -130,6 +137,7 @@ class Summary(Part):
     federated: Federated | None = None
     given: dict[str, str] = {}
     metrics: dict[str, MetricWords] = {}
+    stopped: Stopped | None = None
 
 
 class CheckpointHeader(Part):
@@ -149,6 +157,7 @@ class CheckpointFacts(Part):
     logs: dict[str, Count]
     log_digests: dict[str, str] = {}
     identity: Identity
+    stopped: Stopped | None = None
 
 
 def check_metrics(names: Iterable[str], content: Iterable[Mapping[str, Any]], file: str) -> None:

@@ -31,12 +31,13 @@ from fedrts.server.averaging import average_of
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import Guard
 
-_NOT_COMPARED = {"out", "tags", "recipe", "checkpoint.every", "eval.fairness"} | {
+_NOT_COMPARED = {"out", "tags", "recipe", "callbacks", "checkpoint.every", "eval.fairness"} | {
     f"guard.{key}" for key in ("quorum", "attempts", "over_select", "deadline", "strikes")
 }
 
 
 _NOT_COMPARED |= {f"engine.{key}" for key in ("nodes", "timeout", "wait", "patience")}
+_NOT_COMPARED |= {f"stop.{key}" for key in ("patience", "metric", "min_delta", "restore", "start")}
 """Keys that may change before a run is resumed: they can mend what stopped it."""
 
 
@@ -237,15 +238,29 @@ class RunFolder:
     def _digest(self, log: str) -> str:
         return f"sha256:{self._running[log].hexdigest()}"
 
-    def save(self, state: State, next_round: int, ledger: ClientRecords, experiment: Experiment, identity: Mapping[str, Any]) -> None:
-        """A checkpoint that says what it belongs to; the logs are on disk before it is."""
+    def save(
+        self,
+        state: State,
+        next_round: int,
+        ledger: ClientRecords,
+        experiment: Experiment,
+        identity: Mapping[str, Any],
+        stopped: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A checkpoint that says what it belongs to, and how a run was `stopped` with it; the logs are on disk before it is."""
         for name, log in self._logs.items():
             with explained(self.path / name):
                 os.fsync(log.fileno())
         logs = {name: log.tell() for name, log in self._logs.items()}
         digests = {name: self._digest(name) for name in self._logs}
         facts = {"experiment": _comparable(experiment), "logs": logs, "log_digests": digests, "identity": dict(identity)}
+        facts |= {"stopped": dict(stopped)} if stopped else {}
         checkpoint.save(self.path / "checkpoint", Saved(state, next_round, facts, ledger.tensors()))
+
+    def stopped(self) -> dict[str, Any] | None:
+        """How the run was stopped before its last round; None if it was not."""
+        saved = checkpoint.load(self.path / "checkpoint", check=check_saved)
+        return None if saved is None else saved.facts.get("stopped")
 
     def replayed_from(self) -> int:
         """The first round that may have to be played again, whichever checkpoint a run goes on from."""

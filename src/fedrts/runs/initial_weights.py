@@ -23,8 +23,13 @@ _MASKS = (".attn.bias", ".attn.masked_bias")
 
 def load_weights(module: nn.Module, path: str | Path) -> None:
     """Copy the tensors of the file into `module`, every one; of tied names one is enough."""
+    take_weights(module, _read(path), path)
+
+
+def take_weights(module: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
+    """The same of tensors that were read from `path`."""
     own = module.state_dict()
-    given = _named_as(own, _read(path))
+    given = _named_as(own, tensors)
     missing = [name for name in own if name not in given and not _has_twin(name, own, given)]
     unknown = [name for name in given if name not in own]
     for names, problem in ((missing, "lacks"), (unknown, "has what the model has not:")):

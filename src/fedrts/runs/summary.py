@@ -60,8 +60,18 @@ def describe_privacy(run: Assembled, ledger: ClientRecords) -> dict[str, Any]:
     }
 
 
-def summarise(run: Assembled, state: State, ledger: ClientRecords, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """summary.json: a function of the final state, the ledger and the history."""
+def summarise(
+    run: Assembled,
+    state: State,
+    ledger: ClientRecords,
+    history: Sequence[Mapping[str, Any]],
+    stopped: Mapping[str, Any] | None = None,
+    restored: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """summary.json: a function of the final state, the ledger and the history.
+
+    `stopped`: after which round, and why, before the last planned one. `restored`: of which round the state is, where it was the best.
+    """
     experiment, layout = run.experiment, run.layout
     federated = history[-1].get("federated") if history else None
     metrics = {**(federated or {}).get("mean", {}), **run.plan.engine.evaluate(state)}
@@ -76,7 +86,7 @@ def summarise(run: Assembled, state: State, ledger: ClientRecords, history: Sequ
         "data": experiment.data,
         "model": experiment.model,
         "seed": experiment.seed,
-        "rounds": experiment.rounds,
+        "rounds": experiment.rounds if stopped is None else stopped["round"] + 1,
         "density_target": experiment.density,
         "density": rounds.density(layout, state.mask),
         **{key: known.pop(key) for key in METRIC_KEYS},
@@ -94,6 +104,8 @@ def summarise(run: Assembled, state: State, ledger: ClientRecords, history: Sequ
         **({"metrics": told} if (told := told_of(declared)) else {}),
         **({"federated": federated} if federated else {}),
         **({"given": describe_given(run)} if experiment.data == CUSTOM else {}),
+        **({"stopped": dict(stopped)} if stopped else {}),
+        **({"restored": dict(restored)} if restored else {}),
     }
 
 

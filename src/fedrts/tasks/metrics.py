@@ -29,7 +29,7 @@ _DERIVED = re.compile(r"^(valid|best|expected|average)_|_last10$")
 TAKEN = {
     *("round", "outer", "clients", "rejected", "density", "links_changed", "upload_bytes", "download_bytes", "flops", "seconds"),
     *("federated", "metrics", "method", "data", "model", "seed", "rounds", "density_target", "comm_ratio", "paper_comm_mb"),
-    *("samples_per_second", "rejected_replies", "version", "given", "digests", "cell", "client", "samples"),
+    *("samples_per_second", "rejected_replies", "version", "given", "digests", "cell", "client", "samples", "stopped", "restored"),
 }
 """Keys of a run's lines and of its summary that are no metrics."""
 
