@@ -174,7 +174,7 @@ class Experiment(Table):
     tags: list[str] = Field(default_factory=list, description="labels of your own for the report, as a list or separated by commas")
     callbacks: list[Annotated[str, Named(all_callbacks)]] = Field(
         default_factory=list,
-        description="callbacks that watch the run, as a list or separated by commas: best, csv, mlflow, progress, tensorboard, wandb, or import paths",
+        description="callbacks that watch the run: best, csv, mlflow, progress, tensorboard, wandb, or import paths",
     )
     out: str | None = Field(None, description="run folder; default runs/<time>-<data>-<method>-<seed>")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
