@@ -23,6 +23,7 @@ from fedrts.cli import cost  # noqa: F401
 from fedrts.cli import regret  # noqa: F401
 from fedrts.cli import catalogue  # noqa: F401
 from fedrts.cli import deployment  # noqa: F401
+from fedrts.cli import audit  # noqa: F401
 # isort: on
 
 from fedrts.cli.app import app

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import sys
 from pathlib import Path
@@ -49,14 +50,23 @@ def server(
     layers = given.layers(experiment)
     resolved = config.resolve(*layers, {"engine": "flower", "out": str(folder)})
     flower.prepare()
-    from fedrts.flower.deployment import Door
-    from fedrts.flower.keys import Authority
+    from fedrts.audit.log import FILE as AUDIT
+    from fedrts.audit.log import AuditLog
+    from fedrts.audit.witness import Witnesses
+    from fedrts.flower.deployment import Door, tell
+    from fedrts.flower.keys import Authority, read_private_key, seal_of
     from fedrts.flower.link import Address
+    from fedrts.observe import Several
+    from fedrts.observe.told import Told
 
     again = "the same command"
-    door = Door(Address.of(address), Authority(tls).checked() if tls else None)
+    authority = Authority(tls).checked() if tls else None
+    log = AuditLog(folder / AUDIT, "server", None if authority is None else seal_of(read_private_key(authority.server_key)), tell)
+    witness = Witnesses(log)
+    door = Door(Address.of(address), authority, witness)
     if not (folder / "experiment.toml").exists():
-        interruptible(lambda observer: api.start(resolved, observer, data_dir, door), quiet, again)
+        with contextlib.closing(log):
+            interruptible(lambda observer: api.start(resolved, Several(observer, Told(witness)), data_dir, door), quiet, again)
         return
     own = {key for settings in layers for key in config.flat(settings)} - {"out", "engine", "engine.name"}
     changes = RunFolder(folder).revised(resolved, sorted(own))
@@ -66,9 +76,11 @@ def server(
 
     def go_on(observer: Observer) -> api.Result:
         trust = config.foreign(resolved.model_dump())
-        return api.resume(folder, data_dir=data_dir, observer=observer, door=door, changes=changes, trust=trust)
+        told = Several(observer, Told(witness))
+        return api.resume(folder, data_dir=data_dir, observer=told, door=door, changes=changes, trust=trust)
 
-    interruptible(go_on, quiet, again)
+    with contextlib.closing(log):
+        interruptible(go_on, quiet, again)
 
 
 @app.command()
