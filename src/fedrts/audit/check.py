@@ -14,8 +14,8 @@ from fedrts.files import require_plain
 LONGEST = 2**24
 """Bytes of a line at most."""
 
-Content = dict[str, Any]
-Message = tuple[Any, ...]
+LoggedLine = dict[str, Any]
+LoggedMessage = tuple[Any, ...]
 """To which round, exchange, step of a sum and client it belongs; how long it is, and its digest."""
 
 
@@ -61,7 +61,7 @@ def raw_lines(file: Path) -> Iterator[bytes]:
         raise InputError(f"cannot read {file}: {error.strerror}") from error
 
 
-def chained(file: Path, found: Checked) -> Iterator[Content]:
+def chained(file: Path, found: Checked) -> Iterator[LoggedLine]:
     """The lines of a log, each checked as it comes; `found` is kept up to date. An `AuditError` names the first that is wrong."""
     for text in raw_lines(file):
         number = found.lines + 1
@@ -142,7 +142,7 @@ def _check_signature(file: Path, line: int, head: Head, keys: Mapping[str, bytes
 
 
 @dataclass
-class Compared:
+class Agreement:
     """What two logs say of the messages between them."""
 
     agreed: int = 0
@@ -159,15 +159,15 @@ class _Side:
 
     file: Path
     hashes: dict[int, str] = field(default_factory=dict)
-    sent: dict[Message, int] = field(default_factory=dict)
-    received: dict[Message, int] = field(default_factory=dict)
+    sent: dict[LoggedMessage, int] = field(default_factory=dict)
+    received: dict[LoggedMessage, int] = field(default_factory=dict)
     """Each with its line, of several that are alike the last one's."""
     given: list[tuple[int, Head]] = field(default_factory=list)
     """The other side's heads, and on which line each is."""
     key: str = ""
 
 
-def compared(node: Path, server: Path, keys: Mapping[str, bytes] | None = None) -> Compared:
+def compared(node: Path, server: Path, keys: Mapping[str, bytes] | None = None) -> Agreement:
     """Hold a node's log against its server's; an `AuditError` names the first line that the other side does not bear out."""
     for file in (node, server):
         checked(file, keys)
@@ -177,7 +177,7 @@ def compared(node: Path, server: Path, keys: Mapping[str, bytes] | None = None) 
     there = _read(server, here.key, ("asked", "hello"), ("received", "told"))
     if not there.hashes or there.key:
         raise InputError(f"{server} is no log of a server: give the node's log first, then the server's")
-    result = Compared()
+    result = Agreement()
     for receiver, sender in ((there, here), (here, there)):
         for message, line in receiver.received.items():
             if message not in sender.sent:
@@ -212,7 +212,7 @@ def _read(file: Path, node: str | None, sent: Sequence[str], received: Sequence[
     return side
 
 
-def _messages(content: Content) -> Iterator[Message]:
+def _messages(content: LoggedLine) -> Iterator[LoggedMessage]:
     """What a line says of messages: where each belongs, and its size and digest."""
     for client, entry in content.get("clients", {}).items() if isinstance(content.get("clients"), dict) else ():
         yield content.get("round"), content.get("exchange"), content.get("step", ""), client, *entry
@@ -220,7 +220,7 @@ def _messages(content: Content) -> Iterator[Message]:
         yield None, None, content["event"], "", *content["facts"]
 
 
-def _named(message: Message) -> str:
+def _named(message: LoggedMessage) -> str:
     round, exchange, step, client, size, digest = message
     what = f"client {client}'s message of round {round}, exchange {exchange}" if round is not None else "an introduction"
     return f"{what}{f' ({step})' if step and round is not None else ''} with {size:,} bytes and digest {digest[:16]}…"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-Entry = list[int | str]
+Trace = list[int | str]
 """How long some bytes are, and their SHA-256."""
 
 
@@ -52,16 +52,16 @@ class Witnesses(Witness):
         return next((head for witness in self.witnesses if (head := witness.head)), "")
 
 
-def entry(data: bytes) -> Entry:
+def entry(data: bytes) -> Trace:
     """What is kept of a message: nothing of its content can be read from it, and no other message has it."""
     return [len(data), hashlib.sha256(data).hexdigest()]
 
 
-def entries(blobs: Mapping[int, bytes]) -> dict[str, Entry]:
+def entries(blobs: Mapping[int, bytes]) -> dict[str, Trace]:
     """The same of messages by client."""
     return {str(client): entry(data) for client, data in blobs.items()}
 
 
-def facts_entry(facts: Mapping[str, Any]) -> Entry:
+def facts_entry(facts: Mapping[str, Any]) -> Trace:
     """The same of facts, which both sides write alike."""
     return entry(json.dumps(facts, sort_keys=True, default=str).encode())

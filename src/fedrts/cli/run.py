@@ -13,6 +13,7 @@ from fedrts.cli.app import Allow, DataDir, ExperimentFile, Quiet, RunDir, app
 from fedrts.cli.flags import Given, takes
 from fedrts.cli.interrupt import as_interruption
 from fedrts.cli.lists import rates
+from fedrts.cli.metrics import MetricsAt, metering
 
 if TYPE_CHECKING:
     from fedrts.api import Result
@@ -43,11 +44,14 @@ def run(
     tune: Annotated[bool, typer.Option("--tune", help="Measure which engine and how many slots are fastest here; remembered.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Write a trace of some rounds, and tables, to RUN_DIR/profile.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder too.")] = False,
+    metrics: MetricsAt = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment. Without arguments: FedRTS at density 0.2 on handwritten digits, offline, in under a minute."""
     from fedrts import api, config, planning
+    from fedrts.observe import Several
+    from fedrts.observe.told import Told
     from fedrts.runs.folder import resume_command
 
     layers = given.layers(experiment)
@@ -58,10 +62,13 @@ def run(
     resolved = api.with_folder(measured(resolved, data_dir, quiet) if tune else resolved)
     folder = Path(str(resolved.out))
 
-    def play(observer: Observer) -> Result:
-        return api.start(resolved, watched(observer, folder, profile), data_dir, tuned=tune_lr is not None)
+    with metering(metrics, "run") as boards:
 
-    interruptible(play, quiet, resume_command(folder, resolved.model_dump()), tensorboard)
+        def play(observer: Observer) -> Result:
+            told = Several(watched(observer, folder, profile), *map(Told, boards)) if boards else watched(observer, folder, profile)
+            return api.start(resolved, told, data_dir, tuned=tune_lr is not None)
+
+        interruptible(play, quiet, resume_command(folder, resolved.model_dump()), tensorboard)
 
 
 def with_best_rate(layers: list[Tree], text: str, out: Path, data_dir: Path | None, quiet: bool) -> Experiment:

@@ -99,6 +99,7 @@ def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, do
             say("without keys nobody can be told from anybody else: any node may stand for any client")
         fleet.follow_keys()
         open_gate()
+        door.witness("open", address=door.address.own)
         for number, key in enumerate(issued):
             command = _node_command(door, key, _share(number, len(issued), experiment.clients.total), data_dir, experiment)
             remembers = feeds_back(run.plan) or run.plan.summing is not None
