@@ -29,14 +29,19 @@ class Board(Witness):
     def __init__(self, role: str) -> None:
         client = optional("prometheus_client", "metrics")
         self.role, self.registry = role, client.CollectorRegistry()
-        kinds = {"counter": client.Counter, "gauge": client.Gauge}
-        self._meters = {meter.name: kinds[meter.kind](meter.name, meter.help, meter.labels, registry=self.registry) for meter in METERS}
+        client.disable_created_metrics()
+        self._meters = {}
+        for meter in METERS:
+            kind, registry = (client.Counter, self.registry) if meter.counts else (client.Gauge, None)
+            self._meters[meter.name] = kind(meter.name, meter.help, meter.labels, registry=registry)
+        self._unset = {meter.name for meter in METERS if not meter.counts}
+        """What has no value yet is not shown: 0 would be one."""
         client.ProcessCollector(registry=self.registry)
         self._reasons: set[str] = set()
         self._spent: dict[str, float] = {}
         self.ready = False
-        self._meters["fedrts_info"].labels(fedrts.__version__, role).set(1)
-        self._meters["fedrts_started_timestamp_seconds"].set_to_current_time()
+        self._set("info", 1, fedrts.__version__, role)
+        self._set("started_timestamp_seconds", time.time())
         self._set_ready(False)
 
     @property
@@ -56,6 +61,9 @@ class Board(Witness):
 
     def _set(self, name: str, value: float, *labels: str) -> None:
         meter = self._meters[f"fedrts_{name}"]
+        if f"fedrts_{name}" in self._unset:
+            self._unset.discard(f"fedrts_{name}")
+            self.registry.register(meter)
         (meter.labels(*labels) if labels else meter).set(value)
 
     def _set_ready(self, ready: bool) -> None:
@@ -146,7 +154,8 @@ class Board(Witness):
 
     def limited(self, epsilon: float | None) -> None:
         """This site answers until so much is spent; None: it sets no limit."""
-        self._set("epsilon_limit", _bounded(epsilon))
+        if epsilon is not None:
+            self._set("epsilon_limit", epsilon)
 
     # -- where it can be read -----------------------------------------------------------------------------------------
 

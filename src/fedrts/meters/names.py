@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Exported:
-    """A metric: Prometheus appends `_total` to the names of counters, and so do we here."""
+    """A metric: Prometheus appends `_total` to the name of a counter."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -16,8 +16,8 @@ class Exported:
     labels: tuple[str, ...] = ()
 
     @property
-    def full_name(self) -> str:
-        return self.name + ("_total" if self.kind == "counter" else "")
+    def counts(self) -> bool:
+        return self.kind == "counter"
 
 
 METERS = [
@@ -49,12 +49,3 @@ METERS = [
     Exported("fedrts_events", "counter", "What went on record: connections, refusals, keys, farewells.", ("event",)),
 ]
 """Beside these: process_… (memory, CPU time, open files) of the process, on Linux."""
-
-PROCESS = (
-    "process_resident_memory_bytes",
-    "process_virtual_memory_bytes",
-    "process_cpu_seconds_total",
-    "process_start_time_seconds",
-    "process_open_fds",
-    "process_max_fds",
-)
