@@ -18,6 +18,7 @@ from fedrts.cli import compare  # noqa: F401
 from fedrts.cli import reproduce  # noqa: F401
 from fedrts.cli import folder  # noqa: F401
 from fedrts.cli import report  # noqa: F401
+from fedrts.cli import watch  # noqa: F401
 from fedrts.cli import plan  # noqa: F401
 from fedrts.cli import cost  # noqa: F401
 from fedrts.cli import regret  # noqa: F401
