@@ -23,7 +23,7 @@ from fedrts.errors import InputError
 from fedrts.runs.folder import RunFolder
 from fedrts.serving.http import Endpoint, serving
 from fedrts.watch import now
-from fedrts.watch.page import Watching
+from fedrts.watch.page import LivePage
 from report.conftest import SMALL
 
 FIGURE = "digits-mlp-accuracy-rounds"
@@ -52,7 +52,7 @@ def folder(runs: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shown(folder: Path) -> Iterator[Endpoint]:
-    with serving(Endpoint("127.0.0.1", 0), Watching(folder)) as at:
+    with serving(Endpoint("127.0.0.1", 0), LivePage(folder)) as at:
         yield at
 
 
@@ -115,7 +115,7 @@ def test_a_hidden_curve_stays_hidden(browser: Browser, folder: Path, shown: Endp
 
 
 def test_the_page_says_so_when_nobody_serves_it_any_more(browser: Browser, folder: Path):
-    with serving(Endpoint("127.0.0.1", 0), Watching(folder), token="a-token-that-is-long") as at:
+    with serving(Endpoint("127.0.0.1", 0), LivePage(folder), token="a-token-that-is-long") as at:
         browser.open(f"{at.url}?token=a-token-that-is-long", 360)
         until(browser, "document.getElementById('live').innerText.startsWith('live, as of')")
         assert browser.js("document.documentElement.scrollWidth") == 360
@@ -129,7 +129,7 @@ def test_it_follows_a_real_run_to_its_end(tmp_path: Path):
     playing.start()
     while not (out / "experiment.toml").exists():
         time.sleep(0.01)
-    with serving(Endpoint("127.0.0.1", 0), Watching(out)) as at:
+    with serving(Endpoint("127.0.0.1", 0), LivePage(out)) as at:
         while playing.is_alive():
             status, text = get(at, "/")
             assert status == 200, text

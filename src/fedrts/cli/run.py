@@ -118,12 +118,15 @@ def watched(observer: Observer, folder: Path, profile: bool) -> Observer:
 def resume(
     run_dir: RunDir,
     rounds: Annotated[int | None, typer.Option(help="Go on to so many rounds, more than were planned; of a finished run too.")] = None,
+    metrics: MetricsAt = None,
     data_dir: DataDir = None,
     allow: Allow = None,
     quiet: Quiet = False,
 ) -> None:
     """Continue an interrupted run to exactly the result it would have had; with --rounds, for longer than was planned."""
     from fedrts import api, config
+    from fedrts.observe import Several
+    from fedrts.observe.told import Told
     from fedrts.runs.folder import RunFolder, resume_command
 
     if rounds is None and RunFolder(run_dir).summary() is not None:
@@ -133,10 +136,13 @@ def resume(
     tensorboard = (run_dir / "tensorboard").is_dir()
     again = resume_command(run_dir, config.from_file(RunFolder(run_dir).experiment_file()))
 
-    def go_on(observer: Observer) -> Result:
-        return api.resume(run_dir, rounds=rounds, data_dir=data_dir, observer=observer, trust=allow or ())
+    with metering(metrics, "run") as boards:
 
-    interruptible(go_on, quiet, again, tensorboard)
+        def go_on(observer: Observer) -> Result:
+            told = Several(observer, *map(Told, boards)) if boards else observer
+            return api.resume(run_dir, rounds=rounds, data_dir=data_dir, observer=told, trust=allow or ())
+
+        interruptible(go_on, quiet, again, tensorboard)
 
 
 def interruptible(play: Callable[[Observer], Result], quiet: bool, again: str, tensorboard: bool = False) -> None:

@@ -31,7 +31,7 @@ def watch(
     """
     from fedrts.runs.folder import RunFolder
     from fedrts.serving.http import Endpoint, serving
-    from fedrts.watch.page import Watching
+    from fedrts.watch.page import LivePage
 
     place = Endpoint.of(address, "--address")
     RunFolder(run_dir).experiment_file()
@@ -42,7 +42,7 @@ def watch(
     stopped = threading.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: stopped.set())
-    with serving(place, Watching(run_dir), token) as at:
+    with serving(place, LivePage(run_dir), token) as at:
         shown = f"?token={token}" if token and token != given else f"?token=${_TOKEN}" if token else ""
         print(f"watching {run_dir} at {at.url}{shown}", flush=True)
         if not place.is_local:

@@ -65,7 +65,8 @@ def _telling(witness: Witness) -> Callable[[str], None]:
     def say(text: str) -> None:
         tell(text)
         if text.startswith(REFUSED):
-            witness("refused", words=text.removeprefix(REFUSED))
+            with contextlib.suppress(InputError):  # a full disk stops the server by another word than a stranger's
+                witness("refused", words=text.removeprefix(REFUSED))
 
     return say
 

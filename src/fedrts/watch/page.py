@@ -13,7 +13,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 _HEADERS = {"Content-Security-Policy": f"{_POLICY}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"}
 
 
-class Watching:
+class LivePage:
     """The live page of one run folder. However many look at it, it is made once for every change."""
 
     def __init__(self, folder: Path) -> None:
