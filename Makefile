@@ -45,6 +45,7 @@ bench: $(READY)          ## measurements, printed as tables; benchmarks/results 
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/million.py
 	$(BIN)/python benchmarks/ray_overhead.py
+	$(BIN)/python benchmarks/audit.py
 
 sanitize: $(READY)       ## the tests of the kernels under the address and undefined-behaviour sanitizers
 	$(BIN)/python -m fedrts_kernels --sanitize --out build/sanitized.so
