@@ -15,7 +15,6 @@ pytest.importorskip("cryptography", reason="fedrts[secure] is not installed")
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedrts.audit import log as logs
 from fedrts.audit.check import AuditError, checked, compared
 from fedrts.audit.lines import Head, Seal, head_file, written
 from fedrts.audit.log import CONFIGURED, AuditLog
@@ -185,7 +184,7 @@ def test_only_changes_of_the_settings_are_written(tmp_path: Path):
 
 def test_heads_are_signed_at_most_every_few_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     now = 0.0
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now)
+    monkeypatch.setattr("fedrts.audit.log.time.monotonic", lambda: now)
     log = AuditLog(tmp_path / "audit.jsonl", "server", SEAL)
     for _ in range(20):
         log("round")
