@@ -52,8 +52,8 @@ def _now(folder: Path, run: Run) -> Chapter:
         known = people.of(folder)
     except InputError:  # it is just being written
         known = roster.Roster(0)
-    tables = [_people(folder, known), _missing(run, known), _events(folder)]
-    sections = [Section(f"now-section-{table.id}", table.title, "", [table]) for table in tables if table is not None]
+    tables = [table for table in (_people(folder, known), _missing(run, known), _events(folder)) if table is not None]
+    sections = [Section("now-federation", "Federation", "", tables)] if tables else []
     return Chapter("now", f"Now: {run.state}", _how_far(folder, run), sections)
 
 
