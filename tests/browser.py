@@ -98,12 +98,12 @@ class Browser:
 
     # -- what a person does -------------------------------------------------------------------------------------------
 
-    def open(self, file: Path, width: int, height: int = 900, dark: bool = False) -> None:
-        """Show a file in a window of that size; forgets what was seen before."""
+    def open(self, file: Path | str, width: int, height: int = 900, dark: bool = False) -> None:
+        """Show a file, or an address, in a window of that size; forgets what was seen before."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         self.events.clear()
-        self.call("Page.navigate", url=file.absolute().as_uri())
+        self.call("Page.navigate", url=file if isinstance(file, str) else file.absolute().as_uri())
         self.wait_for("Page.loadEventFired")
 
     def js(self, expression: str) -> Any:

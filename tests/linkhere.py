@@ -22,6 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from federating import trusting
 from fedrts import config
+from fedrts.audit.witness import Witness
 from fedrts.flower import HELLO, engine, fleet, messages
 from fedrts.flower.deployment import _in_secret, introduction
 from fedrts.flower.engine import FlowerEngine
@@ -132,9 +133,10 @@ def experiment(method: str = "fedrts", **keywords: Any) -> Assembled:
     return assemble(config.resolve(base, config.from_keywords(keywords)))
 
 
-def connected(run: Assembled, link: LinkHere, **changes: Any) -> Assembled:
+def connected(run: Assembled, link: LinkHere, witness: Witness | None = None, **changes: Any) -> Assembled:
     """The run with an engine that talks over the link."""
-    people = Fleet(link, introduction(run), Roster(5), run.plan.samples, run.data.fingerprint, None, link.said.append)  # type: ignore[arg-type]
+    known = (Roster(5), run.plan.samples, run.data.fingerprint)
+    people = Fleet(link, introduction(run), *known, None, link.said.append, witness)  # type: ignore[arg-type]
     people.look()
     people.look()
     flower = FlowerEngine(

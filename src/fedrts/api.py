@@ -39,7 +39,7 @@ from fedrts.runs.checkpoint import Pace, Saved
 from fedrts.runs.fairness import judged
 from fedrts.runs.folder import RunFolder, Trust, check_finite, check_saved, check_versions, resume_command
 from fedrts.runs.origin import settings_from
-from fedrts.runs.summary import describe_clients, describe_privacy, summarise
+from fedrts.runs.summary import describe_clients, describe_privacy, most_spent, summarise
 from fedrts.server import rounds as loop
 from fedrts.server.averaging import average_of
 from fedrts.server.client_records import ClientRecords
@@ -510,6 +510,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         "bytes": sum(line["upload_bytes"] + line["download_bytes"] for line in history),
         "missing": sum(len(line["rejected"]) for line in history),
         "metric": leading(plan.metrics),
+        "epsilon": partial(most_spent, run, ledger) if run.bench.protection.on else None,
     }
     settings = config.flat(experiment.model_dump(mode="json"))
     view = RunView(experiment, settings, facts, run.layout, state.mask, max(first, 0), copy.deepcopy(history), plan.metrics)

@@ -54,7 +54,9 @@ NEEDED = {
 
 NO_KEYS = {("compare", "metric"), ("compare", "out"), ("data show", "out"), ("server", "out"), ("server", "address")}
 NO_KEYS |= {("plan", "budget"), ("run", "budget"), ("compare", "budget"), ("plan", "per_round"), ("plan", "deadline")}
-"""Options with the name of a key that mean something else: a comparison's metric and folder, a picture, a server's, budgets."""
+NO_KEYS |= {("run", "metrics"), ("server", "metrics")}
+"""Options with the name of a key that mean something else: a comparison's metric and folder, a picture, a server's, budgets,
+and where metrics can be read."""
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

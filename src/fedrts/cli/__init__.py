@@ -18,11 +18,13 @@ from fedrts.cli import compare  # noqa: F401
 from fedrts.cli import reproduce  # noqa: F401
 from fedrts.cli import folder  # noqa: F401
 from fedrts.cli import report  # noqa: F401
+from fedrts.cli import watch  # noqa: F401
 from fedrts.cli import plan  # noqa: F401
 from fedrts.cli import cost  # noqa: F401
 from fedrts.cli import regret  # noqa: F401
 from fedrts.cli import catalogue  # noqa: F401
 from fedrts.cli import deployment  # noqa: F401
+from fedrts.cli import audit  # noqa: F401
 # isort: on
 
 from fedrts.cli.app import app

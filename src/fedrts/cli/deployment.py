@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from fedrts.cli.app import Allow, AsJson, DataDir, Quiet, RunDir, app
 from fedrts.cli.flags import Given, takes
+from fedrts.cli.metrics import MetricsAt, metering
 from fedrts.cli.run import interruptible
 from fedrts.cli.tables import print_table
 from fedrts.errors import InputError
@@ -37,6 +39,7 @@ def server(
     insecure: Annotated[bool, typer.Option("--insecure", help="No encryption, no keys; for trials on one machine.")] = False,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<name of the file>. An interrupted run in it goes on.")] = None,
     data_dir: DataDir = None,
+    metrics: MetricsAt = None,
     *,
     given: Given,
     quiet: Quiet = False,
@@ -51,26 +54,35 @@ def server(
     layers = given.layers(experiment)
     resolved = config.resolve(*layers, {"engine": "flower", "out": str(folder)})
     flower.prepare()
-    from fedrts.flower.deployment import Door
-    from fedrts.flower.keys import Authority
+    from fedrts.audit.log import FILE as AUDIT
+    from fedrts.audit.log import AuditLog
+    from fedrts.audit.witness import Witnesses
+    from fedrts.flower.deployment import Door, tell
+    from fedrts.flower.keys import Authority, read_private_key, seal_of
     from fedrts.flower.link import Address
+    from fedrts.observe import Several
+    from fedrts.observe.told import Told
 
-    again = "the same command"
-    door = Door(Address.of(address), Authority(tls).checked() if tls else None)
-    if not (folder / "experiment.toml").exists():
-        interruptible(lambda observer: api.start(resolved, observer, data_dir, door), quiet, again)
-        return
-    own = {key for settings in layers for key in config.flat(settings)} - {"out", "engine", "engine.name"}
-    changes = RunFolder(folder).revised(resolved, sorted(own))
-    if RunFolder(folder).summary() is not None:
+    authority = Authority(tls).checked() if tls else None
+    log = AuditLog(folder / AUDIT, "server", None if authority is None else seal_of(read_private_key(authority.server_key)), tell)
+    again, own = "the same command", {key for settings in layers for key in config.flat(settings)} - {"out", "engine", "engine.name"}
+    begun = (folder / "experiment.toml").exists()
+    changes = RunFolder(folder).revised(resolved, sorted(own)) if begun else {}
+    if begun and RunFolder(folder).summary() is not None:
         print(f"{folder} is finished; `fedrts inspect {folder}` shows it")
         return
+    with contextlib.closing(log), metering(metrics, "server") as boards:
+        witness = Witnesses(log, *boards)
+        door = Door(Address.of(address), authority, witness)
 
-    def go_on(observer: Observer) -> api.Result:
-        trust = config.foreign(resolved.model_dump())
-        return api.resume(folder, data_dir=data_dir, observer=observer, door=door, changes=changes, trust=trust)
+        def play(observer: Observer) -> api.Result:
+            told = Several(observer, Told(witness))
+            if not begun:
+                return api.start(resolved, told, data_dir, door)
+            trust = config.foreign(resolved.model_dump())
+            return api.resume(folder, data_dir=data_dir, observer=told, door=door, changes=changes, trust=trust)
 
-    interruptible(go_on, quiet, again)
+        interruptible(play, quiet, again)
 
 
 @app.command()
@@ -109,6 +121,7 @@ def client(
     patience: Annotated[float, typer.Option(help="How long to retry, in seconds, when the server cannot be reached; 0: forever.")] = 0.0,
     withdraw: Annotated[bool, typer.Option("--withdraw", help="Tell the server that this site leaves the study, and exit.")] = False,
     data_dir: DataDir = None,
+    metrics: MetricsAt = None,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation: train on the data that is here, for a server that never sees it. Runs until the study ends.
@@ -160,17 +173,26 @@ def client(
     )
     if withdraw and insecure:
         raise InputError("--withdraw needs --key: without one the server cannot know who withdraws")
-    _serve(host, server, key, ca, insecure, patience or float("inf"), quiet, withdraw)
+    _serve(host, server, key, ca, insecure, patience or float("inf"), quiet, withdraw, metrics)
 
 
 def _serve(
-    host: Host, address: str, key: Path | None, ca: Path | None, insecure: bool, patience: float, quiet: bool, withdraw: bool
+    host: Host,
+    address: str,
+    key: Path | None,
+    ca: Path | None,
+    insecure: bool,
+    patience: float,
+    quiet: bool,
+    withdraw: bool,
+    metrics: str | None,
 ) -> None:
     import signal
 
     from fedrts import flower
 
     flower.prepare()
+    from fedrts.audit.witness import Witnesses
     from fedrts.flower.link import Address
     from fedrts.flower.node import Server, serve
     from fedrts.flower.policy import bound_memory
@@ -195,8 +217,12 @@ def _serve(
 
     asking = show if host.dry_run else ask if sys.stdin is not None and sys.stdin.isatty() else None
     signal.signal(signal.SIGTERM, interrupt)
+    there = Server(Address.of(address).own, key, ca, insecure)
     try:
-        serve(host, Server(Address.of(address).own, key, ca, insecure), say, patience, asking, withdraw=withdraw)
+        with metering(metrics, "node") as boards:
+            for board in boards:
+                board.limited(host.epsilon)
+            serve(host, there, say, patience, asking, withdraw=withdraw, witness=Witnesses(*boards))
     except KeyboardInterrupt:
         sys.exit(130)
 

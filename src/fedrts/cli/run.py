@@ -14,6 +14,7 @@ from fedrts.cli.app import Allow, DataDir, ExperimentFile, Quiet, RunDir, app
 from fedrts.cli.flags import Given, takes
 from fedrts.cli.interrupt import as_interruption
 from fedrts.cli.lists import rates
+from fedrts.cli.metrics import MetricsAt, metering
 
 if TYPE_CHECKING:
     from fedrts.api import Result
@@ -57,12 +58,15 @@ def run(
         typer.Option("--from", metavar="RUN_DIR", help="Go on from a finished run: its settings, model, mask and posteriors."),
     ] = None,
     keep_mask: Annotated[bool, typer.Option("--keep-mask", help="With --from: the topology stays as it begins.")] = False,
+    metrics: MetricsAt = None,
     data_dir: DataDir = None,
     allow: Allow = None,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment. Without arguments: FedRTS at density 0.2 on handwritten digits, offline, in under a minute."""
     from fedrts import api, config, planning
+    from fedrts.observe import Several
+    from fedrts.observe.told import Told
     from fedrts.runs.folder import resume_command
 
     layers = [*given.layers(experiment), {} if log is None else {"callbacks": log}]
@@ -74,10 +78,13 @@ def run(
         resolved = api.with_folder(measured(resolved, data_dir, quiet) if tune else resolved)
         folder = Path(str(resolved.out))
 
-        def play(observer: Observer) -> Result:
-            return api.start(resolved, watched(observer, folder, profile), data_dir, tuned=tune_lr is not None)
+        with metering(metrics, "run") as boards:
 
-        interruptible(play, quiet, resume_command(folder, resolved.model_dump()), tensorboard)
+            def play(observer: Observer) -> Result:
+                told = Several(watched(observer, folder, profile), *map(Told, boards)) if boards else watched(observer, folder, profile)
+                return api.start(resolved, told, data_dir, tuned=tune_lr is not None)
+
+            interruptible(play, quiet, resume_command(folder, resolved.model_dump()), tensorboard)
 
 
 @contextlib.contextmanager
@@ -147,12 +154,15 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option(help="Continue to this many rounds, more than were planned; works for finished runs too.")
     ] = None,
+    metrics: MetricsAt = None,
     data_dir: DataDir = None,
     allow: Allow = None,
     quiet: Quiet = False,
 ) -> None:
     """Continue an interrupted run to exactly the result it would have had; with --rounds, for longer than was planned."""
     from fedrts import api, config
+    from fedrts.observe import Several
+    from fedrts.observe.told import Told
     from fedrts.runs.folder import RunFolder, resume_command
 
     if rounds is None and RunFolder(run_dir).summary() is not None:
@@ -165,10 +175,13 @@ def resume(
     tensorboard = (run_dir / "tensorboard").is_dir() and "tensorboard" not in settings.get("callbacks", [])
     again = resume_command(run_dir, settings)
 
-    def go_on(observer: Observer) -> Result:
-        return api.resume(run_dir, rounds=rounds, data_dir=data_dir, observer=observer, trust=allow or ())
+    with metering(metrics, "run") as boards:
 
-    interruptible(go_on, quiet, again, tensorboard)
+        def go_on(observer: Observer) -> Result:
+            told = Several(observer, *map(Told, boards)) if boards else observer
+            return api.resume(run_dir, rounds=rounds, data_dir=data_dir, observer=told, trust=allow or ())
+
+        interruptible(go_on, quiet, again, tensorboard)
 
 
 def interruptible(play: Callable[[Observer], Result], quiet: bool, again: str, tensorboard: bool = False) -> None:

@@ -20,7 +20,7 @@ from fedrts.flower import FAREWELL, HELLO, WELCOME, WORK
 from fedrts.flower.consent import told
 from fedrts.flower.host import Host, Limits, digest_prefix, memory_size
 from fedrts.flower.messages import content, opened
-from fedrts.flower.node import Worker
+from fedrts.flower.node import Worker, recorded
 from fedrts.flower.policy import bound_memory
 from fedrts.flower.state import Records
 from fedrts.sparse.mask import Mask
@@ -86,7 +86,9 @@ def _working(context: Context) -> Iterator[Worker]:
         bound_memory(host.limits.max_memory)
     records = Records.of(host.state, _OTHERS)
     try:
-        yield Worker(host, print, records=records)
+        worker = Worker(host, print, records=records)
+        with recorded(worker, None):
+            yield worker
     finally:
         records.close()
 

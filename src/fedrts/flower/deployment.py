@@ -6,7 +6,7 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import tomli_w
 from rich.console import Console
 
 import fedrts
+from fedrts.audit.witness import Witness
 from fedrts.config import CUSTOM, Experiment, foreign
 from fedrts.data.partition import SITES
 from fedrts.errors import InputError
@@ -24,6 +25,7 @@ from fedrts.flower.consent import digest
 from fedrts.flower.engine import FlowerEngine, Paces
 from fedrts.flower.fleet import LOST, Fleet
 from fedrts.flower.keys import Authority
+from fedrts.flower.limits import REFUSED
 from fedrts.flower.link import Address, open_gate, opened
 from fedrts.flower.normalisation import Normalisation, common, settled
 from fedrts.flower.openings import Openings
@@ -48,12 +50,26 @@ class Door:
     address: Address
     authority: Authority | None
     """None: anybody, without encryption."""
+    witness: Witness = field(default_factory=Witness)
+    """Told of what happens there."""
 
 
 def tell(text: str) -> None:
     """To the person who runs the server: what must not be overlooked in red, where the terminal has colours."""
     style = "bold red" if text.startswith(LOST) else None
     Console(stderr=True).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _telling(witness: Witness) -> Callable[[str], None]:
+    """To that person; who was refused, at the door or later, goes on record too."""
+
+    def say(text: str) -> None:
+        tell(text)
+        if text.startswith(REFUSED):
+            with contextlib.suppress(InputError):  # a full disk stops the server by another word than a stranger's
+                witness("refused", words=text.removeprefix(REFUSED))
+
+    return say
 
 
 @contextlib.contextmanager
@@ -68,7 +84,7 @@ def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, do
         raise InputError(f"nodes elsewhere take part in the run in {folder}: go on with the `fedrts server` command that began it")
     with contextlib.ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedrts-")))
-        say: Callable[[str], None] = tell if door is not None else _only_refusals
+        say: Callable[[str], None] = _telling(door.witness) if door is not None else _only_refusals
         door, issued = (door, []) if door is not None else _private_door(temporary, experiment.engine.nodes, experiment.clients.total)
         link = stack.enter_context(opened(door.address, door.authority, folder / "superlink.log" if folder else None, say))
         known = Roster(
@@ -78,11 +94,14 @@ def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, do
             fixed=folder is not None and RunFolder(folder).begun,
         )
         sites = experiment.clients.partition == SITES
-        fleet = Fleet(link, introduction(run), known, None if sites else run.plan.samples, run.data.fingerprint, door.authority, say)
+        fleet = Fleet(
+            link, introduction(run), known, None if sites else run.plan.samples, run.data.fingerprint, door.authority, say, door.witness
+        )
         if door.authority is None:
             say("without keys nobody can be told from anybody else: any node may stand for any client")
         fleet.follow_keys()
         open_gate()
+        door.witness("open", address=door.address.own)
         for number, key in enumerate(issued):
             command = _node_command(door, key, _share(number, len(issued), experiment.clients.total), data_dir, experiment)
             remembers = feeds_back(run.plan) or run.plan.summing is not None

@@ -16,13 +16,14 @@ from flwr.app import Message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.proto.message_pb2 import ObjectTree
 
+from fedrts.audit.witness import entries
 from fedrts.client import envelope
 from fedrts.client.order import Failure, Order, Reply
 from fedrts.client.workbench import Workbench
 from fedrts.errors import printable
 from fedrts.flower import STRANGER, WORK
 from fedrts.flower.fleet import LOST, Fleet
-from fedrts.flower.messages import Incoming, content, memory_facts, named_memories, numbers, opened
+from fedrts.flower.messages import HEAD, SUM, Incoming, content, memory_facts, named_memories, numbers, opened
 from fedrts.methods.contract import Round, State
 from fedrts.server.collect import LATE, UNASKED, UNREACHABLE
 from fedrts.server.engine import Engine
@@ -56,6 +57,8 @@ class Parcel:
     whole: bool = False
     """It carries whole masks."""
     incoming: Incoming | None = None
+    key: str = ""
+    """The fingerprint of its node's key."""
     unheard: bool = False
     """It came to a node that did not know the experiment; no other answer to it will come."""
 
@@ -258,12 +261,22 @@ class Errand:
             facts["model"] = self.order.model_name
         if self.order.exchange.fed_back is not None:
             facts |= memory_facts({client: self.order.kept[client] for client in blobs if client in self.order.kept})
+        key = fleet.key(node)
+        fleet.witness("asked", **self._place, key=key, clients=entries(blobs))
+        if head := fleet.witness.head:
+            facts[HEAD] = head
         message = Message(content(facts, blobs), node, WORK, ttl=self.engine.timeout + 60, group_id=str(self.order.round.index))
         name = fleet.link.push(message)
         if name is None:
             self.outcomes |= {client: self._excused(client, UNREACHABLE) for client in blobs}
         else:
-            self.parcels[name] = Parcel(node, fleet.activation(node), tuple(blobs), whole)
+            self.parcels[name] = Parcel(node, fleet.activation(node), tuple(blobs), whole, key=key)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        """Where a message belongs, for the record."""
+        step = {"step": self.more_facts[SUM]} if SUM in self.more_facts else {}
+        return {"round": self.order.round.index, "exchange": self.order.round.exchange, **step}
 
     def _receive(self) -> bool:
         """Take what has come; true if anything did."""
@@ -316,6 +329,9 @@ class Errand:
             parcel.activation, parcel.incoming, parcel.unheard = None, None, True  # lost, see below
             self.engine.fleet.meet_again(parcel.node)
             return
+        here = {client: blobs[client] for client in parcel.clients if client in blobs}
+        self.engine.fleet.witness("received", **self._place, key=parcel.key, clients=entries(here))
+        self.engine.fleet.witness.heard(facts.get(HEAD), key=parcel.key)
         missing = {client for client in numbers(facts.get("missing")) if client in parcel.clients and client not in blobs}
         reasons = dict(zip(numbers(facts.get("failed")), _words(facts.get("reasons")), strict=False))
         kept = named_memories(facts)

@@ -11,6 +11,7 @@ from typing import Any
 from flwr.app import Message
 
 import fedrts
+from fedrts.audit.witness import Witness, entry, facts_entry
 from fedrts.errors import InputError, printable
 from fedrts.flower import FAREWELL, HELLO, PROTOCOL, WELCOME, Say
 from fedrts.flower.keys import Authority, Seat, fingerprint
@@ -73,7 +74,9 @@ class Fleet:
         data: str,
         authority: Authority | None,
         say: Say,
+        witness: Witness | None = None,
     ) -> None:
+        self.witness = witness or Witness()
         self.link, self.introduction, self.roster, self.say = link, introduction, roster, say
         self.samples, self.data = samples, data
         """n_k and the fingerprint of the data where the server knows them: one data set is divided. None: sites have their own."""
@@ -93,6 +96,10 @@ class Fleet:
     def activation(self, node: int) -> str | None:
         """Names a node's connection; another one means that it was started anew. None: it is not connected."""
         return self.nodes[node].activated if node in self.nodes else None
+
+    def key(self, node: int) -> str:
+        """The fingerprint of a connected node's key; empty where it is not connected."""
+        return self.nodes[node].key if node in self.nodes else ""
 
     def public_key(self, client: int) -> bytes | None:
         """The public key of the node that stands for a client; None where it is not connected."""
@@ -137,10 +144,12 @@ class Fleet:
                 self._forget(number)
                 del self._registered[name]
                 self.say(f"refused from now on: {name}, whose key {fingerprint(key)} was revoked")
+                self.witness("key revoked", name=name, key=fingerprint(key))
         for name, key in wanted.items():
             if name not in self._registered:
                 try:
                     number = self.link.register(key, name)
+                    self.witness("key registered", name=name, key=fingerprint(key))
                 except InputError as error:
                     number = 0  # no node's: it is not tried again with this key
                     self.say(f"skipped: the key of '{name}': {error}")
@@ -161,6 +170,7 @@ class Fleet:
                 node.clients = tuple(client for client in node.clients if client not in gone)
                 self.hosts = {client: host for client, host in self.hosts.items() if client not in gone}
                 self.say(f"removed: {', '.join(map(self.roster.called, gone))}")
+                self.witness("removed", key=node.key, who=gone)
                 if not node.clients:
                     self._part(number, REMOVED, "the coordinator removed this node from the study")
 
@@ -169,6 +179,7 @@ class Fleet:
             waiting = node.hello is not None and time.monotonic() - node.asked < (_ANSWER if node.hello else _AGAIN)
             if not node.clients and not node.done and not waiting:
                 node.incoming, node.tries = None, node.tries + bool(node.hello)
+                self.witness("hello", key=node.key, facts=facts_entry(self.introduction))
                 message = Message(content(self.introduction), number, HELLO, ttl=_ANSWER)
                 node.hello, node.asked = self.link.push(message), time.monotonic()
 
@@ -196,6 +207,7 @@ class Fleet:
             node.incoming, node.hello = None, None
             self.link.done_with(incoming.message_id)
             facts, _ = opened(incoming.message())
+            self.witness("told", key=node.key, facts=facts_entry(facts))
             _check_version(facts)
             if "refused" in facts:  # and goes by itself
                 node.done = True
@@ -212,6 +224,7 @@ class Fleet:
         self.hosts |= dict.fromkeys(node.clients, number)
         numbers = ", ".join(map(str, node.clients))
         self.say(f"connected: node {self._called(node)} with client{'s' * (len(node.clients) > 1)} {numbers}")
+        self.witness("connected", key=node.key, name=self._name(node.key), who=list(node.clients), here=len(self.hosts))
         if name := self.link.push(Message(content({"clients": list(node.clients)}), number, WELCOME, ttl=_ANSWER)):
             self.forgotten.add(name)
 
@@ -259,6 +272,7 @@ class Fleet:
             for client in mine:
                 self.roster.leave(client, WITHDRAWN)
         self.say(f"withdrawn: {', '.join(map(self.roster.called, mine))}")
+        self.witness("withdrawn", key=node.key, who=mine)
         self._part(number, WITHDRAWN, "this site takes part no more")
 
     def _turn_down(self, number: int, error: Exception) -> None:
@@ -278,6 +292,8 @@ class Fleet:
         node = self.nodes[number]
         node.done, node.clients = True, ()
         self.hosts = {client: host for client, host in self.hosts.items() if host != number}
+        model = {} if not blobs else {"model": entry(next(iter(blobs.values())))}
+        self.witness("farewell", key=node.key, why=why, here=len(self.hosts), **model)
         if name := self.link.push(Message(content({"why": why, "text": text}, blobs), number, FAREWELL, ttl=_ANSWER)):
             self._farewells.add(name)
 
@@ -305,6 +321,7 @@ class Fleet:
         if gone := [client for client in node.clients if client not in self.hosts]:
             self.roster.note(gone, GONE)
             self.say(f"{how}: node {self._called(node)} with {', '.join(map(self.roster.called, gone))}")
+        self.witness("disconnected", key=node.key, who=gone, here=len(self.hosts))
 
     @property
     def expects(self) -> bool:

@@ -24,8 +24,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import TypeAdapter, ValidationError
 
+from fedrts.audit.lines import Seal
 from fedrts.errors import InputError, note
 from fedrts.files import write_atomically
+from fedrts.secure.identity import public_key, signer
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?")
@@ -210,6 +212,23 @@ def read_public_key(file: Path) -> bytes:
         return _public_key(file.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise InputError(f"cannot read the public key {file}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def read_verifier(file: Path) -> bytes:
+    """The public key (PEM) by which signatures are checked: of a file NAME.pub, or of a certificate such as server.pem."""
+    try:
+        data = file.read_bytes()
+        if b"BEGIN CERTIFICATE" in data:
+            key = x509.load_pem_x509_certificate(data).public_key()
+            return _public_key(key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the key {file}: {getattr(error, 'strerror', None) or error}") from error
+    return read_public_key(file)
+
+
+def seal_of(key: ec.EllipticCurvePrivateKey) -> Seal:
+    """By which the holder of a private key signs an audit log."""
+    return Seal(fingerprint(public_key(key)), signer(key))
 
 
 def read_peers(folder: Path) -> list[bytes]:

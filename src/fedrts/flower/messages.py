@@ -16,6 +16,8 @@ from fedrts.wire.errors import WireError
 
 SUM = "sum"
 """The fact that names a step of a secure sum."""
+HEAD = "head"
+"""The fact that gives the head of the sender's audit log to the other side."""
 _BLOBS, _FACTS = "blobs", "facts"
 _PIECE = 2**20
 """Flower's pieces of an array are five times as long; this bounds their number."""

@@ -39,15 +39,17 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 import fedrts
+from fedrts.audit.log import FILE, AuditLog
+from fedrts.audit.witness import Witness, Witnesses, entries, facts_entry
 from fedrts.errors import InputError, RefusedError, note, printable
 from fedrts.files import write_atomically
 from fedrts.flower import FAREWELL, HELLO, PROTOCOL, STRANGER, WELCOME, Say
 from fedrts.flower.confidant import NodeKey
 from fedrts.flower.consent import SHOWN, DeclinedError, described, digest, told
 from fedrts.flower.host import ANY, Host
-from fedrts.flower.keys import outdated, read_private_key, trusting
+from fedrts.flower.keys import outdated, read_private_key, seal_of, trusting
 from fedrts.flower.limits import is_loopback
-from fedrts.flower.messages import Incoming, content, opened
+from fedrts.flower.messages import HEAD, SUM, Incoming, content, opened
 from fedrts.flower.state import Records
 from fedrts.secure.identity import public_key, signer
 from fedrts.wire.errors import WireError
@@ -96,22 +98,49 @@ class Server:
 
 
 def serve(
-    host: Host, server: Server, say: Say = print, patience: float = float("inf"), ask: Ask | None = None, *, withdraw: bool = False
+    host: Host,
+    server: Server,
+    say: Say = print,
+    patience: float = float("inf"),
+    ask: Ask | None = None,
+    *,
+    withdraw: bool = False,
+    witness: Witness | None = None,
 ) -> None:
     """Stand by for a server until the study ends. A lost connection is tried again for `patience` seconds; a refusal is final.
 
-    `withdraw`: only tell the server that this site takes part no more.
+    `withdraw`: only tell the server that this site takes part no more. `witness`: told of what happens, beside the site's own log.
     """
     if server.insecure and not is_loopback(server.address.rpartition(":")[0].strip("[]")):
         note(f"--insecure to {server.address}: whoever is on the way can read and change everything; use --key and --ca")
     private = server.private_key()
     keys = (private, private.public_key()) if private is not None else generate_key_pairs()
-    worker, tries, last = Worker(host, say, ask, withdraws=withdraw, key=keys[0]), 0, time.monotonic()
-    due = time.monotonic() + _UNANSWERED if withdraw else float("inf")
+    worker = Worker(host, say, ask, withdraws=withdraw, key=keys[0])
+    with recorded(worker, private, witness):
+        _stand_by(worker, server, keys, private is not None, patience, _UNANSWERED if withdraw else float("inf"))
+
+
+@contextlib.contextmanager
+def recorded(worker: Worker, key: ec.EllipticCurvePrivateKey | None, witness: Witness | None = None) -> Iterator[None]:
+    """Inside, what a worker does goes on record in the site's folder, signed where there is a key; and to a `witness`."""
+    folder, others = worker.records.path, [] if witness is None else [witness]
+    if folder is None:
+        worker.witness = Witnesses(*others)
+        yield
+        return
+    with contextlib.closing(AuditLog(folder / FILE, "node", None if key is None else seal_of(key), worker.say)) as log:
+        worker.witness = Witnesses(log, *others)
+        yield
+
+
+def _stand_by(worker: Worker, server: Server, keys: tuple[Any, Any], registered: bool, patience: float, unanswered: float) -> None:
+    say, tries, last = worker.say, 0, time.monotonic()
+    due = time.monotonic() + unanswered
     while True:
         try:
-            with Connection(server, keys, registered=private is not None) as connection:
+            with Connection(server, keys, registered) as connection:
                 say(f"connected to {server.address}")
+                worker.witness("connected", server=server.address)
                 while worker.parting is None:
                     tries, last = 0, time.monotonic()
                     if not connection.handle(worker.reply):
@@ -122,6 +151,7 @@ def serve(
             if "certificate verify failed" in str(error).lower():
                 raise InputError(untrusted(server, str(error))) from error
             if tries == 0 and worker.parting is None:
+                worker.witness("disconnected", server=server.address)
                 say(f"no connection to {server.address} ({error or type(error).__name__}): trying again")
         if worker.parting is not None:
             worker.parting.obey(say)
@@ -200,14 +230,17 @@ class Worker:
         """Experiments that the owner said no to, by digest, and in which words: nobody is asked twice."""
         self.parting: Parting | None = None
         """Set once there is nothing more to do here."""
+        self.witness = Witness()
 
     def reply(self, message: Message) -> Message:
         """The answer to any message; nothing that a server sends makes us fall over, and no error tells it of our data."""
         try:
             facts, blobs = opened(message)
             if message.metadata.message_type == HELLO:
-                ours = {"protocol": PROTOCOL, "fedrts": fedrts.__version__}
-                return Message(content({**ours, **self.meet(facts)}), reply_to=message)
+                self.witness("hello", facts=facts_entry(facts))
+                introduced = {"protocol": PROTOCOL, "fedrts": fedrts.__version__, **self.meet(facts)}
+                self.witness("told", facts=facts_entry(introduced), what=sorted(introduced))
+                return Message(content(introduced), reply_to=message)
             if message.metadata.message_type == FAREWELL:
                 self.part(facts, blobs)
                 return Message(content({}), reply_to=message)
@@ -215,14 +248,26 @@ class Worker:
                 return Message(content({STRANGER: True}), reply_to=message)
             if message.metadata.message_type == WELCOME:
                 self.say(f"taking part in {self.site.run.experiment.method} on {self.site.run.experiment.data}")
+                self.witness("taking part", experiment=self.site.digest)
                 return Message(content({}), reply_to=message)
             started = time.monotonic()
+            place = _place(facts)
+            self.witness.heard(facts.get(HEAD))
+            self.witness("asked", **place, clients=entries(blobs))
             self.site.normalise(facts.get("normalisation"))
             answer, replies = self.site.answer(blobs, facts)
-            self.say(f"worked for client {', '.join(map(str, blobs))} in {time.monotonic() - started:.1f} s")
+            seconds = time.monotonic() - started
+            self.say(f"worked for client {', '.join(map(str, blobs))} in {seconds:.1f} s")
+            spent = {str(client): self.site.spent(client) for client in replies} if self.site.counts_privacy else {}
+            told_of = {"failed": answer["failed"], "seconds": round(seconds, 3), **({"epsilon": spent} if spent else {})}
+            self.witness("sent", **place, clients=entries(replies), **told_of)
+            self.witness.seal()
+            if head := self.witness.head:
+                answer[HEAD] = head
             return Message(content(answer, replies), reply_to=message)
         except Exception as error:  # whatever it was, the next message may fare better
             self.say(f"failed: {error or type(error).__name__}")
+            self.witness("failed", kind=type(error).__name__)
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, told(error, "its work failed")), reply_to=message)
 
     def meet(self, facts: dict[str, Any]) -> dict[str, Any]:
@@ -237,6 +282,7 @@ class Worker:
             return self.site.introduction()
         except Exception as error:
             self.parting = self.parting or Parting("refused", f"cannot take part: {error or type(error).__name__}")
+            self.witness("declined", kind=type(error).__name__)
             return {"refused": told(error, "it cannot take part")}
 
     def _joined(self, asked: str, facts: dict[str, Any]) -> Site:
@@ -254,6 +300,7 @@ class Worker:
             self.records.begin(asked)
         else:
             self.records.accept(asked)
+        self.witness("accepted", experiment=asked)
         return site
 
     def _shown(self, asked: str, facts: dict[str, Any]) -> Site:
@@ -274,6 +321,7 @@ class Worker:
     def part(self, facts: dict[str, Any], blobs: dict[int, bytes]) -> None:
         """The server says that it is over, with the final model where we may have it."""
         self.parting = Parting(str(facts.get("why")), f"the server says: {printable(facts.get('text', ''))}")
+        self.witness("farewell", why=printable(facts.get("why")), clients=entries(blobs))
         folder = self.host.state
         if not blobs or self.site is None or not self.site.run.experiment.clients.share_model:
             return
@@ -289,6 +337,12 @@ class Worker:
             self.say(f"the final model was not kept: {error}")
         else:
             self.say(f"the final model is in {folder / 'model.safetensors'}")
+
+
+def _place(facts: dict[str, Any]) -> dict[str, Any]:
+    """Where a message belongs, for the record, as far as the server says it."""
+    place: dict[str, Any] = {name: facts[name] for name in ("round", "exchange") if isinstance(facts.get(name), int)}
+    return place | ({"step": printable(facts[SUM], 32)} if SUM in facts else {})
 
 
 def _check_version(facts: dict[str, Any]) -> None:

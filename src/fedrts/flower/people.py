@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedrts.errors import InputError
 from fedrts.flower.roster import FILE, HERE, Member, Roster
 from fedrts.runs.folder import RunFolder
 from fedrts.server.collect import LATE, LATE_AGAIN, REMOVED, WITHDRAWN
@@ -21,7 +20,7 @@ def of(path: Path) -> Roster:
 
 def rows(path: Path, roster: Roster) -> list[dict[str, Any]]:
     """A row for every client that has introduced itself."""
-    runs, last = _runs(path), _last_words(path)
+    runs, last = RunFolder(path).is_running, _last_words(path)
     return [
         {
             "client": str(client),
@@ -57,15 +56,6 @@ def _last_words(path: Path) -> dict[int, tuple[int, str]]:
             if found.get(entry["client"], (0, ""))[1] not in (WITHDRAWN, REMOVED):
                 found[entry["client"]] = (line["round"], entry["reason"])
     return found
-
-
-def _runs(path: Path) -> bool:
-    """Is a server at work in the folder?"""
-    try:
-        with RunFolder(path).writing():
-            return False
-    except InputError:
-        return True
 
 
 def consequence(path: Path) -> str:

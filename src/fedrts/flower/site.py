@@ -347,6 +347,16 @@ class Site:
             self.say(f"what earlier uploads of client {client} have not told is lost here: it goes on without")
         return None
 
+    @property
+    def counts_privacy(self) -> bool:
+        """Is there an ε to speak of?"""
+        return self.host.epsilon is not None or self.run.bench.protection.on
+
+    def spent(self, client: int) -> float | None:
+        """The ε that a client here has given away so far, by the owner's δ; None: it has no bound."""
+        epsilon = self.records.spent(self.digest, self._holder(client)).epsilon(self.host.delta)
+        return epsilon if math.isfinite(epsilon) else None
+
     def _holder(self, client: int) -> int:
         """Whose data a client's number means: all numbers stand for the same data where there is but one client."""
         return client if self.host.clients else 0

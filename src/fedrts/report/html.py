@@ -16,14 +16,18 @@ import fedrts
 from fedrts.report.format import cell, number
 from fedrts.report.model import Folder, Point, Report
 
-_SCRIPTS = ("numbers.js", "draw.js", "page.js")
+_SCRIPTS, _LIVE = ("numbers.js", "draw.js", "page.js"), "live.js"
 """One after the other in one function: later ones use what earlier ones define."""
 
 
-def render(report: Report, folder: Path = Path()) -> str:
-    """The text of the file, which will lie in `folder`."""
+def render(report: Report, folder: Path = Path(), live: str | None = None) -> str:
+    """The text of the file, which will lie in `folder`.
+
+    `live`: the stamp of a page that lies nowhere, but is renewed by whoever shows it as soon as there is another stamp.
+    """
     assets = files("fedrts.report") / "assets"
-    css, page, *scripts = ((assets / name).read_text("utf-8") for name in ("report.css", "report.html.jinja", *_SCRIPTS))
+    names = _SCRIPTS if live is None else (*_SCRIPTS, _LIVE)
+    css, page, *scripts = ((assets / name).read_text("utf-8") for name in ("report.css", "report.html.jinja", *names))
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(page).render(
         report=report,
@@ -33,7 +37,8 @@ def render(report: Report, folder: Path = Path()) -> str:
         figures=Markup(inlined({figure.id: plain(figure) for figure in report.figures})),
         cell=cell,
         number=number,
-        address=lambda value: value.beside(folder) if isinstance(value, Folder) else None,
+        address=lambda value: value.beside(folder) if isinstance(value, Folder) and live is None else None,
+        live=live,
     )
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shlex
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -65,6 +66,10 @@ TUNING_FILE = "tuning.toml"
 
 
 _LOGS = ("history.jsonl", "topology.jsonl")
+
+
+_TRIES, _PAUSE = 3, 0.02
+"""How often, and after how many seconds each time, a lock is asked for that somebody may hold who only looks."""
 
 
 _MODEL = ("model.safetensors", "masks.safetensors", "average.safetensors")
@@ -489,8 +494,14 @@ def lock(file: IO[bytes], path: Path, shared: bool = False) -> None:
         import fcntl
     except ImportError:  # not on Windows: two processes in one folder are then the user's care
         return
+    kind, tries = (fcntl.LOCK_SH, 1) if shared else (fcntl.LOCK_EX, _TRIES)  # who only looks holds it for no time
     try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        for _ in range(tries - 1):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
+                return
+            time.sleep(_PAUSE)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise InputError(f"another process is writing to {path}: wait for it, or stop it") from error
     except OSError as error:

@@ -60,6 +60,12 @@ def describe_privacy(run: Assembled, ledger: ClientRecords) -> dict[str, Any]:
     }
 
 
+def most_spent(run: Assembled, ledger: ClientRecords) -> float | None:
+    """ε that the client which gave most has given away so far; None: without bound."""
+    found: float | None = describe_privacy(run, ledger)["most"]["epsilon"]["total"]
+    return found
+
+
 def summarise(
     run: Assembled,
     state: State,

@@ -1,9 +1,10 @@
-"""The phases of a round, as named spans that a profiler sees; without one they cost next to nothing."""
+"""The phases of a round, as named spans that a profiler sees, or a clock; without either they cost next to nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 from torch.autograd import profiler
@@ -18,10 +19,39 @@ _PREFIX = "fedrts: "
 Item = TypeVar("Item")
 
 
+Clock = Callable[[str, float], None]
+"""Told of each phase that is over, and how many seconds it took."""
+
+
+_clocks: list[Clock] = []
+
+
 def phase(name: str) -> AbstractContextManager[object]:
     """What happens inside belongs to the phase `name`."""
     assert name in PHASES
-    return record_function(span(name)) if profiler._is_profiler_enabled else nullcontext()
+    seen: AbstractContextManager[object] = record_function(span(name)) if profiler._is_profiler_enabled else nullcontext()
+    return _clocked(name, seen) if _clocks else seen
+
+
+@contextmanager
+def _clocked(name: str, seen: AbstractContextManager[object]) -> Iterator[None]:
+    started = time.perf_counter()
+    try:
+        with seen:
+            yield
+    finally:
+        for clock in _clocks:
+            clock(name, time.perf_counter() - started)
+
+
+@contextmanager
+def timed(clock: Clock) -> Iterator[None]:
+    """Tell a clock of all phases of this process that end while the block runs."""
+    _clocks.append(clock)
+    try:
+        yield
+    finally:
+        _clocks.remove(clock)
 
 
 def each(name: str, items: Iterable[Item]) -> Iterator[Item]:

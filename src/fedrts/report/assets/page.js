@@ -1,6 +1,5 @@
 // The page: charts with legend, tooltip and keyboard; tables that sort; light and dark.
 
-const FIGURES = JSON.parse(document.getElementById("figures").textContent);
 const MOST_ROWS = 2000;
 
 const chart = (holder, figure) => {
@@ -206,11 +205,16 @@ const pattern = make("pattern", { id: "hatch", width: 6, height: 6, ...turned },
 make("rect", { width: 6, height: 6, style: "fill: var(--card)" }, pattern);
 make("rect", { width: 2.5, height: 6, style: "fill: var(--hue0)" }, pattern);
 
+/** Bring the page's content to life; again when it was renewed. */
+const fill = () => {
+  for (const [id, figure] of Object.entries(JSON.parse(document.getElementById("figures").textContent))) {
+    const holder = document.getElementById(id);
+    chart(holder, figure);
+    const details = holder.querySelector("details.data");
+    details.addEventListener("toggle", () => numbers(details, figure));
+  }
+  document.querySelectorAll(".table table").forEach(sortable);
+};
+
 theme();
-for (const [id, figure] of Object.entries(FIGURES)) {
-  const holder = document.getElementById(id);
-  chart(holder, figure);
-  const details = holder.querySelector("details.data");
-  details.addEventListener("toggle", () => numbers(details, figure));
-}
-document.querySelectorAll(".table table").forEach(sortable);
+fill();

@@ -1,0 +1,226 @@
+"""Checking audit logs: is one whole, and do two that speak of the same messages agree?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedrts.audit.lines import FIRST, HEAD, Head, head_file, parsed
+from fedrts.errors import InputError
+from fedrts.files import require_plain
+
+LONGEST = 2**24
+"""Bytes of a line at most."""
+
+LoggedLine = dict[str, Any]
+LoggedMessage = tuple[Any, ...]
+"""To which round, exchange, step of a sum and client it belongs; how long it is, and its digest."""
+
+
+class AuditError(InputError):
+    """A log is not what was written: its first line of which that shows."""
+
+    code = 1
+
+    def __init__(self, file: Path, line: int, fault: str) -> None:
+        super().__init__(f"{file}, line {line}: {fault}")
+        self.line = line
+
+
+@dataclass
+class Checked:
+    """A log whose lines hang together."""
+
+    file: Path
+    lines: int = 0
+    hash: str = FIRST
+    """Of the last line."""
+    heads: list[Head] = field(default_factory=list)
+    torn: int = 0
+    """Bytes of a last line that was not written to its end."""
+    whole: int = 0
+    """Bytes before them."""
+
+    @property
+    def unsigned(self) -> int:
+        """Lines after what the last signed head vouches for, but that head itself."""
+        signed = [head for head in self.heads if head.signature]
+        return max(0, self.lines - signed[-1].line - 1) if signed else self.lines
+
+
+def raw_lines(file: Path) -> Iterator[bytes]:
+    """Lines with their ends, the last perhaps without."""
+    require_plain(file)
+    try:
+        with open(file, "rb") as log:
+            while text := log.readline(LONGEST):
+                yield text
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from error
+
+
+def chained(file: Path, found: Checked) -> Iterator[LoggedLine]:
+    """The lines of a log, each checked as it comes; `found` is kept up to date. An `AuditError` names the first that is wrong."""
+    for text in raw_lines(file):
+        number = found.lines + 1
+        if not text.endswith(b"\n"):
+            found.torn = len(text)
+            return
+        content = parsed(text[:-1])
+        if content is None:
+            raise AuditError(file, number, "it was changed: its hash is not that of what it says")
+        if content["line"] != number:
+            raise AuditError(file, number, _displaced(number, content["line"]))
+        if content["before"] != found.hash:
+            at = max(1, number - 1)
+            raise AuditError(file, at, f"it was changed or replaced: line {number} was written after another one")
+        if content["event"] == HEAD:
+            head = Head.parsed(content.get("of"))
+            if head is None or (head.line, head.hash) != (found.lines, found.hash):
+                raise AuditError(file, number, "it signs something else than the lines before it")
+            found.heads.append(head)
+        found.lines, found.hash, found.whole = number, content["hash"], found.whole + len(text)
+        yield content
+
+
+def _displaced(here: int, said: int) -> str:
+    if said > here:
+        gone = f"line {here} was" if said == here + 1 else f"lines {here} to {said - 1} were"
+        return f"it was written as line {said}: {gone} removed, or lines are in another order"
+    return f"it was written as line {said}: lines were inserted, or are in another order"
+
+
+def checked(file: Path, keys: Mapping[str, bytes] | None = None, given: Sequence[Head] = ()) -> Checked:
+    """A log that is whole; an `AuditError` names the line where it is not.
+
+    `keys`: by name, the public keys (PEM) of which one must have signed every head; None: signatures are not looked at.
+    `given`: heads that were given away, which must still be there.
+    """
+    found, hashes = Checked(file), {0: FIRST}
+    known = [*given, *_beside(file)]
+    wanted = {head.line for head in known}
+    for content in chained(file, found):
+        if content["line"] in wanted:
+            hashes[content["line"]] = content["hash"]
+        if content["event"] == HEAD and keys is not None:
+            _check_signature(file, content["line"], found.heads[-1], keys)
+    for head in known:
+        if keys is not None and head.signature:
+            _check_signature(file, head.line, head, keys)
+        if head.line > found.lines:
+            raise AuditError(
+                file, found.lines + 1, f"it is missing, and so are all up to line {head.line}, which was signed for: the end was cut off"
+            )
+        if hashes[head.line] != head.hash:
+            raise AuditError(file, head.line, "it is not the line that was signed for: the log was written anew up to here")
+    if keys is not None and found.lines and not any(head.signature for head in found.heads):
+        raise AuditError(file, found.lines, "neither it nor any line before it is a signed head: nobody vouches for this log")
+    return found
+
+
+def _beside(file: Path) -> list[Head]:
+    """The last head, which is kept in a file of its own."""
+    beside = head_file(file)
+    if not beside.exists():
+        return []
+    require_plain(beside)
+    head = Head.parsed(beside.read_bytes())
+    if head is None:
+        raise InputError(f"{beside} is damaged: restore it from a backup, or remove it (then nobody can tell whether the end was cut off)")
+    return [head]
+
+
+def _check_signature(file: Path, line: int, head: Head, keys: Mapping[str, bytes]) -> None:
+    if not head.signature:
+        raise AuditError(file, line, "this head is not signed")
+    if head.key not in keys:
+        raise AuditError(file, line, f"this head is signed with the key {head.key}, which --key does not name")
+    if not head.is_signed(keys[head.key]):
+        raise AuditError(file, line, f"the signature of this head is not by the key {head.key}: lines before it were written anew")
+
+
+@dataclass
+class Agreement:
+    """What two logs say of the messages between them."""
+
+    agreed: int = 0
+    """Messages that both know, with the same bytes."""
+    under_way: list[str] = field(default_factory=list)
+    """Messages that only their sender knows: they were lost, or came too late."""
+    heads: int = 0
+    """Heads of the one that the other was given, and that fit."""
+
+
+@dataclass
+class _Side:
+    """A log, as far as it speaks of one node's messages."""
+
+    file: Path
+    hashes: dict[int, str] = field(default_factory=dict)
+    sent: dict[LoggedMessage, int] = field(default_factory=dict)
+    received: dict[LoggedMessage, int] = field(default_factory=dict)
+    """Each with its line, of several that are alike the last one's."""
+    given: list[tuple[int, Head]] = field(default_factory=list)
+    """The other side's heads, and on which line each is."""
+    key: str = ""
+
+
+def compared(node: Path, server: Path, keys: Mapping[str, bytes] | None = None) -> Agreement:
+    """Hold a node's log against its server's; an `AuditError` names the first line that the other side does not bear out."""
+    for file in (node, server):
+        checked(file, keys)
+    here = _read(node, None, ("sent", "told"), ("asked", "hello"))
+    if not here.key:
+        raise InputError(f"{node} is no log of a node with a key: give the node's log first, then the server's")
+    there = _read(server, here.key, ("asked", "hello"), ("received", "told"))
+    if not there.hashes or there.key:
+        raise InputError(f"{server} is no log of a server: give the node's log first, then the server's")
+    result = Agreement()
+    for receiver, sender in ((there, here), (here, there)):
+        for message, line in receiver.received.items():
+            if message not in sender.sent:
+                raise AuditError(receiver.file, line, f"{_named(message)} came here, and {sender.file} does not say that it was sent so")
+            result.agreed += 1
+        result.under_way += [
+            f"{_named(message)}: {receiver.file} does not have it" for message in sender.sent if message not in receiver.received
+        ]
+        for line, head in receiver.given:
+            if sender.hashes.get(head.line) != head.hash:
+                raise AuditError(receiver.file, line, f"here {sender.file} gave its line {head.line} as another one than it has now")
+            result.heads += 1
+    return result
+
+
+def _read(file: Path, node: str | None, sent: Sequence[str], received: Sequence[str]) -> _Side:
+    """A log's messages to and from a node, named by its key; None: it is the node's own log."""
+    side, found = _Side(file), Checked(file)
+    for content in chained(file, found):
+        side.hashes[content["line"]] = content["hash"]
+        if content["event"] == "began":
+            side.key = content.get("key", "") if content.get("role") == "node" else ""
+        if node is not None and content.get("key") != node:
+            continue
+        for message in _messages(content):
+            if content["event"] in sent:
+                side.sent[message] = content["line"]
+            elif content["event"] in received:
+                side.received[message] = content["line"]
+        if content["event"] == "given" and (head := Head.parsed(content.get("head"))) is not None:
+            side.given.append((content["line"], head))
+    return side
+
+
+def _messages(content: LoggedLine) -> Iterator[LoggedMessage]:
+    """What a line says of messages: where each belongs, and its size and digest."""
+    for client, entry in content.get("clients", {}).items() if isinstance(content.get("clients"), dict) else ():
+        yield content.get("round"), content.get("exchange"), content.get("step", ""), client, *entry
+    if "facts" in content:
+        yield None, None, content["event"], "", *content["facts"]
+
+
+def _named(message: LoggedMessage) -> str:
+    round, exchange, step, client, size, digest = message
+    what = f"client {client}'s message of round {round}, exchange {exchange}" if round is not None else "an introduction"
+    return f"{what}{f' ({step})' if step and round is not None else ''} with {size:,} bytes and digest {digest[:16]}…"

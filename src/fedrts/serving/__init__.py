@@ -1,0 +1,1 @@
+"""Small read-only web servers: pages for a person, numbers for a program; nothing can be changed through them."""
