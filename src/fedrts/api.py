@@ -387,7 +387,7 @@ def _note_idle_clients(run: Assembled) -> None:
 def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer) -> Result:
     plan, experiment = run.plan, run.experiment
     _note_idle_clients(run)
-    state = saved.state if saved else plan.method.begin(run.setup)
+    state = saved.state.in_layers(run.layout.sizes) if saved else plan.method.begin(run.setup)
     first = saved.next_round if saved else -1
     history = [] if folder is None else folder.history()
     ledger = ClientRecords.of(plan.guard)

@@ -87,7 +87,7 @@ class Method(BaseModel):
         return 0.0
 
     def belief(self, state: State) -> Tensor | None:
-        """How good the method thinks each link is, `[P]` in [0, 1], where it keeps an opinion."""
+        """How good the method thinks each link is, `[P]` in [0, 1], or each arm `[U]`, where it keeps an opinion."""
         return None
 
     def remarks(self, before: State, after: State, round: Round) -> Mapping[str, float]:
@@ -109,10 +109,10 @@ class Sparse(Method):
 
     def initial_mask(self, setup: Setup) -> Mask:
         layout, device = setup.layout, setup.weights.device
-        strength = setup.weights[: layout.links].abs()
+        strength = layout.sizes.scored(setup.weights[: layout.links].abs())
         if setup.init_mask == "magnitude":
             return Mask.top(strength, setup.counts(self.density), layout.sizes)
-        drawn = random.uniform(setup.rng("initial mask"), layout.links, device)
+        drawn = random.uniform(setup.rng("initial mask"), layout.arms, device)
         if setup.init_mask == "given":
             return Mask.top(torch.where(strength > 0, strength, drawn - 1), setup.shown_counts(self.density), layout.sizes)
         return Mask.top(drawn, setup.counts(self.density), layout.sizes)
@@ -133,7 +133,7 @@ class Scored(Redrawn):
     ] = "layer"
 
     def best(self, scores: Tensor, round: Round, sizes: tuple[int, ...]) -> Mask:
-        """The mask of the largest `scores [P]`, with as many links as the next mask is to have."""
+        """The mask of the largest `scores [P]`, or of arms `[U]`, with as many links as the next mask is to have."""
         if self.scope == "global":
             return Mask.top_of_all(scores, sum(round.targets), sizes)
         return Mask.top(scores, round.targets, sizes)
