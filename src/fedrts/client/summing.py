@@ -54,8 +54,8 @@ class Summing:
         announced = self.announced(order.round.index, order.frame.mask)
         ballots = {}
         for of in named:
-            scores = order.frame.mask.sizes.scored(tensors[of])
-            strength = scores.index_select(-1, announced).abs()
+            scores = order.frame.mask.sizes.scored(tensors[of].abs())
+            strength = scores.index_select(-1, announced)
             strength.clamp_(min=torch.finfo(strength.dtype).tiny)  # a gradient of 0 still comes before links that are not announced
             ballots[of] = torch.zeros_like(scores).index_copy_(-1, announced, strength)
         return {**tensors, **ballots}

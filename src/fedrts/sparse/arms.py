@@ -23,7 +23,7 @@ from fedrts.errors import InputError
 
 LINK, KERNEL = "link", "kernel"
 _BLOCK = re.compile(r"block:(\d{1,6})[x×](\d{1,6})")
-Block = tuple[int, int]
+ArmBlock = tuple[int, int]
 """Output and input channels of an arm, all positions of which belong to it."""
 
 
@@ -37,7 +37,7 @@ def known_unit(unit: str) -> str:
     return "block:{}×{}".format(*(int(side) for side in found.groups()))
 
 
-def asked_block(unit: str) -> Block | None:
+def asked_block(unit: str) -> ArmBlock | None:
     """Channels of an arm as the unit says them; None: links are arms."""
     if unit == LINK:
         return None
@@ -45,7 +45,7 @@ def asked_block(unit: str) -> Block | None:
     return (int(found[1]), int(found[2])) if found else (1, 1)
 
 
-def block_of(unit: str, shape: Sequence[int]) -> Block | None:
+def block_of(unit: str, shape: Sequence[int]) -> ArmBlock | None:
     """Channels of an arm in a layer of this shape: the largest block that divides both the layer and the unit's; None: links are arms."""
     asked = asked_block(unit)
     if asked is None or len(shape) < 2:
@@ -70,7 +70,7 @@ def smaller(unit: str, shapes: Mapping[str, Sequence[int]]) -> str | None:
     return f"layers that it does not divide have arms of their own: {', '.join(parts)}" if found else None
 
 
-def places(shape: Sequence[int], block: Block | None) -> Tensor:
+def places(shape: Sequence[int], block: ArmBlock | None) -> Tensor:
     """The arm of every link of a layer, int64 `[n]`; arms are counted row by row of the grid of blocks."""
     size = math.prod(shape)
     if block is None:

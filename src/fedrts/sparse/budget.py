@@ -145,9 +145,9 @@ def _in_whole_arms(wanted: Sequence[float], least: Sequence[int], most: Sequence
             break
         fullest = max(room, key=lambda i: counts[i] - wanted[i])
         counts[fullest] -= each[fullest]
-    for i in sorted(range(len(counts)), key=lambda i: (counts[i] - wanted[i]) / each[i]):
-        if counts[i] < wanted[i] and counts[i] < most[i] and sum(counts) + each[i] <= kept:
-            counts[i] += each[i]
+    while room := [i for i in range(len(counts)) if counts[i] < min(wanted[i], most[i]) and sum(counts) + each[i] <= kept]:
+        emptiest = max(room, key=lambda i: (wanted[i] - counts[i]) / each[i])
+        counts[emptiest] += each[emptiest]
     return counts
 
 

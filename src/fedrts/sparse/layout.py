@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrts.errors import InputError
-from fedrts.sparse.arms import LINK, Block, Layers, block_of, places
+from fedrts.sparse.arms import LINK, ArmBlock, Layers, block_of, places
 
 Shape = Sequence[int]
 Prunable = Callable[[str, Tensor], bool]
@@ -39,7 +39,7 @@ class Entry:
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
-    block: Block | None = None
+    block: ArmBlock | None = None
     """Output and input channels of an arm; None: every link is one."""
 
     @property

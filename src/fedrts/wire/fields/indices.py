@@ -32,9 +32,11 @@ class Indices:
     values: bool = False
 
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Selection:
-        mask, source = frame.mask.arms, frame.mask.sizes.scored(tensors[self.of])
-        indices = top_among(source.abs(), self.named(frame), mask.inactive, mask.free)
-        return Selection(indices, len(mask.bits), source[indices] if self.values else None)
+        mask, source = frame.mask.arms, tensors[self.of]
+        norms = frame.mask.sizes.scored(source.abs())
+        indices = top_among(norms, self.named(frame), mask.inactive, mask.free)
+        values = norms if frame.mask.sizes.grouped else source
+        return Selection(indices, len(mask.bits), values[indices] if self.values else None)
 
     def open(self, payload: Payload, frame: Frame) -> Selection:
         return carried(payload, Selection)
