@@ -17,6 +17,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
@@ -25,9 +26,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import fedrts
+import felt
+from fedrts import models
 from fedrts.comparison.table import markdown
+from fedrts.programs.library import kernels
+from fedrts.sparse import budget
+from fedrts.sparse.layout import Layout
+from fedrts.sparse.mask import Mask
 
 RESULTS = Path(__file__).parent / "results"
 RAW = RESULTS / "raw" / "units.json"
@@ -60,6 +69,8 @@ def main() -> None:
     raw: Raw = json.loads(RAW.read_text("utf-8")) if RAW.exists() else {}
     if options.part == "accuracy":
         play(raw, options.minutes, options.jobs)
+    if options.part == "steps":
+        measure(raw)
     text = table(raw) if RAW.exists() else ""
     (RESULTS / "units.md").write_text(text, "utf-8")
     print(text)
@@ -79,8 +90,9 @@ def play(raw: Raw, minutes: float, jobs: int) -> None:
     ends = time.monotonic() + 60 * minutes
     choosing = [(unit, DENSITIES[0], CHOOSING_SEED, rate) for rate, unit in product(RATES, UNITS)]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for phase in (lambda: choosing, lambda: [(u, d, s, chosen_rate(raw, u)) for s, d, u in product(SEEDS, DENSITIES, UNITS)]):
-            missing = [cell for cell in phase() if name_of(*cell) not in raw]
+        for chosen in (False, True):
+            results = [(u, d, s, chosen_rate(raw, u)) for s, d, u in product(SEEDS, DENSITIES, UNITS)] if chosen else []
+            missing = [cell for cell in results or choosing if name_of(*cell) not in raw]
             for cell, found in zip(missing, pool.map(partial(played, ends), missing), strict=True):
                 if found is not None:
                     raw[name_of(*cell)] = found
@@ -108,6 +120,86 @@ def played(ends: float, cell: Cell) -> dict[str, float] | None:
     scores = [line["valid_accuracy"] for line in result.history if line.get("valid_accuracy") is not None][-10:]
     score = statistics.mean(scores) if choosing else result.summary["accuracy_last10"]
     return {"accuracy": score, **{key: result.summary[key] for key in ("upload_bytes", "download_bytes", "density")}}
+
+
+STEP_MODEL, STEP_DENSITY, STEP_BATCH = "resnet18", 0.1, 16
+STEP_UNITS = ("link", "kernel", "block:4×4", "block:16×16", "block:32×32")
+PRODUCTS = ("block:16×16", "block:32×32")
+"""Units whose arms are large enough for batched products of torch."""
+
+
+def measure(raw: Raw) -> None:
+    """Time a step of every unit beside dense ones, all in one run."""
+    x, y = torch.randn(STEP_BATCH, 3, 32, 32), torch.randint(0, 10, (STEP_BATCH,))
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return models.get(STEP_MODEL)((3, 32, 32), 10, stem="cifar")
+
+    calls: dict[str, Callable[[], object]] = {}
+    for unit in STEP_UNITS:
+        module = build()
+        layout = Layout.of(module, unit=unit)
+        mask = Mask.top(torch.rand(layout.links), budget.layer_counts(layout, STEP_DENSITY), layout.sizes)
+        weights = layout.flatten(module.state_dict())
+        weights[: layout.links] *= mask.bits
+        if unit == STEP_UNITS[0]:
+            for name, memory in (("dense NCHW", torch.contiguous_format), ("dense channels-last", torch.channels_last)):
+                calls[name] = felt.dense(build(), layout, weights, mask, x, y, memory)
+        calls[unit] = felt.sparse(module, layout, weights, mask, x, y, kernels().isas[-1])
+        if unit in PRODUCTS:
+            calls[f"{unit} in products"] = in_products(build(), layout, weights, mask, x, y)
+    times = felt.interleaved(calls, 1.0)
+    best = min(seconds for name, seconds in times.items() if name.startswith("dense"))
+    for name, seconds in times.items():
+        raw[f"step {name}"] = {"seconds": seconds, "over dense": best / seconds}
+    keep(raw)
+
+
+def in_products(module: nn.Module, layout: Layout, weights: Tensor, mask: Mask, x: Tensor, y: Tensor) -> Callable[[], object]:
+    """A step in torch whose convolutions are batched products of their active blocks."""
+    module.load_state_dict(layout.state_dict(weights))
+    module.train()
+    bits = layout.by_name(mask.bits)
+    blocks = {entry.name: entry.block for entry in layout.layers}
+    for part in list(module.modules()):
+        for name, child in part.named_children():
+            own = next((key for key, value in module.named_modules() if value is child), "")
+            block = blocks.get(f"{own}.weight")
+            if isinstance(child, nn.Conv2d) and block is not None and min(block) >= 16:
+                setattr(part, name, BlockConv2d(child, bits[f"{own}.weight"], block))
+    optimizer = torch.optim.SGD(module.parameters(), lr=felt.RATE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(module(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+class BlockConv2d(nn.Module):
+    """A convolution by its active blocks of R×C channels: columns of the input, gathered, times the blocks, added up by output block."""
+
+    def __init__(self, conv: nn.Conv2d, bits: Tensor, block: tuple[int, int]) -> None:
+        super().__init__()
+        rows, columns = block
+        outputs, inputs, high, wide = conv.weight.shape
+        self.conv_shape, self.stride, self.padding = (high, wide), conv.stride, conv.padding
+        grid = (outputs // rows, rows, inputs // columns, columns, high * wide)
+        self.to_output, self.to_input = bits.view(grid)[:, 0, :, 0, 0].nonzero(as_tuple=True)
+        blocks = conv.weight.detach().view(grid).permute(0, 2, 1, 3, 4)[self.to_output, self.to_input]
+        self.blocks = nn.Parameter(blocks.reshape(len(blocks), rows, -1))  # [B, R, C·k·k]
+        self.out_blocks, self.in_blocks = outputs // rows, inputs // columns
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = F.unfold(x, self.conv_shape, padding=self.padding, stride=self.stride)  # [N, I·k·k, L]
+        samples, _, places = columns.shape
+        gathered = columns.view(samples, self.in_blocks, -1, places).permute(1, 2, 0, 3).flatten(2)[self.to_input]  # [B, C·k·k, N·L]
+        found = torch.bmm(self.blocks, gathered)
+        out = found.new_zeros(self.out_blocks, *found.shape[1:]).index_add(0, self.to_output, found)
+        side = (x.shape[-2] + 2 * self.padding[0] - self.conv_shape[0]) // self.stride[0] + 1
+        return out.view(-1, samples, places).transpose(0, 1).unflatten(-1, (side, -1))
 
 
 def name_of(unit: str, density: float, seed: int, rate: float) -> str:
@@ -140,7 +232,14 @@ def table(raw: Raw) -> str:
                 [f"{density:g}", unit, rate, str(len(runs)), f"{statistics.mean(accuracy):.1f}{spread}", f"{sent:.2f}", f"{reached:.4f}"]
             )
     head = ["density", "unit", "learning rate", "seeds", "accuracy (%)", "MB sent", "density reached"]
-    return f"# Links, kernels and blocks\n\n`python benchmarks/units.py`\n\n{markdown(head, rows)}\n"
+    steps = [
+        [name.removeprefix("step "), f"{1e3 * found['seconds']:.0f}", f"{found['over dense']:.2f}"]
+        for name, found in raw.items()
+        if name.startswith("step ")
+    ]
+    timed = markdown(["step", "ms", "dense ÷ it"], steps)
+    told = f"A step of {STEP_MODEL} at density {STEP_DENSITY:g}, batches of {STEP_BATCH}, one core"
+    return f"# Links, kernels and blocks\n\n`python benchmarks/units.py`\n\n{markdown(head, rows)}\n\n{told}:\n\n{timed}\n"
 
 
 if __name__ == "__main__":

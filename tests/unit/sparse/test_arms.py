@@ -52,8 +52,9 @@ def test_arms_are_blocks_of_channels_with_all_positions(unit):
     arms = members(layout)
     assert layout.arms == len(arms) == sum(layout.sizes.arms)
     assert layout.sizes.links_of_arms.tolist() == [len(links) for links in arms]
+    assert (arm_of := layout.sizes.arm_of) is not None
     for arm, links in enumerate(arms):
-        assert torch.eq(layout.sizes.arm_of, arm).nonzero().squeeze(-1).tolist() == links
+        assert (arm_of == arm).nonzero().squeeze(-1).tolist() == links
     wanted = torch.tensor([score(scores, links) for links in arms])
     torch.testing.assert_close(layout.sizes.scored(scores), wanted)
     torch.testing.assert_close(layout.sizes.scored(-scores), -wanted)  # what speaks against a link speaks against its arm
