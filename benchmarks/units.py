@@ -17,7 +17,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
@@ -33,6 +33,7 @@ import fedrts
 import felt
 from fedrts import models
 from fedrts.comparison.table import markdown
+from fedrts.errors import optional
 from fedrts.programs.library import kernels
 from fedrts.sparse import budget
 from fedrts.sparse.layout import Layout
@@ -71,14 +72,15 @@ def main() -> None:
         play(raw, options.minutes, options.jobs)
     if options.part == "steps":
         measure(raw)
-    text = table(raw) if RAW.exists() else ""
+    text = table(raw)
+    plot(raw, RESULTS / "units.svg")
     (RESULTS / "units.md").write_text(text, "utf-8")
     print(text)
 
 
 def keep(raw: Raw) -> None:
     RAW.parent.mkdir(parents=True, exist_ok=True)
-    RAW.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(raw[name])}" for name in sorted(raw)) + "\n}\n", "utf-8")
+    RAW.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(found)}" for name, found in raw.items()) + "\n}\n", "utf-8")
 
 
 Cell = tuple[str, float, int, float]
@@ -211,35 +213,75 @@ def chosen_rate(raw: Raw, unit: str) -> float:
 
 
 def runs_of(raw: Raw, unit: str, density: float) -> list[dict[str, float]]:
+    """The results that are there, at the rate that was chosen."""
+    if any(name_of(unit, DENSITIES[0], CHOOSING_SEED, rate) not in raw for rate in RATES):
+        return []
     rate = chosen_rate(raw, unit)
     return [raw[name] for seed in SEEDS if (name := name_of(unit, density, seed, rate)) in raw]
+
+
+def accuracy_of(runs: Sequence[dict[str, float]]) -> tuple[float, float]:
+    """Mean and its standard error, in percent."""
+    found = [100 * run["accuracy"] for run in runs]
+    return statistics.mean(found), statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
+
+
+def steps_of(raw: Raw) -> dict[str, dict[str, float]]:
+    return {name.removeprefix("step "): found for name, found in raw.items() if name.startswith("step ")}
 
 
 def table(raw: Raw) -> str:
     """What is there, unit by unit."""
     rows = []
-    for density in DENSITIES:
-        for unit in UNITS:
-            runs = runs_of(raw, unit, density)
-            if not runs:
-                continue
-            accuracy = [100 * run["accuracy"] for run in runs]
-            spread = f" ± {statistics.stdev(accuracy) / len(accuracy) ** 0.5:.1f}" if len(runs) > 1 else ""
-            sent = statistics.mean(run["upload_bytes"] + run["download_bytes"] for run in runs) / 1e6
-            reached = statistics.mean(run["density"] for run in runs)
-            rate = f"{chosen_rate(raw, unit):g}"
-            rows.append(
-                [f"{density:g}", unit, rate, str(len(runs)), f"{statistics.mean(accuracy):.1f}{spread}", f"{sent:.2f}", f"{reached:.4f}"]
-            )
+    for density, unit in product(DENSITIES, UNITS):
+        if not (runs := runs_of(raw, unit, density)):
+            continue
+        mean, error = accuracy_of(runs)
+        sent = statistics.mean(run["upload_bytes"] + run["download_bytes"] for run in runs) / 1e6
+        reached = statistics.mean(run["density"] for run in runs)
+        shown = f"{mean:.1f} ± {error:.1f}" if error else f"{mean:.1f}"
+        rows.append([f"{density:g}", unit, f"{chosen_rate(raw, unit):g}", str(len(runs)), shown, f"{sent:.2f}", f"{reached:.4f}"])
+    trials = [[unit, *(_trial(raw, unit, rate) for rate in RATES)] for unit in UNITS]
+    steps = [[name, f"{1e3 * found['seconds']:.0f}", f"{found['over dense']:.2f}"] for name, found in steps_of(raw).items()]
     head = ["density", "unit", "learning rate", "seeds", "accuracy (%)", "MB sent", "density reached"]
-    steps = [
-        [name.removeprefix("step "), f"{1e3 * found['seconds']:.0f}", f"{found['over dense']:.2f}"]
-        for name, found in raw.items()
-        if name.startswith("step ")
-    ]
-    timed = markdown(["step", "ms", "dense ÷ it"], steps)
-    told = f"A step of {STEP_MODEL} at density {STEP_DENSITY:g}, batches of {STEP_BATCH}, one core"
-    return f"# Links, kernels and blocks\n\n`python benchmarks/units.py`\n\n{markdown(head, rows)}\n\n{told}:\n\n{timed}\n"
+    return f"""# Links, kernels and blocks
+
+`python benchmarks/units.py`; what is measured is said at its top. Raw numbers are in `raw/units.json`.
+
+![accuracy by density, and steps beside dense ones](units.svg)
+
+{markdown(head, rows) if rows else "No results yet: `python benchmarks/units.py accuracy`."}
+
+Rates were chosen at density {DENSITIES[0]:g} by held-out accuracy (%) of seed {CHOOSING_SEED}:
+
+{markdown(["unit", *(f"{rate:g}" for rate in RATES)], trials)}
+
+A step of {STEP_MODEL} at density {STEP_DENSITY:g}, batches of {STEP_BATCH}, one core:
+
+{markdown(["step", "ms", "dense ÷ it"], steps)}
+"""
+
+
+def _trial(raw: Raw, unit: str, rate: float) -> str:
+    found = raw.get(name_of(unit, DENSITIES[0], CHOOSING_SEED, rate))
+    return "–" if found is None else f"{100 * found['accuracy']:.1f}"
+
+
+def plot(raw: Raw, file: Path) -> None:
+    """Accuracy by density, and how much faster a step is than a dense one."""
+    figure, (left, right) = optional("matplotlib.pyplot", "plot").subplots(1, 2, figsize=(8, 3), layout="constrained")
+    for unit in UNITS:
+        points = [(density, *accuracy_of(runs)) for density in DENSITIES if (runs := runs_of(raw, unit, density))]
+        if points:
+            across, means, errors = zip(*points, strict=True)
+            left.errorbar(across, means, errors, marker=".", capsize=3, label=unit)
+            left.legend(frameon=False)
+    left.set(xlabel="density", ylabel="accuracy (%)")
+    steps = steps_of(raw)
+    right.barh(list(steps)[::-1], [found["over dense"] for found in steps.values()][::-1])
+    right.axvline(1, color="grey", linewidth=0.8)
+    right.set(xlabel="dense step ÷ step")
+    figure.savefig(file, metadata={"Date": None})
 
 
 if __name__ == "__main__":
