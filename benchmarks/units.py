@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -187,7 +188,7 @@ class BlockConv2d(nn.Module):
         super().__init__()
         rows, columns = block
         outputs, inputs, high, wide = conv.weight.shape
-        self.conv_shape, self.stride, self.padding = (high, wide), conv.stride, conv.padding
+        self.side, self.stride, self.padding = high, int(conv.stride[0]), int(conv.padding[0])  # square, as all of a ResNet are
         grid = (outputs // rows, rows, inputs // columns, columns, high * wide)
         self.to_output, self.to_input = bits.view(grid)[:, 0, :, 0, 0].nonzero(as_tuple=True)
         blocks = conv.weight.detach().view(grid).permute(0, 2, 1, 3, 4)[self.to_output, self.to_input]
@@ -195,13 +196,12 @@ class BlockConv2d(nn.Module):
         self.out_blocks, self.in_blocks = outputs // rows, inputs // columns
 
     def forward(self, x: Tensor) -> Tensor:
-        columns = F.unfold(x, self.conv_shape, padding=self.padding, stride=self.stride)  # [N, I·k·k, L]
+        columns = F.unfold(x, self.side, padding=self.padding, stride=self.stride)  # [N, I·k·k, L]
         samples, _, places = columns.shape
         gathered = columns.view(samples, self.in_blocks, -1, places).permute(1, 2, 0, 3).flatten(2)[self.to_input]  # [B, C·k·k, N·L]
         found = torch.bmm(self.blocks, gathered)
         out = found.new_zeros(self.out_blocks, *found.shape[1:]).index_add(0, self.to_output, found)
-        side = (x.shape[-2] + 2 * self.padding[0] - self.conv_shape[0]) // self.stride[0] + 1
-        return out.view(-1, samples, places).transpose(0, 1).unflatten(-1, (side, -1))
+        return out.view(-1, samples, places).transpose(0, 1).reshape(samples, -1, *[math.isqrt(places)] * 2)
 
 
 def name_of(unit: str, density: float, seed: int, rate: float) -> str:

@@ -30,6 +30,7 @@ def links_to_keep(layout: Layout, density: float, count: str = "all") -> int:
     if kept < least:
         smallest = _smallest_density(least + spared, total)
         hint = "" if count == "prunable" else "; or set model_options.prune_output=true or topology.budget='prunable'"
+        hint += "; or a smaller topology.unit" if layout.sizes.grouped else ""
         raise InputError(
             f"density {density:g} is infeasible: {spared:,} of {total:,} parameters are dense and each of {len(layout.layers)} layers "
             f"keeps at least one {'arm' if layout.sizes.grouped else 'link'}; the smallest feasible density is {smallest:g}{hint}"
