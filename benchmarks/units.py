@@ -43,10 +43,10 @@ from fedrts.sparse.mask import Mask
 
 RESULTS = Path(__file__).parent / "results"
 RAW = RESULTS / "raw" / "units.json"
-UNITS = ("link", "kernel", "block:4×4")
+UNITS = ("link", "kernel", "block:2×2", "block:4×4")
 DENSITIES = (0.1, 0.05)
 SEEDS = range(5)
-RATES = (0.05, 0.1, 0.2)
+RATES = (0.05, 0.1)
 CHOOSING_SEEDS = (200, 201)
 HELD_OUT = 0.2
 RUN: dict[str, Any] = {
@@ -260,7 +260,7 @@ def table(raw: Raw) -> str:
                 f"{density:g}",
                 unit,
                 f"{chosen_rate(raw, unit):g}",
-                f"{len(runs)}, {stopped} stopped" if stopped else str(len(runs)),
+                count,
                 shown,
                 f"{sent:.2f}",
                 f"{reached:.4f}",
