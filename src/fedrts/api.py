@@ -487,7 +487,7 @@ def _note_idle_clients(run: Assembled) -> None:
 def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer, hooks: Hooks) -> Result:
     plan, experiment = run.plan, run.experiment
     _note_idle_clients(run)
-    state, first = (saved.state, saved.next_round) if saved else run.begun()
+    state, first = (saved.state.in_layers(run.layout.sizes), saved.next_round) if saved else run.begun()
     history = [] if folder is None else folder.history()
     ledger = ClientRecords.of(plan.guard)
     if saved:

@@ -52,13 +52,15 @@ def played(engine, run, setup):
 
 
 SECURE = {"secure": {"aggregation": True}}
+KERNELS = {"topology": {**OFTEN, "unit": "kernel"}}
 FALLING = {"topology": {**OFTEN, "density_start": 0.9}}
 PAIRS = [("fedrts", "cnn"), ("feddst", "mlp"), ("fedavg", "tiny_gpt"), ("fedtiny", "cnn")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "model", "keywords"), [*((*pair, {}) for pair in PAIRS), ("feddst", "mlp", FALLING), ("fedrts", "mlp", SECURE)]
+    ("method", "model", "keywords"),
+    [*((*pair, {}) for pair in PAIRS), ("feddst", "mlp", FALLING), ("fedrts", "mlp", SECURE), ("fedrts", "cnn", KERNELS)],
 )
 def test_two_actors_agree_with_one_client_after_the_other(method, model, keywords):
     """Outer rounds included; and an actor that was killed between two rounds changes no bit."""

@@ -44,6 +44,17 @@ def played(run):
     return state, records
 
 
+@pytest.mark.parametrize(("model", "unit"), [("cnn", "kernel"), ("mlp", "block:2×2")])
+def test_masks_of_whole_arms_are_masks(toy, model, unit):
+    state, records = played(toy("fedrts", model, engine=SPARSE, topology={**OUTER, "unit": unit}, rounds=3))
+    dense, expected = played(toy("fedrts", model, topology={**OUTER, "unit": unit}, rounds=3))
+    assert state.mask.sizes.grouped
+    assert [record["upload_bytes"] for record in records] == [record["upload_bytes"] for record in expected]
+    assert records[0]["links_changed"] > 0
+    if state.mask == dense.mask:
+        torch.testing.assert_close(state.weights, dense.weights, rtol=1e-2, atol=1e-3)
+
+
 @pytest.mark.parametrize("method", methods.names())
 def test_every_method_takes_the_steps_of_the_dense_kernels(toy, method):
     """One round: the same weights up to rounding, the same bytes and FLOPs."""

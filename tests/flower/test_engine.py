@@ -63,6 +63,8 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ("fedpaq", {"method_options": {"uplink": "int4", "downlink": "int6"}}),
         ("fedrts", {"topology": {"density_start": 0.9}}),
         ("fedsgc", {"topology": {"density_start": 0.9}, "wire": {"value_type": "float16"}}),
+        ("fedrts", {"topology": {"unit": "block:2×2"}}),
+        ("feddst", {"model": "cnn", "topology": {"unit": "kernel"}}),
     ],
 )
 def test_every_kind_of_exchange_gives_the_bits_and_bytes_of_the_serial_engine(method: str, keywords: dict[str, Any]):

@@ -234,10 +234,11 @@ class RandomisedResponse(Mechanism):
         return message | responded
 
     def _responded(self, selection: Selection, field: Indices, frame: Frame, epsilon: float, draws: Draws) -> Selection:
-        inactive = (~frame.mask.bits).cpu()
-        asked = sum(k > 0 for k in field.k)
+        mask, named = frame.mask.arms, field.named(frame)
+        inactive = (~mask.bits).cpu()
+        asked = sum(k > 0 for k in named)
         start, place, found = 0, 0, []
-        for size, k in zip(frame.mask.sizes, field.k, strict=True):
+        for size, k in zip(mask.sizes, named, strict=True):
             candidates = inactive[start : start + size].nonzero().squeeze(-1).numpy() + start
             true = selection.indices[place : place + k].cpu().numpy()
             if k:

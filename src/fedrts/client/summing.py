@@ -42,11 +42,12 @@ class Summing:
     _drawn: dict[int, tuple[bytes, Tensor]] = field(default_factory=dict, compare=False, repr=False)
 
     def announced(self, index: int, mask: Mask) -> Tensor:
-        """The inactive links that votes of a round are among, ascending: a draw that server and clients make alike."""
+        """The inactive links (or arms) that votes of a round are among, ascending: a draw that server and clients make alike."""
         known = self._drawn.get(index)
         if known is None or known[0] != mask.fingerprint:
-            drawn = random.uniform(random.key(self.seed, "votes among", index), len(mask.inactive), mask.bits.device)
-            known = (mask.fingerprint, mask.inactive[drawn < self.table.votes_among])
+            inactive = mask.arms.inactive
+            drawn = random.uniform(random.key(self.seed, "votes among", index), len(inactive), mask.bits.device)
+            known = (mask.fingerprint, inactive[drawn < self.table.votes_among])
             self._drawn.clear()
             self._drawn[index] = known
         return known[1]
@@ -59,16 +60,17 @@ class Summing:
         announced = self.announced(order.round.index, order.frame.mask)
         ballots = {}
         for of in named:
-            strength = tensors[of].index_select(-1, announced).abs()
+            scores = order.frame.mask.sizes.scored(tensors[of].abs())
+            strength = scores.index_select(-1, announced)
             strength.clamp_(min=torch.finfo(strength.dtype).tiny)  # a gradient of 0 still comes before links that are not announced
-            ballots[of] = torch.zeros_like(tensors[of]).index_copy_(-1, announced, strength)
+            ballots[of] = torch.zeros_like(scores).index_copy_(-1, announced, strength)
         return {**tensors, **ballots}
 
     def form(self, order: Order, method: Method, clients: int) -> SumForm:
         """What the words of so many clients mean; the same on the server and on every client."""
         template = order.reference if order.values is None else order.values
         assert template is not None  # secure sums are of exchanges that send weights down
-        nothing = Selection(torch.zeros(0, dtype=torch.int64, device=template.device), order.frame.layout.links)
+        nothing = Selection(torch.zeros(0, dtype=torch.int64, device=template.device), order.frame.layout.arms)
         message: Message = {name: nothing if isinstance(entry, Indices) else template for name, entry in order.exchange.up.items()}
         made = method.contribution(message, State(template, order.frame.mask), order.round)
         votes = any(isinstance(entry, Indices) for entry in order.exchange.up.values())
@@ -147,7 +149,7 @@ class SumForm:
         shares = (torch.from_numpy(counts).double() / clients).float().to(device)
         counted = self.counters[1:]
         for (name, _), part in zip(counted, shares.split([length for _, length in counted]), strict=True):
-            means[name] = self._of_links(part, order) if isinstance(order.exchange.up.get(name), Indices) else part
+            means[name] = self._of_all(part, order) if isinstance(order.exchange.up.get(name), Indices) else part
         return Means(means, clients, samples)
 
     def _units(self, order: Order, like: Tensor) -> Tensor:
@@ -165,6 +167,6 @@ class SumForm:
         found: np.ndarray = payload.cpu().numpy()
         return found
 
-    def _of_links(self, votes: Tensor, order: Order) -> Tensor:
+    def _of_all(self, votes: Tensor, order: Order) -> Tensor:
         """Votes for announced links as votes for all: 0 for the others."""
-        return votes.new_zeros(order.frame.layout.links).index_copy_(0, self.announced, votes)
+        return votes.new_zeros(order.frame.layout.arms).index_copy_(0, self.announced, votes)

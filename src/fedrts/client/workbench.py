@@ -152,7 +152,8 @@ class Workbench:
 
     def flops(self, order: Order, job: Job) -> float:
         """What an order costs the client; nothing of it need be carried out."""
-        total, counts = 0.0, job.mask.counts
+        total = 0.0
+        counts: tuple[int, ...] = job.mask.counts
         for step in order.exchange.steps:
             counts = order.round.targets if isinstance(step, Rewire) else counts
             total += flops(step, job, counts)

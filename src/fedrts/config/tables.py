@@ -19,6 +19,7 @@ from fedrts.secure.settings import SecureSums
 from fedrts.server.averaging import AverageName, LateAverage
 from fedrts.server.guard import QUORUM, SITES_CLAIM, Guard
 from fedrts.server.optimizer import ServerOptimizer, optimizers
+from fedrts.sparse.arms import LINK, known_unit
 from fedrts.sparse.falling import curves
 from fedrts.sparse.schedule import Schedule
 from fedrts.tables import Named, Number, Table
@@ -97,7 +98,15 @@ class Topology(Table):
         "dense",
         description="scale of the first weights: dense, or sparse (times √(links / active links) per layer, so that signals keep strength)",
     )
+    unit: str = Field(
+        LINK, description="what is active together: link, kernel (k × k weights), or block:R×C (output × input channels), such as block:4×4"
+    )
     prunable: str | None = Field(None, description="import path of your own rule (name, parameter) → bool")
+
+    @field_validator("unit")
+    @classmethod
+    def _known_unit(cls, unit: str) -> str:
+        return known_unit(unit)
 
     @model_validator(mode="after")
     def _first(self) -> Topology:

@@ -14,6 +14,7 @@ from fedrts.costs.estimate import Estimate, PlayedRound
 from fedrts.costs.table import FRESH, HOLDER, Row
 from fedrts.runs.build import Assembled
 from fedrts.server.rounds import Plan, sampled
+from fedrts.sparse.arms import Layers
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.falling import Fall
 from fedrts.sparse.schedule import Schedule
@@ -205,8 +206,9 @@ def asked(seed: int, t: int, clients: int, count: int) -> tuple[int, ...]:
 
 
 def _bits(counts: Sequence[float], sizes: Sequence[int]) -> float:
-    """Bits by which `counts[l]` of `sizes[l]` places are told."""
-    return sum(size * _entropy(count / size) for count, size in zip(counts, sizes, strict=True) if size)
+    """Bits by which `counts[l]` of `sizes[l]` links are told, arm by arm."""
+    layers = zip(counts, sizes, Layers.of(sizes).arms, strict=True)
+    return sum(arms * _entropy(count / size) for count, size, arms in layers if size)
 
 
 def _entropy(share: float) -> float:

@@ -18,7 +18,7 @@ _FIELDS = {"weights": Values()}
 def encoded(run: Assembled) -> bytes:
     """The model of a run that is over, as any download: its links that are not 0, and everything unpruned."""
     weights = run.layout.flatten(run.module.state_dict()).cpu()
-    mask = Mask(weights[: run.layout.links] != 0, run.layout.sizes)
+    mask = Mask(run.layout.sizes.touched(weights[: run.layout.links] != 0), run.layout.sizes)
     frame = Frame(run.layout, mask, weights.dtype)
     header = Header(Kind.DOWNLOAD, bytes.fromhex(run.layout.fingerprint), mask.fingerprint, run.plan.rounds, 0, 0)
     return codec.encode(header, _FIELDS, {"weights": mask.compact(weights)}, frame)

@@ -3,6 +3,9 @@
 Each round judges the active links by importance, of the average and of every client; each outer round also judges the inactive ones by
 the clients' votes, the indices of their largest gradients. Gradients themselves never leave a client.
 
+Where links are grouped (`topology.unit`) an arm is a group, with one outcome, one vote and one posterior: what is said of links here is
+said of arms, of which there are U, B of them active. Where they are not, U = P and B = A.
+
 Settled where the paper is ambiguous: votes are taken among *inactive* links (Eq. 5 and the text; Algorithm 2 masks with m_t); p_n is
 normalised over the round's clients; K and κ are per layer; κ follows f(t) of the current round; γ weighs the aggregate (Eq. 3).
 """
@@ -21,19 +24,19 @@ from torch import Tensor
 from fedrts.methods.base import Scored
 from fedrts.methods.contract import Exchange, Means, ProbeGradient, Rng, Round, State, Train
 from fedrts.sparse import importance
-from fedrts.sparse.topk import top
+from fedrts.sparse.topk import top_arms, top_arms_of_all
 from fedrts.wire.fields import Indices, Message, Payload, Values, carried
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round showed: X in [0, 1] of the links `at` (None: of all), a mean over so many clients."""
+    """What a round showed: X in [0, 1] of the arms `at` (None: of all), a mean over so many clients."""
 
     values: Tensor
     at: Tensor | None
     clients: int
     named: Tensor | None = None
-    """In outer rounds: did any client speak for the link? bool `[P]`."""
+    """In outer rounds: did any client speak for the arm? bool `[U]`."""
 
 
 class Bandit(Scored):
@@ -73,9 +76,9 @@ class Bandit(Scored):
             return updated
         active = self.gamma * self.core(mean, round) + (1 - self.gamma) * mean["core"]  # Eq. 3, 4
         if not round.outer:
-            return self.learn(state, updated, Outcome(active, state.mask.active, mean.clients), round, rng)  # inactive links: None
+            return self.learn(state, updated, Outcome(active, state.mask.arms.active, mean.clients), round, rng)  # inactive links: None
         outcome = torch.add(self.gamma * 0.5, mean["votes"], alpha=1 - self.gamma)  # Eq. 3, 5: inactive links
-        outcome[state.mask.active] = active
+        outcome[state.mask.arms.active] = active
         return self.learn(state, updated, Outcome(outcome, None, mean.clients, mean["votes"] > 0), round, rng)
 
     @abstractmethod
@@ -83,15 +86,16 @@ class Bandit(Scored):
         """`updated` with what the outcome teaches; in outer rounds with a new mask."""
 
     def core(self, model: Mapping[str, Payload], round: Round) -> Tensor:
-        """h(i, |W|, κ): is link i among the κ^l most important ones of its layer? `[..., A + n - P]` → bool `[..., A]` (Eq. 4).
+        """h(i, |W|, κ): is link i among the κ^l most important ones of its layer? `[..., A + n - P]` → bool `[..., B]` (Eq. 4).
 
         With a global scope: among the Σ κ^l most important ones of all.
         """
         links = carried(model["weights"], Tensor)[..., : sum(round.counts)]
         score = importance.get(self.score)
-        core, counts = (round.core, round.counts) if self.scope == "layer" else ([sum(round.core)], [sum(round.counts)])
         scores = score(links, carried(model["squares"], Tensor)) if importance.needs_squares(score) else score(links)
-        return top(scores, core, counts)
+        if self.scope == "global":
+            return top_arms_of_all(scores, sum(round.core), round.counts)
+        return top_arms(scores, round.core, round.counts)
 
     def rests(self, round: Round) -> bool:
         return round.frozen and not self.update_after_end

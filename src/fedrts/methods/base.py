@@ -89,7 +89,7 @@ class Method(BaseModel):
         return 0.0
 
     def belief(self, state: State) -> Tensor | None:
-        """How good the method thinks each link is, `[P]` in [0, 1], where it keeps an opinion."""
+        """How good the method thinks each link is, `[P]` in [0, 1], or each arm `[U]`, where it keeps an opinion."""
         return None
 
     def remarks(self, before: State, after: State, round: Round) -> Mapping[str, float]:
@@ -115,15 +115,16 @@ class Sparse(Method):
             return given_mask(setup, self.density)
         if setup.init_mask == "magnitude":
             return Mask.top(setup.weights[: layout.links].abs(), setup.counts(self.density), layout.sizes)
-        return Mask.top(random.uniform(setup.rng("initial mask"), layout.links, device), setup.counts(self.density), layout.sizes)
+        return Mask.top(random.uniform(setup.rng("initial mask"), layout.arms, device), setup.counts(self.density), layout.sizes)
 
 
 def given_mask(setup: Setup, density: float) -> Mask:
     """The mask of the weights to start from: of more links than the density allows the largest, of fewer all, and others by lot."""
-    layout = setup.layout
-    drawn = random.uniform(setup.rng("initial mask"), layout.links, setup.weights.device)
-    strength = torch.where(setup.shown, setup.weights[: layout.links].abs(), drawn - 1)
-    return Mask.top(strength, setup.shown_counts(density), layout.sizes)
+    layout, sizes = setup.layout, setup.layout.sizes
+    drawn = random.uniform(setup.rng("initial mask"), layout.arms, setup.weights.device)
+    shown = sizes.picked(sizes.touched(setup.shown))
+    strength = torch.where(shown, sizes.scored(setup.weights[: layout.links].abs()), drawn - 1)
+    return Mask.top(strength, setup.shown_counts(density), sizes)
 
 
 class Redrawn(Sparse):
@@ -141,7 +142,7 @@ class Scored(Redrawn):
     ] = "layer"
 
     def best(self, scores: Tensor, round: Round, sizes: tuple[int, ...]) -> Mask:
-        """The mask of the largest `scores [P]`, with as many links as the next mask is to have."""
+        """The mask of the largest `scores [P]`, or of arms `[U]`, with as many links as the next mask is to have."""
         if self.scope == "global":
             return Mask.top_of_all(scores, sum(round.targets), sizes)
         return Mask.top(scores, round.targets, sizes)

@@ -329,6 +329,10 @@ class State:
         """New weights `[n]`, of which those on a new mask stay."""
         return replace(self, values=mask.compact(weights), mask=mask)
 
+    def in_layers(self, sizes: Sequence[int]) -> State:
+        """The same on a mask that knows the arms of its layers, which a file does not tell."""
+        return replace(self, mask=Mask(self.mask.bits, sizes))
+
     def to(self, device: torch.device | str) -> State:
         memory = {name: tensor.to(device) for name, tensor in self.memory.items()}
         return State(self.values.to(device), self.mask.to(device), memory)
@@ -379,7 +383,7 @@ class Setup:
         """K^l as the mask of the weights shows them, times what makes the whole as dense as it is to start."""
         shown, sizes = by_layer(self.shown, self.layout.sizes), self.layout.sizes
         kept = budget.links_to_keep(self.layout, self.density_start or density, self.budget)
-        if sum(shown) == kept and min(shown) > 0:
+        if sum(shown) == kept and min(shown) > 0 and not sizes.grouped:
             return list(shown)
         return budget.proportional(sizes, kept, [max(count, 1) / size for count, size in zip(shown, sizes, strict=True)])
 
@@ -395,4 +399,4 @@ class Setup:
         if self.density_start is None:
             return last
         first = budget.layer_counts(self.layout, self.density_start, self.budget, self.layer_density)
-        return budget.between(first, last, self.layout.sizes)
+        return budget.between(first, last, self.layout.sizes, self.layout.sizes)

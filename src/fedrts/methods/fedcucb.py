@@ -34,13 +34,13 @@ class FedCUCB(Bandit):
     observe_inactive: Annotated[bool, Field(description="outer rounds observe inactive links too")] = True
 
     def begin(self, setup: Setup) -> State:
-        nothing = torch.zeros(setup.layout.links, dtype=torch.float32, device=setup.weights.device)
+        nothing = torch.zeros(setup.layout.arms, dtype=torch.float32, device=setup.weights.device)
         return super().begin(setup).remember(mean=nothing, tried=nothing.clone(), updates=nothing.new_zeros(1))
 
     def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
         values, at = outcome.values, outcome.at
         if at is None and not self.observe_inactive:
-            at = state.mask.active
+            at = state.mask.arms.active
             values = values[at]
         links = torch.arange(len(state["mean"]), device=values.device) if at is None else at
         tried = state["tried"].index_add(0, links, torch.ones_like(values))

@@ -49,7 +49,7 @@ class FedDST(DropAndGrow, Scored):
         if not isinstance(own, OwnValues):
             return message
         values = carried(own.values, Tensor)
-        return {"total": own.mask.expand(values), "has": own.mask.bits.to(values.dtype)}  # weighted by samples: no vote
+        return {"total": own.mask.expand(values), "has": own.mask.arms.bits.to(values.dtype)}  # weighted by samples: no vote
 
     def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
         if not round.outer:
@@ -58,7 +58,7 @@ class FedDST(DropAndGrow, Scored):
 
     def merged(self, state: State, mean: Means) -> Tensor:
         """The clients' models as one vector `[n]`, before it is pruned."""
-        weights, has = mean["total"].clone(), mean["has"]
+        weights, has = mean["total"].clone(), state.mask.sizes.spread(mean["has"])
         if self.merge == "sparse":
             links = weights[: len(has)]
             links.copy_(torch.where(has > 0, links / has, torch.zeros_like(links)))

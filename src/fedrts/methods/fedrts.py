@@ -39,7 +39,7 @@ class FedRTS(Bandit):
     )
 
     def begin(self, setup: Setup) -> State:
-        prior = torch.ones(setup.layout.links, dtype=torch.float32, device=setup.weights.device)  # Beta(1, 1): uniform
+        prior = torch.ones(setup.layout.arms, dtype=torch.float32, device=setup.weights.device)  # Beta(1, 1): uniform
         return super().begin(setup).remember(alpha=prior, beta=prior.clone())
 
     def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
@@ -49,7 +49,7 @@ class FedRTS(Bandit):
         if round.outer:
             drawn = posterior.draw(alpha, beta, rng("topology"))
             if self.candidates == "named" and outcome.named is not None:
-                drawn *= state.mask.bits | outcome.named  # 0 is below every draw, and the active links alone are enough
+                drawn *= state.mask.arms.bits | outcome.named  # 0 is below every draw, and the active links alone are enough
             updated = updated.with_mask(self.best(drawn, round, state.mask.sizes))  # Eq. 2
         return updated.remember(alpha=alpha, beta=beta)
 

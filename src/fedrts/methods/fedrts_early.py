@@ -26,7 +26,7 @@ from fedrts.methods.bandit import Bandit, Outcome
 from fedrts.methods.contract import Means, Rng, Round, Setup, State
 from fedrts.sparse import posterior, random
 from fedrts.sparse.mask import Mask
-from fedrts.sparse.topk import top_indices
+from fedrts.sparse.topk import top_arms_among, top_indices
 from fedrts.wire.fields import Indices, Message, Selection, carried
 
 
@@ -40,7 +40,7 @@ class FedRTSEarly(Bandit):
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False, description="λ: how much one observation counts")] = 10.0
 
     def begin(self, setup: Setup) -> State:
-        nothing = torch.zeros(setup.layout.links, dtype=torch.float32, device=setup.weights.device)
+        nothing = torch.zeros(setup.layout.arms, dtype=torch.float32, device=setup.weights.device)
         return super().begin(setup).remember(alpha=nothing, beta=nothing.clone())  # 0: nothing is known yet
 
     def votes(self, round: Round) -> Indices:
@@ -54,7 +54,7 @@ class FedRTSEarly(Bandit):
         return {**told, "votes": Selection(named.indices, named.size), "gradient": named}
 
     def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
-        active, sizes = state.mask.active, state.mask.sizes
+        active, sizes = state.mask.arms.active, state.mask.arms.sizes
         alpha, beta = state["alpha"], state["beta"]
         prior = torch.where(alpha + beta > 0, 0.0, each(share(round.outgoing, round.counts), sizes, alpha))[active]
         kept = (outcome.values if outcome.at is not None else outcome.values[active]).to(alpha.dtype)
@@ -73,8 +73,8 @@ class FedRTSEarly(Bandit):
 
     def dropped(self, state: State, round: Round, rng: Rng) -> Mask:
         """The mask without the Q^l active links whose draws speak most for dropping them (more of them where the density falls)."""
-        mask, active = state.mask, state.mask.active
-        against = torch.zeros(len(mask.bits), dtype=torch.float64, device=active.device)
+        mask, active = state.mask, state.mask.arms.active
+        against = torch.zeros(len(mask.arms.bits), dtype=torch.float64, device=active.device)
         against[active] = drawn(state["alpha"][active], state["beta"][active], rng, "drop")
         kept = mask.bits.clone()
         kept[top_indices(against, round.outgoing, mask.bits, mask.sizes)] = False
@@ -82,11 +82,10 @@ class FedRTSEarly(Bandit):
 
     def grown(self, mask: Mask, kept: Mask, mean: Means, round: Round, rng: Rng) -> Mask:
         """`kept` with the Q^l inactive links whose draws speak most for them."""
-        agreed = torch.zeros_like(mean["votes"])
-        agreed[top_indices(mean["gradient"].abs(), round.quota, ~mask.bits, mask.sizes)] = 1.0
-        support = self.gamma * agreed + (1 - self.gamma) * mean["votes"]  # u
+        agreed = top_arms_among(mean["gradient"].abs(), round.quota, ~mask.bits, mask.sizes)
+        support = self.gamma * agreed.to(mean["votes"].dtype) + (1 - self.gamma) * mean["votes"]  # u
         free = [size - count for size, count in zip(kept.sizes, kept.counts, strict=True)]
-        few = each(share(round.quota, free), mask.sizes, support)  # Q / n
+        few = each(share(round.quota, free), mask.arms.sizes, support)  # Q / n
         doubt = torch.where(support > 0, few, few + self.scale * (1 - few))
         promise = drawn(self.scale * support + few, doubt, rng, "grow")
         new = kept.bits.clone()
@@ -106,5 +105,5 @@ def share(quota: Sequence[int], of: Sequence[int]) -> list[float]:
 
 
 def each(values: Sequence[float], sizes: Sequence[int], like: Tensor) -> Tensor:
-    """The value of a link's layer, for every link `[P]`."""
+    """The value of an arm's layer, for every arm `[U]`."""
     return torch.tensor(values, dtype=like.dtype, device=like.device).repeat_interleave(torch.tensor(sizes, device=like.device))

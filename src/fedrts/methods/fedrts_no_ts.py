@@ -50,11 +50,12 @@ class FedRTSNoTS(Progressive):
 
     def begin(self, setup: Setup) -> State:
         nothing = torch.zeros(setup.layout.links, dtype=torch.float32, device=setup.weights.device)
+        unnamed = torch.zeros(setup.layout.arms, dtype=torch.float32, device=setup.weights.device)
         if self.score == "outcome":
             return super().begin(setup).remember(outcome=nothing)
         if self.score == "blend":
-            return super().begin(setup).remember(gradient=nothing)
-        return super().begin(setup).remember(strength=nothing, gradient=nothing.clone(), square=nothing.clone())
+            return super().begin(setup).remember(gradient=unnamed)
+        return super().begin(setup).remember(strength=nothing, gradient=unnamed, square=unnamed.clone())
 
     def scoring(self, exchange: Exchange, round: Round) -> Exchange:
         return super().scoring(exchange, round) if self.score != "outcome" else exchange

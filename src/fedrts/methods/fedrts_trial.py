@@ -47,8 +47,8 @@ class FedRTSTrial(FedRTS, FedDST):
             return super().update(state, mean, round, rng)
         weights, sizes = self.merged(state, mean), state.mask.sizes
         largest = self.best(weights[: sum(sizes)].abs(), round, sizes)
-        aggregate = torch.where(state.mask.bits, largest.bits.float(), 0.5)  # X^agg
+        aggregate = torch.where(state.mask.arms.bits, largest.arms.bits.float(), 0.5)  # X^agg
         outcome = self.gamma * aggregate + (1 - self.gamma) * mean["has"]
         tried = mean["has"] > 0
-        updated = state.moved(weights, Mask(tried, sizes))
+        updated = state.moved(weights, Mask.of_arms(tried, sizes))
         return self.learn(state, updated, Outcome(outcome, None, mean.clients, tried), round, rng)

@@ -53,7 +53,7 @@ class FedSGC(FedDST):
         links, quota, promise = len(mask.bits), self.quota(round), self.grow_score(seen)
         weights = seen["weights"][:links]
         local = torch.where(mask.bits, torch.sign(weights - seen["received"][:links]), -torch.sign(seen["gradient"]))  # D
-        accord = local * seen["direction"]
+        accord = mask.sizes.spread(mask.sizes.mean(local * seen["direction"]))  # of an arm: do its links agree on the whole?
         dropped = preferring(accord < 0, -weights.abs(), mask.bits, self.outgoing(round), self.drop_guided, mask.sizes)
         kept = mask.bits & ~dropped
         grown = preferring(accord > 0, promise, ~kept, quota, self.grow_guided, mask.sizes)
@@ -74,7 +74,7 @@ class FedSGC(FedDST):
     def with_absent(self, state: State, mean: Means) -> Means:
         """The means over everybody, where clients that took no part hold the old model on the old mask."""
         share = mean.samples / int(state["samples"])
-        old = {"weights": state.values, "total": state.weights, "has": state.mask.bits}
+        old = {"weights": state.values, "total": state.weights, "has": state.mask.arms.bits}
         everybody = {name: share * tensor + (1 - share) * old[name].to(tensor.dtype) for name, tensor in mean.items()}
         return Means(everybody, mean.clients, int(state["samples"]))
 

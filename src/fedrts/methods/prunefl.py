@@ -62,14 +62,18 @@ class PruneFL(DropAndGrow):
 
 
 def greedy(squares: Tensor, kept: Mask, cost: float, most: int) -> Mask:
-    """`kept` and every further link whose g² exceeds Γ of those taken before it, the largest first; at most `most` links."""
-    candidates = (~kept.bits).nonzero().squeeze(-1)
-    order = candidates[torch.argsort(squares[candidates], descending=True, stable=True)]
-    gains = squares[order].double()
-    taken = float(squares[kept.active].double().sum()) + torch.cat([gains.new_zeros(1), gains.cumsum(0)[:-1]])
-    gamma = taken / (cost + kept.number + torch.arange(len(order), device=order.device))
-    refused = (gains <= gamma).nonzero()
-    count = int(refused[0]) if len(refused) else len(order)
-    bits = kept.bits.clone()
-    bits[order[: max(0, min(count, most - kept.number))]] = True
-    return Mask(bits, kept.sizes)
+    """`kept` and every further link whose g² exceeds Γ of those taken before it, the largest first; at most `most` links.
+
+    Where links are grouped, the same arm by arm: g² is the mean over an arm.
+    """
+    candidates = (~kept.arms.bits).nonzero().squeeze(-1)
+    means = kept.sizes.mean(squares)
+    order = candidates[torch.argsort(means[candidates], descending=True, stable=True)]
+    gains, links = means[order].double(), kept.sizes.links_of_arms.to(order.device)[order]
+    before = links.cumsum(0) - links
+    taken = float(squares[kept.active].double().sum()) + torch.cat([gains.new_zeros(1), (gains * links).cumsum(0)[:-1]])
+    gamma = taken / (cost + kept.number + before)
+    refused = ((gains <= gamma) | (before + links > most - kept.number)).nonzero()
+    bits = kept.arms.bits.clone()
+    bits[order[: int(refused[0]) if len(refused) else len(order)]] = True
+    return Mask.of_arms(bits, kept.sizes)

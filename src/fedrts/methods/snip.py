@@ -17,7 +17,7 @@ from fedrts.methods import register
 from fedrts.methods.base import Sparse
 from fedrts.methods.contract import Exchange, Means, ProbeGradient, Rng, Round, Setup, State
 from fedrts.sparse.mask import Mask
-from fedrts.sparse.topk import top
+from fedrts.sparse.topk import top_arms, top_arms_of_all
 from fedrts.wire.fields import Values
 
 
@@ -46,8 +46,8 @@ class SNIP(Sparse):
     def pruned(self, state: State, scores: Tensor) -> State:
         """The links of largest `scores [P]`, as many as the budget has."""
         budget, sizes = state["budget"].tolist(), state.mask.sizes
-        chosen = top(scores, budget, sizes) if self.scope == "erk" else top(scores, [sum(budget)], [len(scores)])
-        return state.with_mask(Mask(chosen, sizes)).forget("budget")
+        chosen = top_arms(scores, budget, sizes) if self.scope == "erk" else top_arms_of_all(scores, sum(budget), sizes)
+        return state.with_mask(Mask.of_arms(chosen, sizes)).forget("budget")
 
 
 def sensitivity(weights: Tensor, gradient: Tensor) -> Tensor:

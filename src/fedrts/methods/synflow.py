@@ -24,7 +24,7 @@ from fedrts.methods.base import Sparse
 from fedrts.methods.contract import Setup
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
-from fedrts.sparse.topk import top
+from fedrts.sparse.topk import top_arms_of_all
 
 
 @register("synflow")
@@ -49,9 +49,9 @@ class SynFlow(Sparse):
         weights = without_shifts(setup.weights.double().abs(), layout)
         for k in range(1, self.iterations + 1 if total else 1):
             flow = flows(module, layout, torch.where(bits, weights[: layout.links], 0.0), weights[layout.links :], setup.input_shape)
-            flow = flow.masked_fill(~(bits & scored), -1.0)
-            stay = top(flow, [round(total * (kept / total) ** (k / self.iterations))], [layout.links])
-            bits = torch.where(scored, stay, bits)
+            flow = flow.masked_fill(~(bits & scored), -torch.inf)
+            stay = top_arms_of_all(flow, round(total * (kept / total) ** (k / self.iterations)), layout.sizes)
+            bits = torch.where(scored, layout.sizes.spread(stay), bits)
         return Mask(bits, layout.sizes)
 
 

@@ -38,6 +38,7 @@ from fedrts.server.averaging import LateAverage
 from fedrts.server.optimizer import ServerOptimizer
 from fedrts.server.rounds import Plan
 from fedrts.sparse import random
+from fedrts.sparse.arms import LINK, smaller
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.falling import Fall
 from fedrts.sparse.layout import Layout, Prunable
@@ -140,6 +141,8 @@ def put_together(
     if experiment.train.smoothing:
         held = replace(held, task=smoothed(held.task, experiment.train.smoothing))
     layout = layout_of(experiment, module, prunable)
+    if not method.dense and (said := smaller(experiment.topology.unit, {entry.name: entry.shape for entry in layout.layers})):
+        note(f"topology.unit = {experiment.topology.unit}: {said}")
     weights = layout.flatten(module.state_dict())
     t, e = experiment.train, experiment
     setup = Setup(
@@ -263,7 +266,8 @@ def layout_of(experiment: Experiment, module: nn.Module, prunable: Prunable | No
     """The layout of an experiment's module, by its rule of what may be pruned."""
     if prunable is None and experiment.topology.prunable is not None:
         prunable = import_path(experiment.topology.prunable, "rule topology.prunable")  # type: ignore[assignment]
-    return Layout.of(module, prunable, prune_output=bool(experiment.model_options.get("prune_output", False)))
+    unit = LINK if config.method_class(experiment.method).dense else experiment.topology.unit
+    return Layout.of(module, prunable, prune_output=bool(experiment.model_options.get("prune_output", False)), unit=unit)
 
 
 def _check_parameters(module: nn.Module) -> None:

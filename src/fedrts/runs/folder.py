@@ -416,6 +416,8 @@ def _check_alike(state: State, begun: State) -> None:
     rest = len(begun.values) - begun.mask.number
     if (state.mask.sizes, len(state.values)) != (begun.mask.sizes, state.mask.number + rest):
         raise InputError(f"it has {len(state.values)} values for {state.mask.number} active links, and {rest} that are never pruned")
+    if not torch.equal(begun.mask.sizes.touched(state.mask.bits), state.mask.bits):
+        raise InputError("its mask cuts arms apart")
     found, wanted = ({"values": one.values[:0], **one.memory} for one in (state, begun))
     for name, tensor in wanted.items():
         if name not in found:

@@ -388,7 +388,8 @@ def describe(plan: Plan, before: State, after: State, index: int) -> dict[str, A
     names = [entry.name for entry in plan.layout.layers]
     changed = [int(part.count_nonzero()) for part in gained.split(list(after.mask.sizes))]
     kept = (after.mask.bits & before.mask.bits).count_nonzero()
-    belief = plan.method.belief(after)
+    believed = plan.method.belief(after)
+    belief = None if believed is None else plan.layout.sizes.spread(believed)
     lost = cut_off(plan.layout.layers, after.mask, before.mask)
     return {
         "round": index,

@@ -1,6 +1,7 @@
 """How many links each layer may keep: uniform, Erdős–Rényi (ER) and Erdős–Rényi-kernel (ERK) budgets.
 
-Budgets are exact: the counts `K^l` sum to the number of links to keep, with 1 ≤ K^l ≤ n^l.
+Budgets are exact: the counts `K^l` sum to the number of links to keep, with 1 ≤ K^l ≤ n^l. Where links are grouped (`sparse.arms`),
+counts are of whole arms, one at least, and sum to at most that number.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from fedrts.errors import InputError
+from fedrts.sparse.arms import Layers
 from fedrts.sparse.layout import Layout, Shape
 
 _HALVINGS = 60
@@ -22,15 +24,16 @@ def links_to_keep(layout: Layout, density: float, count: str = "all") -> int:
     """
     if not layout.layers:
         raise InputError("the model has no prunable weights: use a dense method, or set model_options.prune_output=true")
-    least, dense = len(layout.layers), layout.parameters - layout.links
+    least, dense = sum(layout.sizes.each), layout.parameters - layout.links
     total, spared = (layout.links, 0) if count == "prunable" else (layout.parameters, dense)
     kept = math.floor(density * total) - spared
     if kept < least:
         smallest = _smallest_density(least + spared, total)
         hint = "" if count == "prunable" else "; or set model_options.prune_output=true or topology.budget='prunable'"
+        hint += "; or a smaller topology.unit" if layout.sizes.grouped else ""
         raise InputError(
-            f"density {density:g} is infeasible: {spared:,} of {total:,} parameters are dense and each of {least} layers keeps "
-            f"at least one link; the smallest feasible density is {smallest:g}{hint}"
+            f"density {density:g} is infeasible: {spared:,} of {total:,} parameters are dense and each of {len(layout.layers)} layers "
+            f"keeps at least one {'arm' if layout.sizes.grouped else 'link'}; the smallest feasible density is {smallest:g}{hint}"
         )
     return min(kept, layout.links)
 
@@ -71,13 +74,15 @@ BUDGETS = {"erk": erk, "er": er, "uniform": uniform}
 
 def layer_counts(layout: Layout, density: float, count: str = "all", kind: str = "erk") -> list[int]:
     """K^l of a model at this density, by the budget of that name."""
-    return BUDGETS[kind]([entry.shape for entry in layout.layers], links_to_keep(layout, density, count))
+    kept = links_to_keep(layout, density, count)
+    counts = BUDGETS[kind]([entry.shape for entry in layout.layers], kept)
+    return _in_whole_arms(counts, layout.sizes.each, layout.sizes, layout.sizes, kept) if layout.sizes.grouped else counts
 
 
-def between(wanted: Sequence[int], least: Sequence[int], most: Sequence[int]) -> list[int]:
+def between(wanted: Sequence[int], least: Sequence[int], most: Sequence[int], sizes: Sequence[int] = ()) -> list[int]:
     """`wanted` counts within bounds: where a layer cannot have its own, the others share the difference in proportion.
 
-    The sum stays, as far as `most` lets it; `least` must leave room for it.
+    The sum stays, as far as `most` lets it, and whole arms of layers of these `sizes` do; `least` must leave room for it.
     """
     kept = min(sum(wanted), sum(most))
 
@@ -92,7 +97,8 @@ def between(wanted: Sequence[int], least: Sequence[int], most: Sequence[int]) ->
             break
         few, many = (factor, many) if total < kept else (few, factor)
         factor = (few + many) / 2
-    return _rounded(times(factor), least, most, kept)
+    layers = Layers.of(sizes)
+    return _in_whole_arms(times(factor), least, most, layers, kept) if layers.grouped else _rounded(times(factor), least, most, kept)
 
 
 def densities(shapes: Sequence[Shape], kept: int, raw: Sequence[float]) -> list[float]:
@@ -121,7 +127,29 @@ def _scaled(shapes: Sequence[Shape], kept: int, raw: Callable[[Shape], float]) -
 
 def _whole(fractions: Sequence[float], sizes: Sequence[int], kept: int) -> list[int]:
     """density·n^l as counts in [1, n^l] that sum to `kept`."""
-    return _rounded([fraction * size for fraction, size in zip(fractions, sizes, strict=True)], [1] * len(sizes), sizes, kept)
+    wanted, layers = [fraction * size for fraction, size in zip(fractions, sizes, strict=True)], Layers.of(sizes)
+    if layers.grouped:
+        return _in_whole_arms(wanted, layers.each, layers, layers, kept)
+    return _rounded(wanted, layers.each, layers, kept)
+
+
+def _in_whole_arms(wanted: Sequence[float], least: Sequence[int], most: Sequence[int], layers: Layers, kept: int) -> list[int]:
+    """Counts of whole arms within [least, most] that sum to at most `kept`: each rounded down, then up by the largest remainders that fit.
+
+    `least` and `most` are of whole arms. Where the least of some layers is above what is wanted the others give way, as far as they can.
+    """
+    each = layers.each
+    counts = [min(max(math.floor(w / g) * g, low), high) for w, g, low, high in zip(wanted, each, least, most, strict=True)]
+    while sum(counts) > kept:
+        room = [i for i in range(len(counts)) if counts[i] > least[i]]
+        if not room:
+            break
+        fullest = max(room, key=lambda i: counts[i] - wanted[i])
+        counts[fullest] -= each[fullest]
+    while room := [i for i in range(len(counts)) if counts[i] < min(wanted[i], most[i]) and sum(counts) + each[i] <= kept]:
+        emptiest = max(room, key=lambda i: (wanted[i] - counts[i]) / each[i])
+        counts[emptiest] += each[emptiest]
+    return counts
 
 
 def _rounded(wanted: Sequence[float], least: Sequence[int], most: Sequence[int], kept: int) -> list[int]:

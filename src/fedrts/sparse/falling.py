@@ -81,7 +81,7 @@ class Fall:
         from a pool, or links compete over all layers) gets as near as that allows, and to the same number of links in all.
         """
         least = [min(count, last) for count, last in zip(counts, self._last, strict=True)]
-        return tuple(budget.between(self._counts(self.density(progress)), least, counts))
+        return tuple(budget.between(self._counts(self.density(progress)), least, counts, self.layout.sizes))
 
     @cached_property
     def _last(self) -> list[int]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrts.errors import InputError
+from fedrts.sparse.arms import LINK, ArmBlock, Layers, block_of, places
 
 Shape = Sequence[int]
 Prunable = Callable[[str, Tensor], bool]
@@ -38,6 +39,8 @@ class Entry:
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
+    block: ArmBlock | None = None
+    """Output and input channels of an arm; None: every link is one."""
 
     @property
     def name(self) -> str:
@@ -46,6 +49,11 @@ class Entry:
     @cached_property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @cached_property
+    def grid(self) -> tuple[int, ...]:
+        """The shape of the layer in arms."""
+        return self.shape if self.block is None else (self.shape[0] // self.block[0], self.shape[1] // self.block[1])
 
 
 @dataclass(frozen=True)
@@ -59,15 +67,19 @@ class Layout:
     constants: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def of(module: nn.Module, prunable: Prunable | None = None, prune_output: bool = False) -> Layout:
-        """The layout of `module`; `prunable` replaces the default rule (see `default_rule`)."""
+    def of(module: nn.Module, prunable: Prunable | None = None, prune_output: bool = False, unit: str = LINK) -> Layout:
+        """The layout of `module` in arms of a `unit` (see `sparse.arms`); `prunable` replaces the default rule (see `default_rule`)."""
         rule = prunable or default_rule(module, prune_output)
         layers: list[Entry] = []
         dense: list[Entry] = []
         for names, parameter in _grouped(module.named_parameters(remove_duplicate=False)):
             if not parameter.is_floating_point():
                 raise InputError(f"parameter '{names[0]}' is {parameter.dtype}: only floating-point parameters can be trained")
-            (layers if rule(names[0], parameter) else dense).append(Entry(names, tuple(parameter.shape)))
+            shape = tuple(parameter.shape)
+            if rule(names[0], parameter):
+                layers.append(Entry(names, shape, block_of(unit, shape)))
+            else:
+                dense.append(Entry(names, shape))
         persistent = module.state_dict(keep_vars=True)
         buffers = [
             (names, buffer)
@@ -89,9 +101,19 @@ class Layout:
         return self.layers + self.dense
 
     @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """`n^l`: weights in each prunable layer."""
-        return tuple(entry.size for entry in self.layers)
+    def sizes(self) -> Layers:
+        """`n^l`: weights in each prunable layer, and how they come together in arms."""
+        sizes = [entry.size for entry in self.layers]
+        if all(entry.block is None for entry in self.layers):
+            return Layers(sizes)
+        grids = [math.prod(entry.grid) for entry in self.layers]
+        arm_of = [places(entry.shape, entry.block) + first for entry, first in zip(self.layers, starts(grids), strict=False)]
+        return Layers(sizes, [size // arms for size, arms in zip(sizes, grids, strict=True)], torch.cat(arm_of))
+
+    @cached_property
+    def arms(self) -> int:
+        """`U`: all arms; as many as prunable weights where every link is one."""
+        return sum(self.sizes.arms)
 
     @cached_property
     def links(self) -> int:
@@ -112,6 +134,8 @@ class Layout:
     def fingerprint(self) -> str:
         """Equal for two layouts exactly when their vectors mean the same."""
         text = repr([(kind, e.names, e.shape) for kind in ("layers", "dense", "buffers") for e in getattr(self, kind)])
+        if self.sizes.grouped:
+            text += repr([entry.block for entry in self.layers])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def variances(self) -> list[slice]:

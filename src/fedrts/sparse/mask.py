@@ -15,22 +15,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrts.sparse.arms import Layers
 from fedrts.sparse.layout import starts
-from fedrts.sparse.topk import by_layer, top
+from fedrts.sparse.topk import by_layer, top, top_arms, top_arms_of_all
 
 
 class Mask:
-    """An immutable boolean vector `bits [P]` over the prunable weights, divided into layers of `sizes`."""
+    """An immutable boolean vector `bits [P]` over the prunable weights, divided into layers of `sizes`.
+
+    Where links are grouped (`Layers`), it is constant in every arm, and `arms` is the same mask over the arms.
+    """
 
     def __init__(self, bits: Tensor, sizes: Sequence[int]) -> None:
         if bits.dtype != torch.bool or bits.shape != (sum(sizes),):
             raise ValueError(f"a mask over layers of {list(sizes)} cannot be {bits.dtype} {tuple(bits.shape)}")
         self.bits = bits
-        self.sizes = tuple(sizes)
+        self.sizes = Layers.of(sizes)
 
     def __reduce__(self) -> tuple[type[Mask], tuple[Tensor, tuple[int, ...]]]:
         """What is cached is not copied along."""
         return Mask, (self.bits, self.sizes)
+
+    @staticmethod
+    def of_arms(bits: Tensor, sizes: Sequence[int]) -> Mask:
+        """The mask of the arms whose `bits [U]` are set."""
+        return Mask(Layers.of(sizes).spread(bits), sizes)
 
     @staticmethod
     def full(sizes: Sequence[int], device: torch.device | str = "cpu") -> Mask:
@@ -38,14 +47,16 @@ class Mask:
 
     @staticmethod
     def top(scores: Tensor, counts: Sequence[int], sizes: Sequence[int]) -> Mask:
-        """The mask of the `counts[l]` largest `scores [P]` of each layer."""
+        """The mask of the `counts[l]` largest `scores [P]` of each layer; of arms `[U]`, where links are grouped."""
         return Mask(top(scores, counts, sizes), sizes)
 
     @staticmethod
     def top_of_all(scores: Tensor, number: int, sizes: Sequence[int]) -> Mask:
         """The mask of the `number` largest `scores [P]` of all layers together, of which every layer has at least its best one."""
-        best = top(scores, [1] * len(sizes), sizes)
-        return Mask(top(scores.masked_fill(best, torch.inf), [number], [len(scores)]), sizes)
+        layers = Layers.of(sizes)
+        scores = layers.scored(scores)
+        best = top_arms(scores, layers.each, layers)
+        return Mask.of_arms(top_arms_of_all(scores.masked_fill(best, torch.inf), number, layers), layers)
 
     @staticmethod
     def unpacked(packed: np.ndarray, sizes: Sequence[int]) -> Mask:
@@ -57,9 +68,14 @@ class Mask:
         return np.packbits(self.bits.cpu().numpy())
 
     @cached_property
-    def counts(self) -> tuple[int, ...]:
-        """K^l: active links in each layer."""
-        return by_layer(self.bits, self.sizes)
+    def arms(self) -> Mask:
+        """Which arms are active: `bits [U]`, divided into layers of so many arms; this mask itself where every link is an arm."""
+        return Mask(self.sizes.picked(self.bits), self.sizes.arms) if self.sizes.grouped else self
+
+    @cached_property
+    def counts(self) -> Layers:
+        """K^l: active links in each layer, and their arms."""
+        return self.sizes.among(self.bits, by_layer(self.bits, self.sizes))
 
     @cached_property
     def bounds(self) -> Tensor:

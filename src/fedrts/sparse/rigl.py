@@ -13,8 +13,8 @@ from fedrts.sparse.topk import top, top_indices
 def step(strength: Tensor, promise: Tensor, mask: Mask, quota: Sequence[int], outgoing: Sequence[int] | None = None) -> tuple[Mask, Mask]:
     """(kept, new): drop the `outgoing[l]` active links of least `strength [P]` in each layer, then grow `quota[l]`; by default as many.
 
-    Grown are those of most `promise [P]` among all links inactive after the drop, the just dropped ones included. Weights
-    off `kept` start at 0, also those of a link that was dropped and grown again. Ties go to the lowest index.
+    Grown are those of most `promise [P]` (or `[U]`, of arms) among all links inactive after the drop, the just dropped ones included.
+    Weights off `kept` start at 0, also those of a link that was dropped and grown again. Ties go to the lowest index.
     """
     kept = weakest_dropped(strength, mask, quota if outgoing is None else outgoing)
     grown = kept.bits.clone()

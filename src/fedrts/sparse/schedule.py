@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedrts.sparse.arms import Layers
 from fedrts.sparse.falling import Fall
 
 
@@ -58,8 +59,8 @@ class Schedule:
     def quota(self, t: int, counts: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
         """Q^l_t = min(⌊f(t)·K^l⌋, n^l − K^l): links of each layer up for exchange, never more than there are free places.
 
-        Where the density falls, f(t) is a share of the links that stay.
+        Where the density falls, f(t) is a share of the links that stay. Grouped links are exchanged in whole arms.
         """
         fraction = self.fraction(t)
         layers = zip(counts, self.targets(t, counts), sizes, strict=True)
-        return tuple(min(math.floor(fraction * target), size - active) for active, target, size in layers)
+        return Layers.of(sizes).whole([min(math.floor(fraction * target), size - active) for active, target, size in layers])

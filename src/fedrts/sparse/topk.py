@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrts.sparse.arms import Layers
 from fedrts.sparse.layout import starts
 
 _MANY = 1 << 22
@@ -22,8 +23,47 @@ def top(scores: Tensor, k: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """Indicator `bool [..., S]` of the `k[l]` largest `scores [..., S]` in each layer; layer l spans `sizes[l]` entries.
 
     Exactly k[l] entries per layer, also with ties (the lowest index wins) and NaN (counts as −∞). Finds a
-    threshold by selection instead of sorting.
+    threshold by selection instead of sorting. Where `sizes` are of grouped links, the largest arms: those of the largest norm, or of the
+    largest of `scores [..., U]`; as many as k[l] links have room for.
     """
+    layers = Layers.of(sizes)
+    return layers.spread(top_arms(scores, k, layers)) if layers.grouped else _top(scores, k, sizes)
+
+
+def top_arms(scores: Tensor, k: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """The same as an indicator of arms, `bool [..., U]`."""
+    layers = Layers.of(sizes)
+    return _top(layers.scored(scores), layers.in_arms(k), layers.arms)
+
+
+def top_arms_of_all(scores: Tensor, number: int, sizes: Sequence[int]) -> Tensor:
+    """Indicator of arms `bool [..., U]` of the largest `scores` of all layers together, with `number` links or, where whole arms leave
+    room that none fits in, with fewer. Arms of score −∞ come last, and only fill up where every link is an arm.
+    """
+    layers = Layers.of(sizes)
+    scores = layers.scored(scores)
+    if not layers.grouped:
+        return _top(scores, [number], [scores.shape[-1]])
+    each = layers.links_of_arms.to(scores.device)
+    rows = [_fitting(row, number, each) for row in scores.reshape(-1, scores.shape[-1])]
+    return torch.stack(rows).view(scores.shape)
+
+
+def _fitting(scores: Tensor, number: int, each: Tensor) -> Tensor:
+    """Of arms with `scores [U]` and `each [U]` links, the best until one does not fit; then the best of those that still do."""
+    order = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(descending=True, stable=True)
+    order = order[scores[order] > -torch.inf]
+    sizes = each[order]
+    chosen = sizes.cumsum(0) <= number
+    for size in sizes.unique().flip(0).tolist():
+        room = (number - int(sizes[chosen].sum())) // size
+        chosen[(~chosen & (sizes == size)).nonzero().squeeze(-1)[:room]] = True
+    found = torch.zeros_like(scores, dtype=torch.bool)
+    found[order[chosen]] = True
+    return found
+
+
+def _top(scores: Tensor, k: Sequence[int], sizes: Sequence[int]) -> Tensor:
     if scores.shape[-1] != sum(sizes) or len(k) != len(sizes):
         raise ValueError(f"{scores.shape[-1]} scores and {len(k)} counts do not fit layers of {list(sizes)}")
     begin = starts(sizes)
@@ -49,9 +89,22 @@ def top(scores: Tensor, k: Sequence[int], sizes: Sequence[int]) -> Tensor:
 def top_indices(scores: Tensor, k: Sequence[int], mask: Tensor, sizes: Sequence[int]) -> Tensor:
     """Ascending flat indices `[sum k]` of the `k[l]` largest `scores [S]` of each layer among the entries where `mask [S]` is true.
 
-    Layers with k = 0 contribute nothing; a k above the number of candidates is an error.
+    Layers with k = 0 contribute nothing; a k above the number of candidates is an error. Where links are grouped, the links of the
+    largest arms, which `scores [U]` may be of; the mask has whole arms.
     """
-    return top_among(scores, k, mask.nonzero().squeeze(-1), by_layer(mask, sizes))
+    layers = Layers.of(sizes)
+    if not layers.grouped:
+        return top_among(scores, k, mask.nonzero().squeeze(-1), by_layer(mask, sizes))
+    return layers.spread(top_arms_among(scores, k, mask, layers)).nonzero().squeeze(-1)
+
+
+def top_arms_among(scores: Tensor, k: Sequence[int], mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Those of `top_indices` as an indicator of arms, `bool [U]`."""
+    layers = Layers.of(sizes)
+    arms = layers.picked(mask)
+    chosen = torch.zeros_like(arms)
+    named = top_among(layers.scored(scores), layers.in_arms(k), arms.nonzero().squeeze(-1), by_layer(arms, layers.arms))
+    return chosen.index_fill_(0, named, True)
 
 
 def top_among(scores: Tensor, k: Sequence[int], candidates: Tensor, available: Sequence[int]) -> Tensor:

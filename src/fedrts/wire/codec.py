@@ -26,13 +26,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-import torch
-
-from fedrts.sparse.layout import Layout, starts
+from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.wire.errors import MaskMissingError, WireError
-from fedrts.wire.fields import Field, Frame, Message, Payload, changes_size, positions_size, read_positions, write_positions
-from fedrts.wire.packing import Bits, Reader
+from fedrts.wire.fields import Field, Frame, Message, Payload, arms_size, changes_size, read_arms, write_arms
+from fedrts.wire.packing import Reader
 
 VERSION = 1
 _MAGIC = b"FRTS"
@@ -154,7 +152,7 @@ def _mask_sizes(frame: Frame, held: Mask | None, whole: int | None = None) -> di
     if held is not None and held.fingerprint == frame.mask.fingerprint:
         return {MaskForm.HELD: 0}
     if whole is None:
-        whole = sum(positions_size(bits, shape) for bits, shape in _layers(frame, MaskForm.WHOLE, held))
+        whole = arms_size(frame.mask.bits, frame.layout)
     sizes = {MaskForm.WHOLE: whole}
     return sizes if held is None else sizes | {MaskForm.CHANGED: changes_size(held, frame)}
 
@@ -164,8 +162,8 @@ def _write_mask(frame: Frame, held: Mask | None) -> Iterator[bytes]:
     form = min(sizes, key=sizes.__getitem__)
     yield bytes([form])
     if form != MaskForm.HELD:
-        for bits, shape in _layers(frame, form, held):
-            yield write_positions(bits, shape)
+        bits = frame.mask.bits ^ held.bits if form == MaskForm.CHANGED and held is not None else frame.mask.bits
+        yield from write_arms(bits, frame.layout)
 
 
 def _read_mask(reader: Reader, layout: Layout, held: Mask | None) -> Mask | None:
@@ -174,23 +172,10 @@ def _read_mask(reader: Reader, layout: Layout, held: Mask | None) -> Mask | None
         return held
     if form not in set(MaskForm):
         raise WireError(f"mask form {form} is not known")
-    bits = torch.cat(
-        [torch.from_numpy(read_positions(reader, entry.shape)) for entry in layout.layers] or [torch.zeros(0, dtype=torch.bool)]
-    )
+    bits = read_arms(reader, layout)
     if form == MaskForm.WHOLE:
         return Mask(bits, layout.sizes)
     return None if held is None else Mask(bits ^ held.bits.cpu(), layout.sizes)
-
-
-def _layers(frame: Frame, form: MaskForm, held: Mask | None) -> Iterator[tuple[Bits, tuple[int, ...]]]:
-    """For every layer the bits that tell its mask, and its shape."""
-    bits = frame.mask.bits
-    if form == MaskForm.CHANGED and held is not None:
-        bits = bits ^ held.bits
-    array = bits.cpu().numpy()
-    begin = starts(frame.layout.sizes)
-    for entry, start, stop in zip(frame.layout.layers, begin, begin[1:], strict=False):
-        yield array[start:stop], entry.shape
 
 
 def _pack(header: Header) -> bytes:

@@ -23,7 +23,8 @@ from fedrts.sparse.mask import Mask
 from fedrts.wire import codec, levels
 from fedrts.wire.codec import Header, Kind, MaskForm
 from fedrts.wire.errors import WireError
-from fedrts.wire.fields import Field, Frame, Indices, Message, Short, Values, positions_size, read_positions
+from fedrts.wire.fields import Field, Frame, Indices, Message, Short, Values
+from fedrts.wire.fields.coded import positions_size, read_positions
 from fedrts.wire.packing import Reader, varint
 from fedrts.wire.quantise import Quantised
 from fedrts.wire.value_types import FORMATS, ValueType

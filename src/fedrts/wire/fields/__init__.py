@@ -7,7 +7,7 @@ are named; a `Short` where values travel in fewer bits.
 
 from __future__ import annotations
 
-from fedrts.wire.fields.coded import changes_size, positions_size, read_positions, write_positions
+from fedrts.wire.fields.coded import arms_size, changes_size, read_arms, write_arms
 from fedrts.wire.fields.contract import RESIDUAL, FeedsBack, Field, Frame, Message, OwnValues, Payload, Selection, Short, Steps, carried
 from fedrts.wire.fields.indices import Indices
 from fedrts.wire.fields.largest import Largest
@@ -34,9 +34,9 @@ __all__ = [
     "Signs",
     "Steps",
     "Values",
+    "arms_size",
     "carried",
     "changes_size",
-    "positions_size",
-    "read_positions",
-    "write_positions",
+    "read_arms",
+    "write_arms",
 ]

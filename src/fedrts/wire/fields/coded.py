@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from fedrts.sparse.layout import starts
+from fedrts.sparse.layout import Layout, starts
 from fedrts.sparse.mask import Mask, flat_indices
 from fedrts.wire import positions
 from fedrts.wire.fields.contract import Frame
@@ -35,10 +37,34 @@ def positions_size(bits: Bits, shape: Sequence[int]) -> int:
     return _coded_size(positions.sizes(bits, shape))
 
 
+def arms_of(bits: Tensor, layout: Layout) -> Iterator[tuple[Bits, tuple[int, ...]]]:
+    """For every layer the arms whose links `bits [P]` has, and the layer's shape in arms: what travels of a mask."""
+    arms, begin = layout.sizes.picked(bits).cpu().numpy(), starts(layout.sizes.arms)
+    for entry, start, stop in zip(layout.layers, begin, begin[1:], strict=False):
+        yield arms[start:stop], entry.grid
+
+
+def write_arms(bits: Tensor, layout: Layout) -> Iterator[bytes]:
+    """`bits [P]`, layer after layer as positions of arms."""
+    return (write_positions(arms, grid) for arms, grid in arms_of(bits, layout))
+
+
+def read_arms(reader: Reader, layout: Layout, links: Sequence[int] | None = None) -> Tensor:
+    """Inverse of `write_arms`, on the CPU; `links[l]` of each layer that are known from elsewhere are checked."""
+    counts = [None] * len(layout.layers) if links is None else layout.sizes.in_arms(links)
+    parts = [read_positions(reader, entry.grid, count) for entry, count in zip(layout.layers, counts, strict=True)]
+    return layout.sizes.spread(torch.from_numpy(np.concatenate([np.zeros(0, np.bool_), *parts])))
+
+
+def arms_size(bits: Tensor, layout: Layout) -> int:
+    """Exactly the bytes of `write_arms`."""
+    return sum(positions_size(arms, grid) for arms, grid in arms_of(bits, layout))
+
+
 def changes_size(mask: Mask, frame: Frame) -> int:
     """Bytes that tell a mask to somebody who holds that of `frame`, or the other way round."""
-    changed = flat_indices(mask.bits ^ frame.mask.bits).cpu().numpy()
-    return places_size(changed, [entry.shape for entry in frame.layout.layers])
+    changed = flat_indices(mask.arms.bits ^ frame.mask.arms.bits).cpu().numpy()
+    return places_size(changed, [entry.grid for entry in frame.layout.layers])
 
 
 def places_size(places: Integers, shapes: Sequence[Sequence[int]]) -> int:

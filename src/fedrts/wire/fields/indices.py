@@ -1,9 +1,10 @@
-"""Names of links, as positions among the inactive ones; where asked for, with their values."""
+"""Names of links, or of arms where links are grouped, as positions among the inactive ones; where asked for, with their values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,7 +23,8 @@ from fedrts.wire.packing import Bits, Reader, raw
 class Indices:
     """Names of links: the `k[l]` largest magnitudes of the tensor `of` in each layer among the inactive links.
 
-    They travel as positions among the inactive links of the layer, in the smallest coding; their `values` only if asked for.
+    They travel as positions among the inactive links of the layer, in the smallest coding; their `values` only if asked for. Where links
+    are grouped, arms are named: of the largest norm, which is then their value, and as many as `k[l]` links make.
     """
 
     of: str
@@ -30,9 +32,11 @@ class Indices:
     values: bool = False
 
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Selection:
-        mask, source = frame.mask, tensors[self.of]
-        indices = top_among(source.abs(), self.k, mask.inactive, mask.free)
-        return Selection(indices, len(mask.bits), source[indices] if self.values else None)
+        mask, source = frame.mask.arms, tensors[self.of]
+        norms = frame.mask.sizes.scored(source.abs())
+        indices = top_among(norms, self.named(frame), mask.inactive, mask.free)
+        values = norms if frame.mask.sizes.grouped else source
+        return Selection(indices, len(mask.bits), values[indices] if self.values else None)
 
     def open(self, payload: Payload, frame: Frame) -> Selection:
         return carried(payload, Selection)
@@ -49,21 +53,20 @@ class Indices:
 
     def read(self, reader: Reader, frame: Frame) -> Selection:
         device = frame.mask.bits.device
-        named = np.zeros(len(frame.mask.bits), np.bool_)
+        named = np.zeros(len(frame.mask.arms.bits), np.bool_)
         for span, inactive, k in self._layers(frame):
             layer = np.zeros(len(inactive), np.bool_)
             layer[inactive] = read_positions(reader, (int(inactive.sum()),), k)
             named[span] = layer
-        values = reader.tensor(sum(self.k), frame.dtype).to(device) if self.values else None
+        values = reader.tensor(sum(self.named(frame)), frame.dtype).to(device) if self.values else None
         return Selection(torch.from_numpy(np.flatnonzero(named)).to(device), len(named), values)
 
     def size(self, payload: Payload, frame: Frame) -> int:
-        values = sum(self.k) * frame.dtype.itemsize if self.values else 0
-        free = frame.mask.free
-        return values + places_size(frame.mask.places[carried(payload, Selection).indices].cpu().numpy(), [(count,) for count in free])
+        values, mask = sum(self.named(frame)) * frame.dtype.itemsize if self.values else 0, frame.mask.arms
+        return values + places_size(mask.places[carried(payload, Selection).indices].cpu().numpy(), [(count,) for count in mask.free])
 
     def most(self, frame: Frame) -> int:
-        return (sum(self.k) * frame.dtype.itemsize if self.values else 0) + bitmaps(frame.mask.sizes)
+        return (sum(self.named(frame)) * frame.dtype.itemsize if self.values else 0) + bitmaps(frame.mask.sizes.arms)
 
     def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
         if (reason := self._misfit(payload, frame)) is not None:
@@ -71,15 +74,15 @@ class Indices:
             return
         if not sum(self.k):
             return
-        mask, selection = frame.mask, carried(payload, Selection)
-        indices = selection.indices
+        mask, selection = frame.mask.arms, carried(payload, Selection)
+        indices, wanted = selection.indices, self.named(frame)
         if selection.values is not None:
             yield finite(selection.values, f"'{self.of}' is not finite")
         unknown, last = "a link is named that does not exist", selection.size - 1
         yield Check(lambda first, final: None if first >= 0 and final <= last else unknown, torch.stack(indices.aminmax()))
         yield none_of(indices[1:] <= indices[:-1], "links are named twice or out of order")
         yield none_of(mask.bits[indices.clamp(0, last)], "an active link is named")
-        yield Check(self._miscounted, torch.searchsorted(indices, mask.bounds).diff())
+        yield Check(partial(_miscounted, wanted), torch.searchsorted(indices, mask.bounds).diff())
 
     def _misfit(self, payload: Payload, frame: Frame) -> str | None:
         """What is wrong with a payload at first sight."""
@@ -87,29 +90,36 @@ class Indices:
         if not isinstance(payload, Selection) or not isinstance(payload.indices, Tensor):
             return strange
         values, indices = payload.values, payload.indices
-        if (values is not None) != self.values or payload.size != len(frame.mask.bits):
+        if (values is not None) != self.values or payload.size != len(frame.mask.arms.bits):
             return strange
         if values is not None and (values.shape != indices.shape or values.dtype != frame.dtype):
             return f"'{self.of}' has other values than asked for"
-        if indices.dtype != torch.int64 or indices.shape != (sum(self.k),):
-            return f"{tuple(indices.shape)} links are named where {sum(self.k)} were asked for"
+        wanted = sum(self.named(frame))
+        if indices.dtype != torch.int64 or indices.shape != (wanted,):
+            return f"{tuple(indices.shape)} links are named where {wanted} were asked for"
         return None
 
-    def _miscounted(self, *counts: int) -> str | None:
-        return None if counts == tuple(self.k) else f"layers have {list(counts)} links named where {list(self.k)} were asked for"
+    def named(self, frame: Frame) -> tuple[int, ...]:
+        """How many arms of each layer are named."""
+        return frame.mask.sizes.in_arms(self.k)
 
     def charged(self, book: Book) -> float:
         return (1.0 if self.values else 0.5) * book.fraction * book.sparse()  # O_ξ = ζ_t·O_s, half of it for names alone
 
     def _layers(self, frame: Frame) -> Iterator[tuple[slice, Bits, int]]:
         """(span, which links are inactive, k) of every layer."""
-        bits, begin = frame.mask.bits.cpu().numpy(), starts(frame.mask.sizes)
-        for start, stop, k in zip(begin, begin[1:], self.k, strict=False):
+        mask = frame.mask.arms
+        bits, begin = mask.bits.cpu().numpy(), starts(mask.sizes)
+        for start, stop, k in zip(begin, begin[1:], self.named(frame), strict=False):
             yield slice(start, stop), ~bits[start:stop], k
 
     def _among_inactive(self, payload: Selection, frame: Frame) -> Iterator[Bits]:
         """For every layer, which of its inactive links are named."""
-        mask = frame.mask
+        mask = frame.mask.arms
         named = torch.zeros_like(mask.bits)
         named[payload.indices] = True
         yield from (part.numpy() for part in named[mask.inactive].cpu().split(list(mask.free)))
+
+
+def _miscounted(wanted: tuple[int, ...], *counts: int) -> str | None:
+    return None if counts == wanted else f"layers have {list(counts)} links named where {list(wanted)} were asked for"

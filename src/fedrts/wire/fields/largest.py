@@ -6,18 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedrts.sparse.cost import Book
-from fedrts.sparse.layout import starts
 from fedrts.sparse.mask import Mask
 from fedrts.wire.checks import Check, failed
-from fedrts.wire.fields.coded import bitmaps, positions_size, read_positions, write_positions
+from fedrts.wire.fields.coded import arms_size, bitmaps, read_arms, write_arms
 from fedrts.wire.fields.contract import Frame, OwnValues, Payload, carried, owed
 from fedrts.wire.fields.values import Values
-from fedrts.wire.packing import Bits, Reader
+from fedrts.wire.packing import Reader
 from fedrts.wire.value_types import FORMATS, ValueType
 
 
@@ -61,21 +59,17 @@ class Largest:
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
         own = carried(payload, OwnValues)
-        for bits, shape in _layers(own.mask, frame):
-            yield write_positions(bits, shape)
+        yield from write_arms(own.mask.bits, frame.layout)
         yield from self._values.write(own.values, _on(own.mask, frame))
 
     def read(self, reader: Reader, frame: Frame) -> OwnValues:
-        counts = self.counts(frame.mask.sizes)
-        named = [read_positions(reader, entry.shape, k) for entry, k in zip(frame.layout.layers, counts, strict=True)]
-        bits = torch.from_numpy(np.concatenate([np.zeros(0, np.bool_), *named])).to(frame.mask.bits.device)
-        mask = Mask(bits, frame.mask.sizes)
+        bits = read_arms(reader, frame.layout, self.counts(frame.mask.sizes))
+        mask = Mask(bits.to(frame.mask.bits.device), frame.mask.sizes)
         return OwnValues(mask, self._values.read(reader, _on(mask, frame)))
 
     def size(self, payload: Payload, frame: Frame) -> int:
         own = carried(payload, OwnValues)
-        named = sum(positions_size(bits, shape) for bits, shape in _layers(own.mask, frame))
-        return named + self._values.size(own.values, _on(own.mask, frame))
+        return arms_size(own.mask.bits, frame.layout) + self._values.size(own.values, _on(own.mask, frame))
 
     def most(self, frame: Frame) -> int:
         first = torch.zeros(len(frame.mask.bits))
@@ -125,9 +119,3 @@ class Largest:
 def _on(mask: Mask, frame: Frame) -> Frame:
     """The frame of the named changes."""
     return replace(frame, mask=mask, reference=None)
-
-
-def _layers(mask: Mask, frame: Frame) -> Iterator[tuple[Bits, tuple[int, ...]]]:
-    named, begin = mask.bits.cpu().numpy(), starts(mask.sizes)
-    for entry, start, stop in zip(frame.layout.layers, begin, begin[1:], strict=False):
-        yield named[start:stop], entry.shape

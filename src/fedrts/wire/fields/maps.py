@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedrts.sparse.cost import Book
 from fedrts.wire.checks import Check, failed, within
-from fedrts.wire.fields.coded import bitmaps, positions_size, read_positions, write_positions
+from fedrts.wire.fields.coded import arms_size, bitmaps, positions_size, read_arms, read_positions, write_arms, write_positions
 from fedrts.wire.fields.contract import Frame, Payload, carried
 from fedrts.wire.packing import Bits, Reader
 
@@ -69,7 +69,7 @@ class Signs:
 
 @dataclass(frozen=True)
 class Masks:
-    """`count` masks `bool [count, P]`, layer after layer as positions."""
+    """`count` masks `bool [count, P]`, layer after layer as positions of arms."""
 
     of: str
     count: int
@@ -84,19 +84,18 @@ class Masks:
         return self.open(payload, frame).clone()
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
-        for bits, shape in self._layers(carried(payload, Tensor), frame):
-            yield write_positions(bits, shape)
+        for bits in carried(payload, Tensor):
+            yield from write_arms(bits, frame.layout)
 
     def read(self, reader: Reader, frame: Frame) -> Tensor:
-        layers = frame.layout.layers * self.count
-        bits = np.concatenate([read_positions(reader, entry.shape) for entry in layers] or [np.zeros(0, np.bool_)])
-        return torch.from_numpy(bits).to(frame.mask.bits.device).view(self.count, -1)
+        masks = torch.cat([read_arms(reader, frame.layout) for _ in range(self.count)])
+        return masks.to(frame.mask.bits.device).view(self.count, -1)
 
     def size(self, payload: Payload, frame: Frame) -> int:
-        return sum(positions_size(bits, shape) for bits, shape in self._layers(carried(payload, Tensor), frame))
+        return sum(arms_size(bits, frame.layout) for bits in carried(payload, Tensor))
 
     def most(self, frame: Frame) -> int:
-        return self.count * bitmaps(frame.mask.sizes)
+        return self.count * bitmaps(frame.mask.sizes.arms)
 
     def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
         if not isinstance(payload, Tensor) or payload.dtype != torch.bool or payload.shape != (self.count, len(frame.mask.bits)):
@@ -104,8 +103,3 @@ class Masks:
 
     def charged(self, book: Book) -> float:
         return self.count * book.layout.links / 8
-
-    def _layers(self, payload: Tensor, frame: Frame) -> Iterator[tuple[Bits, tuple[int, ...]]]:
-        for mask in payload.cpu():
-            for entry, layer in zip(frame.layout.layers, mask.split(list(frame.mask.sizes)), strict=True):
-                yield layer.numpy(), entry.shape

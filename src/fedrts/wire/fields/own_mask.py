@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedrts.sparse.cost import Book
-from fedrts.sparse.layout import starts
 from fedrts.sparse.mask import Mask
 from fedrts.wire.checks import Check, failed
-from fedrts.wire.fields.coded import bitmaps, changes_size, read_positions, write_positions
+from fedrts.wire.fields.coded import bitmaps, changes_size, read_arms, write_arms
 from fedrts.wire.fields.contract import Frame, OwnValues, Payload, carried
 from fedrts.wire.fields.values import Values
-from fedrts.wire.packing import Bits, Reader
+from fedrts.wire.packing import Reader
 from fedrts.wire.value_types import ValueFormat, ValueType
 
 
@@ -54,14 +52,12 @@ class OnOwnMask:
 
     def write(self, payload: Payload, frame: Frame) -> Iterator[bytes]:
         own = carried(payload, OwnValues)
-        for bits, shape in self._changes(own, frame):
-            yield write_positions(bits, shape)
+        yield from write_arms(own.mask.bits ^ frame.mask.bits, frame.layout)
         yield from self._values.write(own.values, _moved(frame, own.mask))
 
     def read(self, reader: Reader, frame: Frame) -> OwnValues:
-        changes = [read_positions(reader, entry.shape) for entry in frame.layout.layers]
-        bits = frame.mask.bits ^ torch.from_numpy(np.concatenate(changes)).to(frame.mask.bits.device)
-        mask = Mask(bits, frame.mask.sizes)
+        bits = frame.mask.bits
+        mask = Mask(bits ^ read_arms(reader, frame.layout).to(bits.device), frame.mask.sizes)
         return OwnValues(mask, self._values.read(reader, replace(frame, mask=mask)))
 
     def size(self, payload: Payload, frame: Frame) -> int:
@@ -69,7 +65,7 @@ class OnOwnMask:
         return changes_size(own.mask, frame) + self._values.size(own.values, replace(frame, mask=own.mask))
 
     def most(self, frame: Frame) -> int:
-        return bitmaps(frame.mask.sizes) + self._values.most(frame)
+        return bitmaps(frame.mask.sizes.arms) + self._values.most(frame)
 
     def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
         wanted = frame.mask.counts if self.counts is None else self.counts
@@ -77,6 +73,8 @@ class OnOwnMask:
             yield failed(f"'{self.of}' is not a model on a mask of its own")
         elif payload.mask.counts != wanted:
             yield failed(f"layers have {payload.mask.counts} links where {wanted} were asked for")
+        elif frame.mask.sizes.grouped and not torch.equal(payload.mask.sizes.touched(payload.mask.bits), payload.mask.bits):
+            yield failed(f"'{self.of}' is on a mask that cuts arms apart")
         else:
             yield from self._values.checks(payload.values, replace(frame, mask=payload.mask))
 
@@ -86,11 +84,6 @@ class OnOwnMask:
     @property
     def _values(self) -> Values:
         return Values(self.of, type=self.type)
-
-    def _changes(self, payload: OwnValues, frame: Frame) -> Iterator[tuple[Bits, tuple[int, ...]]]:
-        changed, begin = (payload.mask.bits ^ frame.mask.bits).cpu().numpy(), starts(frame.mask.sizes)
-        for entry, start, stop in zip(frame.layout.layers, begin, begin[1:], strict=False):
-            yield changed[start:stop], entry.shape
 
 
 def _moved(frame: Frame, mask: Mask) -> Frame:
