@@ -26,6 +26,7 @@ from wrap import wrapped
 from fedrts import cli, config, data, methods
 from fedrts.methods import describe
 from fedrts.tables import Named
+from fedrts.testing import accepted
 
 FOLDER = Path(__file__).parent
 PART = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
@@ -43,7 +44,11 @@ def pages() -> dict[str, Makers]:
             "travels": lambda name=name: describe.travels(name),  # type: ignore[misc]
             "options": lambda name=name: describe.options(name),  # type: ignore[misc]
         }
-    return made | {"configuration.md": {"keys": keys}, "recipes.md": {"recipes": recipes}, "commands.md": {"commands": commands}}
+    return (
+        made
+        | {"configuration.md": {"keys": keys}, "recipes.md": {"recipes": recipes}, "commands.md": {"commands": commands}}
+        | {"python.md": {"accepted": lambda: markdown(accepted.table())}}
+    )
 
 
 def undocumented() -> list[str]:

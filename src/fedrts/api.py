@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from fedrts import config, planning
+from fedrts import config, planning, trees
 from fedrts.callbacks.contract import RunView
 from fedrts.callbacks.hooks import Hooks
 from fedrts.callbacks.watching import ProgressBar
@@ -24,8 +23,9 @@ from fedrts.client.privacy import Repeatable
 from fedrts.config import Experiment
 from fedrts.costs.on_this_machine import felt
 from fedrts.data.contract import is_label
-from fedrts.data.own import federate, listed
+from fedrts.data.own import Reading, federate, listed
 from fedrts.data.partition import SITES
+from fedrts.data.ragged import Collate
 from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note, optional
 from fedrts.methods.base import Method
@@ -47,7 +47,7 @@ from fedrts.server.phases import phase
 from fedrts.server.reducers import check_reducer
 from fedrts.server.rounds import Played
 from fedrts.sparse.layout import Prunable
-from fedrts.tasks import Classification, CountRight, Loss, Task, predicting
+from fedrts.tasks import Classification, CountRight, Loss, Task, judged_by, named, of_batches, predicting
 from fedrts.tasks.metrics import LOSS, Metric, leading, of_run
 from fedrts.wire.fields import Frame
 
@@ -264,14 +264,17 @@ def _resume(
 def train(
     *,
     model: nn.Module,
-    clients: Sequence[Dataset[Any]],
-    test: Dataset[Any],
+    clients: Any,
+    test: Any,
     method: Method | str | None = None,
     rounds: int,
     loss: Loss | None = None,
     correct: CountRight | None = None,
     metrics: Sequence[str | Metric] = (),
-    task: Task | None = None,
+    task: Task | str | None = None,
+    client: str | None = None,
+    target: str | Sequence[str] | None = None,
+    collate_fn: Collate | None = None,
     prunable: Prunable | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -281,30 +284,36 @@ def train(
 ) -> Result:
     """Train your own model on your own clients' data.
 
-    `clients` and `test` are map-style datasets of (input, target); `loss(output, target)` is a batch's mean loss (default
-    cross-entropy) and `correct(output, target)` the number of right answers in it. `metrics` are names (`["mae", "r2"]`) or your own
-    `fedrts.tasks.metrics.Metric`s: without accuracy the first of them leads, without any the loss. `task` replaces all three.
+    `clients` is a list of datasets, a dictionary of them by the clients' names, or one table with a column `client`; `test` is a dataset
+    like theirs, or the share of their rows that is held out. A dataset is map-style or iterable, a DataLoader, arrays, or a table
+    (docs/python.md lists them all). Inputs and targets are tensors, tuples or dictionaries of them; `target` names the target of a
+    dictionary or table, and `collate_fn` makes batches of samples.
+
+    `loss(output, target)`, or `loss(model, batch)`, is a batch's mean loss (default cross-entropy) and `correct(output, target)` the
+    number of right answers in it. `metrics` are names (`["mae", "r2"]`), your own `fedrts.tasks.metrics.Metric`s or objects with update
+    and compute: without accuracy the first of them leads, without any the loss. `task` is a name ("regression", "multilabel",
+    "imbalanced"), which brings loss and metrics, or an object that replaces all three.
     `prunable(name, parameter)` replaces the rule of what may be pruned. Other keywords are those of `run` (`lr`, `epochs`,
     `dropout`, `topology={…}`).
     With `out` a run folder is written; `resume=True` continues it after an interruption, or for more `rounds`. The model is trained in
     place: to compare, give every call one of its own. `callbacks` are those of `run`.
     """
-    clients = listed(clients)
-    named, objects = _sorted_out(callbacks)
+    sets, names = listed(clients, client)
+    watching, objects = _sorted_out(callbacks)
     if not isinstance(model, nn.Module):
         raise InputError(f"model is {model!r}: give a torch.nn.Module (models by name are for fedrts.run)")
     if keywords.get("data", config.CUSTOM) != config.CUSTOM:
         raise InputError(f"data = {keywords['data']!r} is for fedrts.run: fedrts.train trains on the datasets in `clients`; leave it out")
-    if task is not None and ((loss or correct) is not None or metrics):
+    if task is not None and ((loss or correct) is not None or (metrics and not isinstance(task, str))):
         raise InputError("task brings its own loss and metrics: give either a task, or loss and correct and metrics")
     if isinstance(metrics, str) or not isinstance(metrics, Sequence):
         raise InputError(f"metrics is {metrics!r}: give a list of names, or of fedrts.tasks.metrics.Metric")
-    for name, function in (("loss", loss), ("correct", correct), ("prunable", prunable)):
+    for name, function in (("loss", loss), ("correct", correct), ("prunable", prunable), ("collate_fn", collate_fn)):
         if function is not None and not callable(function):
             raise InputError(f"{name} must be a function (got {function!r})")
     chosen, options = config.from_method(method, keywords)
-    given = {**config.from_keywords({**keywords, "rounds": rounds, **chosen}), **named}
-    federation = {"total": len(clients), "per_round": min(10, len(clients)), "min_size": 1}
+    given = {**config.from_keywords({**keywords, "rounds": rounds, **chosen}), **watching}
+    federation = {"total": len(sets), "per_round": min(10, len(sets)), "min_size": 1}
     base: dict[str, Any] = {"data": config.CUSTOM, "model": config.CUSTOM, "clients": federation, "out": str(out) if out else None}
     folder = RunFolder(out) if out else None
     begun = folder is not None and resume and (folder.path / "experiment.toml").exists()
@@ -321,13 +330,21 @@ def train(
     settings = config.merged(config.recipe_settings(settings), config.merged(settings, options))
     resolved = config.complete(config.validated(Experiment, settings))
     hooks = _hooks(resolved, objects)
-    held, rows = federate(clients, test, task or Classification())
-    if task is None:
-        held = replace(held, task=predicting(loss, correct, metrics, is_label(held.y)))
-    assembled = put_together(resolved, model, held, rows, prunable, try_task=True, noise=Repeatable)
+    guessed = task is None
+    of_whole = loss is not None and of_batches(loss)
+    reading = Reading(client, target, collate_fn, whole=of_whole or not (task is None or isinstance(task, str)))
+    own = federate(sets, test, Classification(), reading, names)
+    held = own.data
+    if isinstance(task, str):
+        task = judged_by(named.made(task, held.y), metrics)
+    elif task is None:
+        labels = is_label(held.targets(trees.at(held.y, slice(0, 2))))
+        task = predicting(loss, correct, metrics, labels, own.form if of_whole else None)
+    held = replace(held, task=task)
+    assembled = put_together(resolved, model, held, own.rows, prunable, try_task=True, noise=Repeatable)
     check_uploads(assembled, assembled.method.begin(assembled.setup))  # an infeasible density shows here, before there is a folder
     kind(assembled.experiment.engine.name).require()
-    if task is None and leading(assembled.plan.metrics) is LOSS:
+    if guessed and leading(assembled.plan.metrics) is LOSS:
         note("targets are no labels, and neither `correct` nor `metrics` says how to judge the model: it is judged by its loss")
     if folder is not None and not begun:
         folder.create(assembled.experiment)

@@ -64,7 +64,7 @@ def right(output, target):
         ({"correct": lambda o, t: -right(o, t).sum()}, "it gives -"),
         ({"correct": lambda o, t: right(o, t).sum() * float("nan")}, "it gives nan"),
         ({"correct": lambda o, t: right(o, t).float().mean()}, r"is it a mean\?\): it gives 0.* for 40 samples, and 0.* for their halves"),
-        ({"clients": [DataFrame()]}, r"clients\[0\] is a DataFrame, not a dataset: give torch.utils.data.TensorDataset"),
+        ({"clients": [DataFrame()]}, r"clients\[0\] is a table: name the column that is to be predicted"),
         ({"clients": [Broken(torch.ones(3, 6), torch.ones(3), torch.ones(3))]}, r"clients\[0\] must give .*KeyError: 'label'"),
     ],
 )

@@ -54,11 +54,14 @@ class Stopper(Silent):
         (["clients.shards=3"], r"unknown key 'clients\.shards'; known: alpha"),
         (["metod=fedrts"], r"unknown key 'metod'; did you mean 'method'\?"),
         (["clients=20"], r"clients must be a table of keys, such as clients\.total \(got 20\)"),
-        (["data=csv:x"], r"no kind of data 'csv:' as in 'csv:x': files are read as folder:PATH or npz:PATH, own code as PKG\.MODULE:NAME"),
-        (["data=csv:/a/b.csv"], r"no kind of data 'csv:' as in 'csv:/a/b\.csv': files are read as folder:PATH or npz:PATH"),
+        (
+            ["data=pickle:x"],
+            r"no kind of data 'pickle:' as in 'pickle:x': files are read as csv:PATH or folder:PATH or npz:PATH or parquet",
+        ),
+        (["data=json:/a/b.json"], r"no kind of data 'json:' as in 'json:/a/b\.json': files are read as .* own code as PKG\.MODULE:NAME"),
         (["data=https://a.example/b.npz"], r"no kind of data 'https:' as in 'https://a\.example/b\.npz': files are read as"),
         (["data=json:load"], r"no kind of data 'json:' as in 'json:load': files are read as"),
-        (["data=parquet:x"], r"no kind of data 'parquet:' as in 'parquet:x', nor such code \(No module named 'parquet'\): files are read"),
+        (["data=feather:x"], r"no kind of data 'feather:' as in 'feather:x', nor such code \(No module named 'feather'\): files are read"),
         (["data=torch:rows"], r"no kind of data 'torch:' as in 'torch:rows', nor such code \(module 'torch' has no attribute 'rows'\)"),
         (["data=npz"], r"there is no data set 'npz'; did you mean 'npz:PATH'\?"),
         (["train.epochs=99999999999999999999"], r"train\.epochs must be a whole number below 2,147,483,648 \(got 9{20}\)"),
@@ -74,9 +77,9 @@ def test_settings(given, words):
 
 
 def test_a_word_of_files_leads_to_no_import(monkeypatch):
-    """`csv` and `json` are modules, too."""
+    """`pickle` and `json` are modules, too."""
     monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
-    for name in ("csv:x", "json:load", "sqlite3:connect"):
+    for name in ("pickle:load", "json:load", "sqlite3:connect"):
         with pytest.raises(InputError, match="there is no kind of data"):
             data.get(name)
 
@@ -198,7 +201,7 @@ def test_what_is_far_from_every_name_is_not_taken_for_one():
         (lambda: fedrts.run(method=fedrts.methods.FedRTS()), r"method is a FedRTS: fedrts\.run takes names \(and method_options\)"),
         (lambda: trained(None, clients=4), r"clients is one int: give a list of datasets"),
         (lambda: trained(None, clients=site(0)), r"clients is one TensorDataset: give a list of datasets"),
-        (lambda: trained(None, clients={"a": site(0)}), r"clients is one dict: give a list of datasets"),
+        (lambda: trained(None, clients={}), r"clients is empty: give one dataset per client"),
         (lambda: trained(None, loss="mse"), r"loss must be a function \(got 'mse'\)"),
         (lambda: trained(None, correct=lambda output, target: output.argmax(1) == target), r"`correct` must give one number.*add \.sum"),
     ],

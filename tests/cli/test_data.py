@@ -231,3 +231,13 @@ def test_every_recipe_resolves_to_the_papers_setting():
     assert (text.model, text.train.batch_size, text.clients.partition, text.clients.alpha) == ("gpt2_32m", 16, "quantity", 5.0)
     assert config.resolve({"data": "fashion_mnist"}).model == "cnn"
     assert data.recipe("npz:any.npz").model == "mlp"
+
+
+def test_a_missing_value_in_a_table_is_refused_with_its_row(fedrts, tmp_path):
+    lines = ["age,sex,outcome", *(f"{20 + row},{'fm'[row % 2]},{row % 2}" for row in range(12)), "31,f,"]
+    (tmp_path / "a.csv").write_text("\n".join(lines), "utf-8")
+    ended = fedrts("run", "--data", f"csv:{tmp_path / 'a.csv'}", "--set", "data_options.target=outcome", "--out", tmp_path / "run")
+    assert ended.code == 2
+    assert ended.err.count("\n") == 1
+    assert "row 13 has no value in the column 'outcome'" in ended.err
+    assert not (tmp_path / "run").exists()

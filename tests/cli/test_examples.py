@@ -23,6 +23,40 @@ def test_scripts(name, accuracy, density, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
+FULL = {
+    "table_regression.py": "pandas",
+    "multi_label.py": "sklearn",
+    "segmentation.py": "torch",
+    "text_gru.py": "torch",
+    "tiny_bert.py": "transformers",
+    "data_loaders.py": "sklearn",
+}
+"""Scripts that assert what they learned, and a package that each needs. They have a short form."""
+
+
+def run(name, monkeypatch, tmp_path, *arguments):
+    pytest.importorskip(FULL[name], reason=f"{FULL[name]} is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
+@pytest.mark.parametrize("name", FULL)
+def test_scripts_in_short(name, tmp_path, monkeypatch, capsys):
+    run(name, monkeypatch, tmp_path, "--short")
+    assert "density" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
+@pytest.mark.parametrize("name", FULL)
+def test_scripts_in_full(name, tmp_path, monkeypatch, capsys):
+    run(name, monkeypatch, tmp_path)
+    assert "density" in capsys.readouterr().out
+
+
 def test_own_data(fedrts, tmp_path, monkeypatch):
     monkeypatch.chdir(EXAMPLES)
     monkeypatch.delitem(sys.modules, "rings", raising=False)

@@ -302,3 +302,26 @@ def test_a_server_cannot_change_the_normalisation_in_the_middle(tmp_path: Path):
     site.normalise([0.5] * 6)
     with pytest.raises(WireError, match="changes the normalisation"):
         site.normalise([0.4] * 6)
+
+
+def patients(folder: Path, name: str, words: str, seed: int) -> str:
+    rng = np.random.default_rng(seed)
+    lines = ["age,ward,stay"]
+    for _ in range(40):
+        age, ward = rng.normal(), rng.choice(list(words))
+        lines.append(f"{age:.4f},{ward},{100 + 10 * age + 5 * (ward == 'b'):.4f}")
+    (folder / f"{name}.csv").write_text("\n".join(lines))
+    return f"csv:{folder / name}.csv"
+
+
+def test_sites_train_on_tables_of_their_own(tmp_path: Path):
+    """Each lacks a word that the other has: the coordinator's options say which there are, and in which units the target is learned."""
+    options = {"target": "stay", "categories": {"ward": ["a", "b", "c"]}, "units": [100.0, 10.0]}
+    own = patients(tmp_path, "coordinator", "abc", 0)
+    run = study(data=own, data_options=options, clients={"partition": "sites"}, model_options={}, model="tabular", rounds=12)
+    hosts = [site_with(patients(tmp_path, name, words, seed)) for name, words, seed in (("a", "ab", 1), ("b", "bc", 2))]
+    link = LinkHere()
+    lines = lines_of(federated(run, link, hosts))
+    assert [data.input_shape for data in data_of(link)] == [(4,), (4,)]
+    assert {data.task for data in data_of(link)} == {run.data.task}
+    assert lines[-1]["mae"] < 0.7 * lines[0]["mae"]

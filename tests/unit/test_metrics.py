@@ -230,3 +230,43 @@ def test_an_unfinished_run_shows_numbers_that_nobody_declared(tmp_path):
     assert json.dumps([entry.as_dict() for entry in run.metrics]) == json.dumps(
         [{"label": "dice", "format": "number", "lower_is_better": False}]
     )
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_of_several_labels_a_sample_f1_and_auroc_are_scikit_learns(batch):
+    output = numbers(50, 4)
+    target = (output + 2 * numbers(50, 4, seed=1) > 0.5).float()
+    assert measured("f1", output, target, batch) == pytest.approx(reference.f1_score(target, output > 0, average="macro"))
+    assert measured("f1_micro", output, target, batch) == pytest.approx(reference.f1_score(target, output > 0, average="micro"))
+    assert measured("auroc", output, target, batch) == pytest.approx(reference.roc_auc_score(target, output, average="macro"))
+
+
+def test_micro_f1_of_one_class_a_sample_is_the_accuracy():
+    output, target = numbers(40, 3), labels(40, 3)
+    assert measured("f1_micro", output, target) == pytest.approx(reference.f1_score(target, output.argmax(1), average="micro"))
+    assert measured("f1_micro", output, target) == pytest.approx(measured("accuracy", output, target))
+
+
+def test_an_object_with_update_and_compute_is_a_metric_of_its_own_direction():
+    class WorstError:
+        higher_is_better = False
+
+        def __init__(self):
+            self.worst = 0.0
+
+        def update(self, output, target):
+            self.worst = max(self.worst, float((output - target).abs().max()))
+
+        def compute(self):
+            return self.worst
+
+    given = WorstError()
+    found = metrics.declaration(given)
+    assert (found.name, found.lower_is_better) == ("worst_error", True)
+    meter = found()
+    meter.update(torch.tensor([1.0]), torch.tensor([3.0]))
+    assert meter.compute() == 2
+    assert given.worst == found().compute() == 0, "every test set has a copy of its own"
+    del WorstError.higher_is_better
+    with pytest.raises(InputError, match="does not say which direction is better"):
+        metrics.declaration(given)

@@ -9,8 +9,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from fedrts import models, tasks
-from fedrts.errors import reason
-from fedrts.tasks import Classification, Language, cross_entropy, crossentropy
+from fedrts.errors import InputError, reason
+from fedrts.tasks import Classification, Language, OfBatches, cross_entropy, crossentropy, declared, named, of_batches
 from fedrts.tasks.crossentropy import linear_cross_entropy
 
 WORDS, TIME = 23, 6
@@ -253,3 +253,72 @@ def test_classification_is_cross_entropy_and_the_share_of_hits():
 @pytest.mark.parametrize(("said", "told"), [("", "RuntimeError"), ("\n  \n", "RuntimeError"), ("\n  one\ntwo", "one"), ("one", "one")])
 def test_the_reason_of_an_error_is_one_line(said, told):
     assert reason(RuntimeError(said)) == told
+
+
+# -- tasks by name ---------------------------------------------------------------------------------------------------
+
+
+def test_in_an_imbalanced_task_every_class_counts_alike():
+    target = torch.tensor([0] * 9 + [1] * 2 + [2])
+    output = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    task = named.made("imbalanced", target)
+    weights = torch.tensor([12 / (3 * 9), 12 / (3 * 2), 12 / 3])
+    expected = torch.stack([nn.functional.cross_entropy(output[target == label], target[target == label]) for label in range(3)]).mean()
+    torch.testing.assert_close(task.loss(nn.Identity(), output, target), expected)
+    torch.testing.assert_close(
+        task.loss(nn.Identity(), output, target), (weights[target] * nn.functional.cross_entropy(output, target, reduction="none")).mean()
+    )
+    assert [metric.name for metric in declared(task)][:2] == ["loss", "f1"]
+
+
+def test_a_regression_trains_on_standardised_targets_and_is_judged_in_their_units():
+    target = torch.tensor([100.0, 300.0, 200.0, 400.0])
+    task = named.made("regression", target)
+    scaled = (target - 250) / target.std(correction=0)
+    output = (scaled + torch.tensor([0.1, -0.1, 0.1, -0.1]))[:, None]
+    torch.testing.assert_close(task.loss(nn.Identity(), output, target), torch.tensor(0.01))
+    found = task.evaluate(nn.Identity(), output, target, 3)
+    assert found["loss"] == pytest.approx(0.01)
+    assert found["mae"] == pytest.approx(0.1 * float(target.std(correction=0)), rel=1e-5)
+    assert found["r2"] == pytest.approx(0.99, abs=1e-6)
+    constant = named.made("regression", torch.full((3, 2), 7.0))
+    assert constant.loss(nn.Identity(), torch.zeros(3, 2), torch.full((3, 2), 7.0)) == 0, "a target that never changes"
+
+
+def test_several_labels_are_judged_each_for_itself():
+    target = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
+    output = torch.tensor([[2.0, -1.0], [1.0, -3.0], [0.5, 0.2]])
+    task = named.made("multilabel", target)
+    torch.testing.assert_close(task.loss(nn.Identity(), output, target), nn.functional.binary_cross_entropy_with_logits(output, target))
+    assert task.evaluate(nn.Identity(), output, target, 2)["f1"] == pytest.approx((0.8 + 1) / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "words"),
+    [
+        ("multilabel", torch.tensor([[0.0, 2.0]]), "zeros and ones"),
+        ("imbalanced", torch.tensor([0.5]), "one label from 0"),
+        ("classification", torch.tensor([-1]), "one label from 0"),
+        ("regression", torch.zeros(2, 3, 4), r"takes targets \[n\] or \[n, k\]"),
+        ("ranking", torch.zeros(2), "ranking"),
+        ("regression", {"a": torch.zeros(2)}, "one tensor of targets"),
+    ],
+)
+def test_a_task_says_which_targets_it_takes(name, target, words):
+    with pytest.raises(InputError, match=words):
+        named.made(name, target)
+
+
+def test_a_loss_of_model_and_batch_is_known_by_its_parameters():
+    assert of_batches(lambda model, batch: torch.zeros(()))
+    assert of_batches(lambda m, batch: torch.zeros(()))
+    assert not of_batches(lambda output, target: torch.zeros(()))
+    assert not of_batches(nn.functional.cross_entropy)
+    assert not of_batches(torch.add)
+
+
+def test_a_loss_of_batches_knows_no_temperature():
+    task = OfBatches(lambda model, batch: batch[0].sum(), join=lambda x, y: (x, y))
+    assert task.loss(nn.Identity(), torch.ones(2), torch.ones(2)) == 2
+    with pytest.raises(InputError, match="temperature"):
+        task.loss(nn.Identity(), torch.ones(2), torch.ones(2), temperature=2.0)

@@ -274,7 +274,8 @@ def ones(*shape):
         ({"model": "mlp"}, r"model is 'mlp': give a torch\.nn\.Module"),
         ({"clients": [[{"x": 1.0}] * 3]}, r"\(input, target\)|one tensor as input"),
         ({"clients": [ones(4, 2), ones(4, 3)]}, "one shape"),
-        ({"clients": [iter(())]}, "map-style"),
+        ({"clients": [iter(())]}, r"clients\[0\] is empty"),
+        ({"clients": [7]}, "map-style"),
     ],
 )
 def test_what_does_not_go_together_is_one_line_and_leaves_no_folder(tmp_path, given, words):

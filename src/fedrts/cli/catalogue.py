@@ -84,14 +84,16 @@ def prepare(
     sizes_only = [file.name for file in source.files if file.checksum is None] if source and given is None else []
     if sizes_only:
         print(f"no checksum is published for {' and '.join(sizes_only)}: downloads of them are checked by their size alone")
-    print(f"{name} is ready in {home}: {len(held.y):,} training and {len(held.test_y):,} test samples, {held.classes:,} classes")
+    print(f"{name} is ready in {home}: {held.samples:,} training and {len(held.test_y):,} test samples, {held.classes:,} classes")
 
 
 @data_app.command()
 @takes("clients", "alpha", "partition", "seed")
 def show(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="A name from `fedrts data`, folder:PATH, npz:PATH, or an import path.")],
+    name: Annotated[
+        str, typer.Argument(help="A name from `fedrts data`, folder:PATH, npz:PATH, csv:FILE, parquet:FILE, or an import path.")
+    ],
     *,
     given: Given,
     out: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the picture into this file.")] = None,

@@ -35,7 +35,9 @@ class Flag:
 
 FLAGS = {
     "method": Flag("method", str, "A name from `fedrts methods`."),
-    "data": Flag("data", str, "A name from `fedrts data`, folder:PATH, npz:PATH, or an import path pkg.module:name."),
+    "data": Flag(
+        "data", str, "A name from `fedrts data`, folder:PATH, npz:PATH, csv:FILE, parquet:FILE, or an import path pkg.module:name."
+    ),
     "model": Flag("model", str, "A name from `fedrts models`, an import path, or auto: what suits the data."),
     "density": Flag("density", float, "Share of the parameters that stay active (d')."),
     "rounds": Flag("rounds", int, "Rounds of training (T_max)."),

@@ -8,6 +8,7 @@ from functools import singledispatch
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedrts import trees
 from fedrts.client import sparse_training
 from fedrts.client.job import Batch, Job
 from fedrts.client.local_step import Learner
@@ -103,7 +104,7 @@ def _calibrate(step: Calibrate, job: Job) -> None:
     for _ in job.candidates(step.masks):
         for batch in (batch for epoch in range(step.passes) for batch in job.batches(epoch)):
             with torch.no_grad():
-                bench.module(bench.data.training_batch(batch.rows, batch.key)[0])
+                trees.called(bench.module, bench.data.training_batch(batch.rows, batch.key)[0])
         found.append(buffers.clone())
     job.tensors[step.into] = torch.cat(found)
 

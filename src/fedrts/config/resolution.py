@@ -34,7 +34,8 @@ def resolve(*layers: Tree) -> Experiment:
     """The complete experiment: later layers override earlier ones, recipes fill in, `auto` is decided, every name is checked."""
     given = combined(*layers)
     name = given.get("data", data.DEFAULT)
-    recipe = data.recipe(name) if isinstance(name, str) and name != CUSTOM else Recipe()
+    options = given.get("data_options")
+    recipe = data.recipe(name, options if isinstance(options, Mapping) else {}) if isinstance(name, str) and name != CUSTOM else Recipe()
     settings = merged(recipe_settings(given, recipe), given)
     _fit_per_round(settings, given)
     experiment = validated(Experiment, settings)

@@ -171,7 +171,10 @@ class Experiment(Table):
 
     method: str = Field(methods.DEFAULT, description="a name from `fedrts methods`")
     model: str = Field("auto", description="a name from `fedrts models`, an import path, or auto: what suits the data")
-    data: str = Field(data.DEFAULT, description="a name from `fedrts data`, folder:PATH, npz:PATH, or an import path pkg.module:name")
+    data: str = Field(
+        data.DEFAULT,
+        description="a name from `fedrts data`, folder:PATH, npz:PATH, csv:FILE, parquet:FILE, or an import path pkg.module:name",
+    )
     density: Number = Field(0.2, gt=0, le=1, description="share of all parameters that stay active (d')")
     rounds: int = Field(500, ge=1, description="rounds of training (T_max)")
     recipe: Literal["tuned", "paper"] = Field(

@@ -86,9 +86,9 @@ def posed(
             raise InputError("classes are counted from the data: name either the data or --input-shape and --classes")
         experiment = config.resolve(given, HERE)
         held = data.load(experiment.data, experiment.data_options, data_dir)
-        wanted = samples or max(1, len(held.y) // experiment.clients.total)
-        if exact and wanted > len(held.y):
-            raise InputError(f"samples = {wanted:,} is more than the {len(held.y):,} that '{experiment.data}' has for training")
+        wanted = samples or max(1, held.samples // experiment.clients.total)
+        if exact and wanted > held.samples:
+            raise InputError(f"samples = {wanted:,} is more than the {held.samples:,} that '{experiment.data}' has for training")
         module = copy.deepcopy(module) if module is not None else build_model(experiment, held.input_shape, held.classes)
     else:
         experiment, module, held = without_data(given, module, input_shape, classes, wanted if exact else MORE)

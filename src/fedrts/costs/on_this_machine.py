@@ -54,7 +54,7 @@ def _timed(kernel: str, bench: Workbench, order: Order, program: LinkProgram | N
     at_work = replace(bench, training=bench.training.but(epochs=1), program=program)
 
     def seconds(steps: int) -> float:
-        rows = torch.arange(steps * batch) % len(bench.data.y)
+        rows = torch.arange(steps * batch) % bench.data.samples
         started = time.perf_counter()
         with threads_for(bench.batch_macs):
             at_work.work(order, CLIENT, rows)

@@ -27,7 +27,9 @@ data: Registry[Loader] = Registry("data set", __name__)
 names = data.names
 
 
-def register(name: str, recipe: Recipe | None = None, source: Source | None = None) -> Callable[[Loader], Loader]:
+def register(
+    name: str, recipe: Recipe | Callable[[Path, Mapping[str, Any]], Recipe] | None = None, source: Source | None = None
+) -> Callable[[Loader], Loader]:
     """Decorator for a loader, with the recipe of defaults that goes with the data set and where its files come from.
 
     A name such as `npz:PATH` stands for all that begins with `npz:`; the loader's first argument is then the path.
@@ -41,7 +43,7 @@ def register(name: str, recipe: Recipe | None = None, source: Source | None = No
 
 
 def get(name: str) -> Loader:
-    """The loader of a registered name, of `folder:PATH` or `npz:PATH`, or of an import path `pkg.module:name`."""
+    """The loader of a registered name, of `folder:PATH`, `csv:PATH` and the like, or of an import path `pkg.module:name`."""
     scheme, colon, path = name.partition(":")
     if not colon:
         return data.get(name)
@@ -71,7 +73,7 @@ def _imported(name: str) -> Loader:
 
 
 def absolute(name: str) -> str:
-    """The name with the path of `folder:PATH` or `npz:PATH` made absolute, so that it means the same anywhere."""
+    """The name with the path of `folder:PATH`, `npz:PATH` and the like made absolute, so that it means the same anywhere."""
     scheme, colon, path = name.partition(":")
     if not colon or f"{scheme}:PATH" not in data.names():
         return name
@@ -80,11 +82,14 @@ def absolute(name: str) -> str:
     return f"{scheme}:{os.path.abspath(os.path.expanduser(path))}"
 
 
-def recipe(name: str) -> Recipe:
-    """The defaults that go with a data set; a plain `Recipe` where it brings none."""
+def recipe(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
+    """The defaults that go with a data set; a plain `Recipe` where it brings none. A table's depend on its columns."""
     from fedrts.data.contract import Recipe
 
     found: Any = getattr(get(name), "recipe", None)
+    if callable(found):
+        made: Recipe = found(Path(name.partition(":")[2]).expanduser(), options or {})
+        return made
     return found or Recipe()
 
 

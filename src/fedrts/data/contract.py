@@ -11,11 +11,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fedrts import trees
 from fedrts.data.digests import digest_of, same_content
 from fedrts.errors import InputError
 from fedrts.sparse import random
 from fedrts.tasks import Classification, Metrics, Task, declared, evaluated
 from fedrts.tasks.metrics import described, followed
+from fedrts.trees import Tensors
 
 
 class View(Protocol):
@@ -43,75 +45,105 @@ class View(Protocol):
 
 @dataclass(frozen=True)
 class Data:
-    """A data set: rows of `x` with targets `y`, and a test set of the same kind."""
+    """A data set: rows of `x` with targets `y`, and a test set of the same kind; each a tensor or a tree of them (`fedrts.trees`)."""
 
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
+    x: Tensors
+    y: Tensors
+    test_x: Tensors
+    test_y: Tensors
     classes: int
-    """Number of labels (vocabulary size for language)."""
+    """Number of labels (vocabulary size for language), or of a model's outputs where targets are no labels."""
     task: Task = field(default_factory=Classification)
     view: View | None = None
     """None: rows are stored as a model reads them."""
-    valid_x: Tensor | None = None
-    valid_y: Tensor | None = None
+    valid_x: Tensors | None = None
+    valid_y: Tensors | None = None
     """Not trained on either: what a model may be chosen by."""
+    owners: Tensor | None = None
+    """The client to which each training row belongs `[n]`, where the data say so."""
+    owner_names: tuple[str, ...] = ()
+    """How these clients are called."""
+    apart: str | None = None
+    """Why the rows are no tensors that batches can be gathered from; None: they are."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        return tuple(self.x.shape[1:])
+        """Of one input; of a tree that of its first tensor."""
+        first = trees.leaves(trees.opened(trees.at(self.x, slice(0, 1))))[0]
+        return tuple(first.shape[1:])
+
+    @property
+    def samples(self) -> int:
+        """Training rows."""
+        return trees.count(self.y)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The training targets where they are one class per sample."""
+        return self.y if is_label(self.y) else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return torch.device(trees.leaves(self.x)[0].device)
 
     @cached_property
     def fingerprint(self) -> str:
         """Names the data: all rows and targets, of the validation and test sets too."""
         digest = hashlib.blake2b(digest_size=16)
-        for name, tensor in self._tensors().items():
-            digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape), digest_of(tensor))).encode())
+        for name, leaf in self._leaves().items():
+            if isinstance(leaf, Tensor):
+                digest.update(repr((name, str(leaf.dtype), tuple(leaf.shape), digest_of(leaf))).encode())
+            else:
+                digest.update(repr((name, leaf.digest)).encode())
         return digest.hexdigest()
 
     @property
     def sampled_fingerprint(self) -> str:
         """Names the training data as earlier versions did: all targets and up to 1,024 inputs."""
         digest = hashlib.blake2b(digest_size=8)
-        for tensor in (self.y, self.x[:: max(1, len(self.x) // 1024)]):
+        for tensor in (*trees.leaves(self.y), *trees.leaves(trees.at(self.x, slice(None, None, max(1, self.samples // 1024))))):
+            if not isinstance(tensor, Tensor):
+                digest.update(tensor.digest.encode())
+                continue
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
         return digest.hexdigest()
 
-    def inputs(self, x: Tensor) -> Tensor:
+    def inputs(self, x: Tensors) -> Tensors:
         """Stored rows `[m, …]` as a model reads them, for evaluation."""
-        return x if self.view is None else self.view.inputs(x)
+        return trees.opened(x) if self.view is None else self.view.inputs(x)
 
-    def targets(self, y: Tensor) -> Tensor:
+    def targets(self, y: Tensors) -> Tensors:
         """Stored targets `[m, …]` as the task reads them."""
-        return y if self.view is None else self.view.targets(y)
+        return trees.opened(y) if self.view is None else self.view.targets(y)
 
     @property
     def augments(self) -> bool:
         """Are training inputs changed at random?"""
         return self.view is not None and self.view.numbers > 0
 
-    def training_batch(self, rows: Tensor, key: int | None) -> tuple[Tensor, Tensor]:
+    def training_batch(self, rows: Tensor, key: int | None) -> tuple[Tensors, Tensors]:
         """Inputs and targets of the training rows `rows [m]`; `key` decides the augmentation (None: as for evaluation)."""
-        if key is None:
-            return self.inputs(self.x[rows]), self.targets(self.y[rows])
-        x, y = self.training_batches(rows[None], torch.tensor([random.signed(key)], device=rows.device))
-        return x[0], y[0]
+        if key is None or self.apart is not None:
+            return self.inputs(trees.at(self.x, rows)), self.targets(trees.at(self.y, rows))
+        batches = self.training_batches(rows[None], torch.tensor([random.signed(key)], device=rows.device))
+        x, y = (trees.at(half, 0) for half in batches)
+        return x, y
 
-    def training_batches(self, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def training_batches(self, rows: Tensor, keys: Tensor) -> tuple[Tensors, Tensors]:
         """Inputs and targets `[k, m, …]` of several batches of training rows `rows [k, m]`; `keys [k]` decide the augmentation."""
-        x, y = self.x[rows.flatten()], self.targets(self.y[rows])
+        x, y = trees.at(self.x, rows.flatten()), self.targets(trees.at(self.y, rows))
         if self.view is None or not self.augments:
             x = self.inputs(x)
         else:
             u = random.uniform(keys, rows.shape[1] * self.view.numbers)
             x = self.view.augment(x, u.view(len(x), -1))
-        return x.unflatten(0, rows.shape), y
+        return trees.mapped(lambda leaf: leaf.unflatten(0, rows.shape), x), y
 
     def evaluate(self, module: nn.Module, batch_size: int) -> Metrics:
         """The task's metrics on the test set, none without one, and `valid_…` of the followed ones where there is a validation set."""
-        if not len(self.test_y):
+        if not trees.count(self.test_y):
             return {}
         metrics = self.judge(module, self.test_x, self.test_y, batch_size)
         if self.valid_x is None or self.valid_y is None:
@@ -119,36 +151,48 @@ class Data:
         valid = self.judge(module, self.valid_x, self.valid_y, batch_size)
         return metrics | {f"valid_{metric.name}": valid[metric.name] for metric in followed(described(declared(self.task), metrics))}
 
-    def judge(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
+    def judge(self, module: nn.Module, x: Tensors, y: Tensors, batch_size: int) -> Metrics:
         """The task's metrics on rows and targets as they are stored, without augmentation."""
         reader = module if self.view is None else _Reader(module, self.view)
-        return evaluated(self.task, reader, x, self.targets(y), batch_size)
+        return evaluated(self.task, reader, x, y if self.view is None else self.view.targets(y), batch_size)
 
     def with_validation(self, share: float) -> Data:
         """With a random `share` of the training rows, the same for every seed, split off as validation set."""
         if share == 0 and not isinstance(share, bool):
             return self
-        rest, valid = parted(len(self.y), share, "validation")
-        return replace(self, x=self.x[rest], y=self.y[rest], valid_x=self.x[valid], valid_y=self.y[valid])
+        rest, valid = parted(self.samples, share, "validation")
+        return replace(self.only(rest), valid_x=trees.at(self.x, valid), valid_y=trees.at(self.y, valid))
+
+    def only(self, rows: Tensor | slice) -> Data:
+        """With these training rows alone."""
+        return replace(self, x=trees.at(self.x, rows), y=trees.at(self.y, rows), owners=None if self.owners is None else self.owners[rows])
 
     def to(self, device: torch.device | str) -> Data:
-        moved: dict[str, Any] = {name: same_content(tensor, tensor.to(device)) for name, tensor in self._tensors().items()}
-        return replace(self, **moved, view=self.view and self.view.to(device))
+        def moved(leaf: Any) -> Any:
+            return same_content(leaf, leaf.to(device)) if isinstance(leaf, Tensor) else leaf.to(device)
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        there: dict[str, Any] = {name: trees.mapped(moved, tree) for name, tree in self._parts().items()}
+        return replace(self, **there, view=self.view and self.view.to(device))
+
+    def _parts(self) -> dict[str, Tensors]:
+        """What it holds of rows."""
+        names = ("x", "y", "test_x", "test_y", "valid_x", "valid_y")
+        return {name: tree for name in names if (tree := getattr(self, name)) is not None}
+
+    def _leaves(self) -> dict[str, Any]:
+        return {name: leaf for part, tree in self._parts().items() for name, leaf in trees.named(part, tree).items()}
 
 
 _TOLD_CLASSES = 1000
 """Classes up to which each of them is counted and judged."""
 
 
-def is_label(y: Tensor) -> bool:
+def is_label(y: Tensors) -> bool:
     """Are these targets one class per sample?"""
-    return y.dim() == 1 and not y.is_floating_point()
+    return isinstance(y, Tensor) and y.dim() == 1 and not y.is_floating_point()
 
 
-def has_classes(y: Tensor, classes: int) -> bool:
+def has_classes(y: Tensors, classes: int) -> bool:
     """Are these labels of few enough classes to tell of each?"""
     return is_label(y) and 0 < classes <= _TOLD_CLASSES and int(y.min()) >= 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -12,11 +13,27 @@ from fedrts.data.holdings import Holdings
 from fedrts.errors import InputError, note
 from fedrts.sparse import random
 
-Partition = Literal["dirichlet", "quantity", "iid", "shards", "sites"]
+Partition = Literal["dirichlet", "quantity", "iid", "shards", "column", "sites"]
 SITES: Partition = "sites"
 """Nothing is divided: clients are sites with data of their own, which the server never sees."""
 
+BY_COLUMN: Partition = "column"
+"""The data say whose every row is: a column of a table does."""
+
 _REDRAWS = 100
+
+
+def by_owner(owners: Tensor, clients: int, names: Sequence[str] = ()) -> Holdings:
+    """The row numbers of every client, where the data say whose row each is `[n]`."""
+    known = len(names) or int(owners.max()) + 1
+    if known != clients:
+        raise InputError(f"clients.total = {clients}, and the data name {known} clients: leave it out")
+    counts = torch.bincount(owners, minlength=clients)
+    if not bool(counts.all()):
+        empty = int((counts == 0).nonzero()[0])
+        called = f"'{names[empty]}'" if names else str(empty)
+        raise InputError(f"client {called} has no training row: lower data_options.test, or leave out the client's rows")
+    return Holdings.cut(owners.argsort(stable=True), counts.tolist())
 
 
 def divide(kind: str, labels: Tensor, clients: int, alpha: float, min_size: int, key: int, classes_per_client: int = 2) -> Holdings:
@@ -25,6 +42,10 @@ def divide(kind: str, labels: Tensor, clients: int, alpha: float, min_size: int,
     `dirichlet` skews labels and `quantity` sizes, the more the lower `alpha`; `shards` gives a client `classes_per_client` labels.
     """
     assert kind in get_args(Partition), kind
+    if kind == BY_COLUMN:
+        raise InputError(
+            f"clients.partition = '{BY_COLUMN}' needs data that say whose a row is: csv: and parquet: do by data_options.client"
+        )
     if kind == SITES:
         return Holdings.cut(torch.zeros(0, dtype=torch.int64), [0] * clients)  # how many samples each has they say themselves
     rows = len(labels)

@@ -1,7 +1,8 @@
 """Gradients of many clients at once: one vectorised program, or one program a client on streams of their own.
 
-Both take weights `[k, n]` and batches `[k, m, …]` and change nothing. Under vmap every operation is one kernel for all clients, which
-suits small models; a convolution becomes a grouped one, which does not suit large ones: these run client by client on parallel streams.
+Both take weights `[k, n]` and batches (trees of tensors `[k, m, …]`) and change nothing. Under vmap every operation is one kernel for
+all clients, which suits small models; a convolution becomes a grouped one, which does not suit large ones: these run client by client
+on parallel streams.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map_only
 
+from fedrts import trees
 from fedrts.sparse.layout import Layout
 from fedrts.tasks import Task
+from fedrts.trees import Tensors
 
 Precision = Literal["float32", "tf32", "bf16"]
 
-FlatLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+FlatLoss = Callable[[Tensor, Tensor, Tensors, Tensors], tuple[Tensor, Tensor]]
 """Parameters, BatchNorm's statistics and a batch → loss, and the statistics after it."""
 
 _ADDRESS = 16
@@ -48,7 +52,7 @@ class Kernel(Protocol):
     @property
     def label(self) -> str: ...
 
-    def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients: ...
+    def __call__(self, weights: Tensor, x: Tensors, y: Tensors) -> Gradients: ...
 
 
 class Objective(nn.Module):
@@ -61,10 +65,10 @@ class Objective(nn.Module):
         counted = counters(module)
         self.constants = {name: None if name in counted else value for name, value in layout.constants.items()}
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensors, y: Tensors) -> Tensor:
         return self.task.loss(self.module, x, y)
 
-    def loss(self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, parameters: Tensor, buffers: Tensor, x: Tensors, y: Tensors) -> tuple[Tensor, Tensor]:
         """Loss of a batch at `parameters [N_all]`, and BatchNorm's statistics `[b]` after it, from `buffers [b]`."""
         layout = self.layout
         tensors = layout.views(parameters, layout.parameter_entries)
@@ -72,11 +76,12 @@ class Objective(nn.Module):
         loss = self.loss_of(tensors, statistics, x, y)
         return loss, torch.cat([part.flatten() for part in statistics.values()]) if statistics else buffers.clone()
 
-    def loss_of(self, tensors: dict[str, Tensor], statistics: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def loss_of(self, tensors: dict[str, Tensor], statistics: dict[str, Tensor], x: Tensors, y: Tensors) -> Tensor:
         """Loss of a batch with these parameters by name; BatchNorm changes its `statistics` in place."""
-        constants = {name: None if value is None else value.to(x.device, copy=True) for name, value in self.constants.items()}
+        device = trees.leaves(x)[0].device
+        constants = {name: None if value is None else value.to(device, copy=True) for name, value in self.constants.items()}
         named: dict[str, Any] = {f"module.{name}": tensor for name, tensor in (tensors | statistics | constants).items()}
-        with self.autocast(x.device):
+        with self.autocast(device):
             loss: Tensor = functional_call(self, named, (x, y))
         return loss
 
@@ -100,7 +105,11 @@ class Objective(nn.Module):
     @contextmanager
     def reading(self) -> Iterator[None]:
         """The model alone, for a while, takes its inputs as the kernels of the precision like them."""
-        hook = self.module.register_forward_pre_hook(lambda _, inputs: tuple(map(self.laid_out, inputs)))
+
+        def laid_out(_: nn.Module, positions: Any, names: Any) -> Any:
+            return tree_map_only(Tensor, self.laid_out, (positions, names))
+
+        hook = self.module.register_forward_pre_hook(laid_out, with_kwargs=True)
         try:
             yield
         finally:
@@ -113,7 +122,7 @@ class Objective(nn.Module):
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
-def differentiated(loss: FlatLoss, weights: Tensor, parameters: int, x: Tensor, y: Tensor) -> Gradients:
+def differentiated(loss: FlatLoss, weights: Tensor, parameters: int, x: Tensors, y: Tensors) -> Gradients:
     """Of clients with `weights [..., n]`, the first `parameters` of which are differentiated by; `loss` gives one number for each."""
     leaf = weights[..., :parameters].detach().requires_grad_()
     with torch.enable_grad():
@@ -130,7 +139,7 @@ class Vectorised:
     def __init__(self, objective: Objective) -> None:
         self.objective, self._loss = objective, vmap(objective.loss)
 
-    def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
+    def __call__(self, weights: Tensor, x: Tensors, y: Tensors) -> Gradients:
         with _attention(weights.device):
             return differentiated(self._loss, weights, self.objective.layout.parameters, x, y)
 
@@ -148,9 +157,9 @@ class OneByOne:
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
 
-    def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
+    def __call__(self, weights: Tensor, x: Tensors, y: Tensors) -> Gradients:
         loss, parameters = self.objective.loss, self.objective.layout.parameters
-        parts = [differentiated(loss, own, parameters, *batch) for own, *batch in zip(weights, x, y, strict=True)]
+        parts = [differentiated(loss, own, parameters, trees.at(x, place), trees.at(y, place)) for place, own in enumerate(weights)]
         return Gradients(*(torch.stack(part) for part in zip(*parts, strict=True)))
 
 
@@ -163,7 +172,7 @@ class Streamed:
         self.objective = objective
         self.streams = [torch.cuda.Stream(device) for _ in range(streams)]
 
-    def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
+    def __call__(self, weights: Tensor, x: Tensors, y: Tensors) -> Gradients:
         parameters = self.objective.layout.parameters
         found = Gradients(torch.empty_like(weights[:, :parameters]), weights.new_empty(len(weights)), weights[:, parameters:].clone())
         main = torch.cuda.current_stream(weights.device)
@@ -172,16 +181,18 @@ class Streamed:
             if place < len(self.streams):
                 stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                self._differentiate(weights[place, :parameters], x[place], y[place], Gradients(*(part[place] for part in found)))
+                self._differentiate(
+                    weights[place, :parameters], trees.at(x, place), trees.at(y, place), Gradients(*(part[place] for part in found))
+                )
         for stream in self.streams[: len(weights)]:
             main.wait_stream(stream)
         return found
 
-    def _differentiate(self, parameters: Tensor, x: Tensor, y: Tensor, into: Gradients) -> None:
+    def _differentiate(self, parameters: Tensor, x: Tensors, y: Tensors, into: Gradients) -> None:
         """One client's gradient, loss and statistics, written where they belong."""
         objective, layout = self.objective, self.objective.layout
         leaves = objective.leaves(parameters)
-        loss = objective.loss_of(leaves, layout.views(into.statistics, layout.buffers), objective.laid_out(x), y)
+        loss = objective.loss_of(leaves, layout.views(into.statistics, layout.buffers), trees.mapped(objective.laid_out, x), y)
         into.loss.copy_(loss.detach())
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         for place, gradient in zip(layout.views(into.gradient[: layout.links], layout.layers).values(), gradients, strict=False):

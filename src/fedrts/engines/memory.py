@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedrts import trees
 from fedrts.client.training import LocalTraining
 from fedrts.engines.kernels import Objective
+from fedrts.trees import Tensors
 
 USABLE = 0.5
 """Share of the free memory that clients may take; the rest is for evaluation, the server's own work and what others need."""
@@ -45,10 +47,10 @@ class Need:
     """While others train."""
 
     @staticmethod
-    def of(objective: Objective, training: LocalTraining, weights: Tensor, x: Tensor, y: Tensor) -> Need:
+    def of(objective: Objective, training: LocalTraining, weights: Tensor, x: Tensors, y: Tensors) -> Need:
         """Of a model at `weights [n]` with batches like `x, y` (of any number of samples)."""
         vector = weights.numel() * weights.element_size()
-        activations = saved_bytes(objective, weights, x, y) * training.batch_size // max(len(x), 1)
+        activations = saved_bytes(objective, weights, x, y) * training.batch_size // max(trees.count(x), 1)
         return Need((_SLOT_VECTORS + len(training.make_optimizer().remembers)) * vector + 2 * activations, _HELD_VECTORS * vector)
 
     def slots(self, free: int) -> int:
@@ -60,7 +62,7 @@ class Need:
         return max(slots, (int(USABLE * free) - slots * self.slot) // self.held)
 
 
-def saved_bytes(objective: Objective, weights: Tensor, x: Tensor, y: Tensor) -> int:
+def saved_bytes(objective: Objective, weights: Tensor, x: Tensors, y: Tensors) -> int:
     """Bytes that a forward pass keeps for the backward pass, parameters and inputs apart."""
     parameters = weights[: objective.layout.parameters].clone().requires_grad_()
     kept: dict[int, int] = {}
@@ -72,6 +74,6 @@ def saved_bytes(objective: Objective, weights: Tensor, x: Tensor, y: Tensor) -> 
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = objective.loss(parameters, weights[objective.layout.parameters :].clone(), x, y)
-    apart = {tensor.untyped_storage().data_ptr() for tensor in (parameters, x, y)}
+    apart = {tensor.untyped_storage().data_ptr() for tensor in (parameters, *trees.leaves(x), *trees.leaves(y))}
     del result
     return sum(size for place, size in kept.items() if place not in apart)

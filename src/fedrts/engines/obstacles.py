@@ -8,18 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedrts import trees
 from fedrts.client.workbench import Workbench
 from fedrts.engines.kernels import Kernel, Objective, counters
 from fedrts.errors import reason
 from fedrts.sparse.dispatch import Watching
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mode import training
+from fedrts.trees import Tensors
 
 _NOT_VECTORISED = {"_scaled_dot_product_flash_attention_for_cpu"}
 
 
 def obstacle(bench: Workbench, objective: Objective, kernel: Kernel) -> str | None:
     """What stands in the way of clients side by side; None if nothing does."""
+    if bench.data.apart is not None:
+        return bench.data.apart
     if (names := shared(bench.module)) is not None:
         return f"the model has one part under two names ({' and '.join(names)})"
     if has_counters(bench.module, bench.layout):
@@ -30,7 +34,7 @@ def obstacle(bench: Workbench, objective: Objective, kernel: Kernel) -> str | No
         if (name := watched(bench, objective).draws) is not None:
             return f"the model draws random numbers while it trains, as dropout does ({name})"
         with training(bench.module):
-            kernel(*(tensor.expand(2, *tensor.shape).clone() for tensor in sample(bench)))
+            kernel(*(trees.mapped(lambda leaf: leaf.expand(2, *leaf.shape).clone(), part) for part in sample(bench)))
     except Exception as error:  # whatever PyTorch makes of a model of one's own
         return reason(error)
     return None
@@ -38,7 +42,7 @@ def obstacle(bench: Workbench, objective: Objective, kernel: Kernel) -> str | No
 
 def vectorises(bench: Workbench, objective: Objective) -> bool:
     """Has every operation of the model a vectorised form? One without is carried out client by client, in a slow way."""
-    if shared(bench.module) is not None:  # an obstacle, which is found elsewhere
+    if bench.data.apart is not None or shared(bench.module) is not None:  # an obstacle, which is found elsewhere
         return True
     try:
         return not watched(bench, objective).names & _NOT_VECTORISED
@@ -55,9 +59,9 @@ def shared(module: nn.Module) -> tuple[str, str] | None:
     return None
 
 
-def sample(bench: Workbench) -> tuple[Tensor, Tensor, Tensor]:
+def sample(bench: Workbench) -> tuple[Tensor, Tensors, Tensors]:
     """The model's weights `[n]` and a small batch."""
-    rows = torch.arange(min(2, bench.training.batch_size, len(bench.data.y)), device=bench.device)
+    rows = torch.arange(min(2, bench.training.batch_size, bench.data.samples), device=bench.device)
     return bench.layout.flatten(bench.module.state_dict()), *bench.data.training_batch(rows, 0)
 
 
@@ -106,7 +110,8 @@ def remembered(bench: Workbench) -> str | None:
     buffers, plain = dict(module.named_buffers()), _plain(module)
     before = {name: value.clone() for name, value in buffers.items() if not value.is_floating_point()}
     _, x, y = sample(bench)
-    with torch.random.fork_rng([x.device] if x.device.type == "cuda" else []), torch.no_grad(), training(module):
+    device = bench.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad(), training(module):
         bench.data.task.loss(module, x, y)
     for name, buffer in module.named_buffers():
         if buffer is not buffers.get(name):

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrts import trees
 from fedrts.client.order import Failure, Order, Reply
 from fedrts.client.workbench import Workbench
 from fedrts.data.contract import Data
@@ -260,8 +261,8 @@ class Actor:
         settings: EngineSettings = blueprint["settings"]
         self.device = torch.device("cuda" if settings.gpus else "cpu")
         torch.set_num_threads(max(1, int(settings.cpus)))
-        held = {name: tensor_of(array) for name, array in arrays.items()}
-        none = held["x"][:0], held["y"][:0]
+        held = {name: trees.mapped(tensor_of, tree) for name, tree in arrays.items()}
+        none = (trees.at(held[name], slice(0, 0)) for name in ("x", "y"))
         data = Data(held["x"], held["y"], *none, **blueprint["data"]).to(self.device)
         bench = Workbench(blueprint["module"].to(self.device), data=data, **blueprint["bench"])
         inner = settings.but(name="batched" if settings.slots else "serial")
@@ -311,7 +312,10 @@ def _stored(ray: Any, settings: EngineSettings, bench: Workbench, rows: Holdings
         "bench": {name: getattr(bench, name) for name in ("layout", "training", "seed", "macs", "protection", "summing", "noise")},
         "eval_batch_size": eval_batch_size,
     }
-    arrays = {name: tensor.cpu().numpy() for name, tensor in (("x", data.x), ("y", data.y), ("rows", rows.rows), ("bounds", rows.bounds))}
+    if data.apart is not None:
+        raise InputError(f"ray's actors take tensors, and {data.apart}: use --engine serial")
+    parts = {"x": data.x, "y": data.y, "rows": rows.rows, "bounds": rows.bounds}
+    arrays = {name: trees.mapped(lambda leaf: leaf.cpu().numpy(), tree) for name, tree in parts.items()}
     try:
         return [list(sys.path), ray.put(pack(blueprint)), ray.put(arrays)]
     except (TypeError, AttributeError, RuntimeError) as error:
@@ -321,5 +325,5 @@ def _stored(ray: Any, settings: EngineSettings, bench: Workbench, rows: Holdings
 def _store_bytes(settings: EngineSettings, bench: Workbench, rows: Sequence[Tensor]) -> int:
     """What the object store of this machine has to hold."""
     held = Holdings.of(rows)
-    data = sum(tensor.nbytes for tensor in (bench.data.x, bench.data.y, held.rows, held.bounds))
+    data = sum(tensor.nbytes for tensor in (*trees.leaves(bench.data.x), *trees.leaves(bench.data.y), held.rows, held.bounds))
     return int(1.1 * data) + 64 * bench.layout.length * (settings.actors + 2) + _SPARE_STORE

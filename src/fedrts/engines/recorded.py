@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from fedrts.engines.kernels import Gradients, Kernel
 from fedrts.sparse.dispatch import Watching
+from fedrts.trees import Tensors
 
-Program = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+Program = Callable[..., tuple[Tensor, Tensor, Tensor]]
+"""Weights, and the tensors of a batch one after the other → `Gradients`."""
 
 _aten = torch.ops.aten
 _CHANGE_AT_MOST_THE_SHAPE = {
@@ -42,20 +44,23 @@ class Recorded:
         self.kernel, self.label, self.objective = kernel, kernel.label, kernel.objective
         self._programs: dict[object, Program] = {}
         self._model = threading.Lock()
+        self._form: TreeSpec | None = None
+        """How batches are made of tensors, the same for all of one data set."""
 
-    def __call__(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
-        form = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in (weights, x, y))
+    def __call__(self, weights: Tensor, x: Tensors, y: Tensors) -> Gradients:
+        batch, self._form = tree_flatten((x, y))
+        form = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in (weights, *batch))
         program = self._programs.get(form)
         if program is None:
             with self._model:  # the model serves one thread at a time
-                program = self._programs.get(form) or self._program(weights, x, y)
+                program = self._programs.get(form) or self._program(weights, *batch)
                 self._programs[form] = program
-        return Gradients(*program(weights, x, y))
+        return Gradients(*program(weights, *batch))
 
-    def _program(self, weights: Tensor, x: Tensor, y: Tensor) -> Program:
+    def _program(self, weights: Tensor, *batch: Tensor) -> Program:
         """The recording of a form; the kernel itself where there can be none. Other failures show when a model is tried."""
         try:
-            return recorded(self.kernel, weights, x, y)
+            return recorded(self.kernel, weights, *self._halves(batch))
         except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError):
             return self._plain
         except Exception:
@@ -63,14 +68,20 @@ class Recorded:
                 raise
             return self._plain
 
-    def _plain(self, weights: Tensor, x: Tensor, y: Tensor) -> Gradients:
+    def _plain(self, weights: Tensor, *batch: Tensor) -> Gradients:
         with self._model:
-            return self.kernel(weights, x, y)
+            return self.kernel(weights, *self._halves(batch))
+
+    def _halves(self, batch: Sequence[Tensor]) -> tuple[Tensors, Tensors]:
+        """Inputs and targets of these tensors."""
+        assert self._form is not None
+        x, y = tree_unflatten(batch, self._form)
+        return x, y
 
 
-def recorded(kernel: Kernel, weights: Tensor, x: Tensor, y: Tensor) -> Program:
+def recorded(kernel: Kernel, weights: Tensor, x: Tensors, y: Tensors) -> Program:
     """The operations of one call of a `kernel`, as a program for tensors of the same form."""
-    recorder = Recorder([weights, x, y])
+    recorder = Recorder([weights, *tree_flatten((x, y))[0]])
     with recorder:
         found = kernel(weights, x, y)
     return recorder.program(found)

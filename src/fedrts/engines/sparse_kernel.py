@@ -114,6 +114,8 @@ def reason_against(bench: Workbench, isa: str) -> str | None:
 
 def read(bench: Workbench, isa: str) -> LinkProgram:
     """The program of a bench's model."""
+    if bench.data.apart is not None:
+        raise UnknownPartError(f"such data: {bench.data.apart}")
     _, x, y = sample(bench)
     return LinkProgram.read(bench.module, bench.layout, bench.data.task, x, y, isa)
 

@@ -47,7 +47,7 @@ from fedrts.wire import codec
 from fedrts.wire.errors import MaskMissingError, WireError
 from fedrts.wire.fields import Field, Frame, Steps, carried
 
-OF_THE_INPUTS = ("size", "augment", "length", "words")
+OF_THE_INPUTS = ("size", "augment", "length", "words", "target", "task", "drop", "categories", "units")
 """Options of data sets that say what an input is. Sites must agree on these; which rows take part is a site's own affair."""
 
 

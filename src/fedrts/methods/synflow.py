@@ -19,6 +19,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedrts import trees
+from fedrts.errors import InputError, reason
 from fedrts.methods import register
 from fedrts.methods.base import Sparse
 from fedrts.methods.contract import Setup
@@ -63,7 +65,11 @@ def flows(module: nn.Module, layout: Layout, links: Tensor, rest: Tensor, input_
     parameter = next(module.parameters())
     embedded = any(isinstance(part, nn.Embedding) for part in module.modules())
     ones = torch.ones((1, *input_shape), dtype=torch.long if embedded else parameter.dtype, device=parameter.device)
-    module(ones).sum().backward()
+    try:
+        output = trees.answer(module(ones))
+    except TypeError as error:
+        raise InputError(f"synflow sends ones through a model of one tensor, and this one takes others: {reason(error)}") from error
+    output.sum().backward()
     return links * gradient[: layout.links]
 
 

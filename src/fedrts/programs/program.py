@@ -25,6 +25,7 @@ from fedrts.programs.plan import Criterion, Descent, LinkPlan, Places, Stage, ev
 from fedrts.sparse.layout import Layout, starts
 from fedrts.sparse.mask import Mask
 from fedrts.tasks import Classification, Prediction, Task, cross_entropy
+from fedrts.trees import Tensors
 
 KEPT_PLANS = 8
 KEPT_ARENAS = 4
@@ -64,9 +65,11 @@ class LinkProgram:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @staticmethod
-    def read(module: nn.Module, layout: Layout, task: Task, x: Tensor, y: Tensor, isa: str) -> LinkProgram:
+    def read(module: nn.Module, layout: Layout, task: Task, x: Tensors, y: Tensors, isa: str) -> LinkProgram:
         """The program of a model for its task, of which `x` and `y` are some samples."""
         loss = loss_of(task)
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            raise UnknownPartError("batches of several tensors")
         if x.dtype != torch.float32 or any(p.dtype != torch.float32 for p in module.parameters()):
             raise UnknownPartError(f"numbers that are {x.dtype}, not float32".replace("torch.", ""))
         stages = fused(read(module, x))

@@ -34,14 +34,14 @@ def seconds(cells: Sequence[Cell], data_dir: Path | None) -> float:
     experiment = cells[0].experiment
     held = data.load(experiment.data, experiment.data_options, data_dir)
     rate = samples_per_second(experiment, held)
-    return sum(samples_of(cell.experiment, len(held.y)) for cell in cells) / rate
+    return sum(samples_of(cell.experiment, held.samples) for cell in cells) / rate
 
 
 def samples_per_second(experiment: Experiment, held: Data) -> float:
     """Of forward and backward passes on whole batches, after one to warm up."""
     device = torch.device(experiment.device)
     module = build_model(experiment, held.input_shape, held.classes).to(device).train()
-    size = min(experiment.train.batch_size, len(held.y))
+    size = min(experiment.train.batch_size, held.samples)
     x, y = held.training_batch(torch.arange(size), key=0)
     x, y = x.to(device), y.to(device)
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedrts import config, data, models
+from fedrts import config, data, models, trees
 from fedrts.client.privacy import Noise, Repeatable
 from fedrts.client.summing import Summing
 from fedrts.client.training import LocalTraining
 from fedrts.client.workbench import Workbench
 from fedrts.config import Experiment
-from fedrts.data.contract import Data, is_label
+from fedrts.data.contract import Data
 from fedrts.data.holdings import Holdings
-from fedrts.data.partition import SITES, divide
+from fedrts.data.partition import BY_COLUMN, SITES, by_owner, divide
 from fedrts.engines import choice
 from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note, reason
@@ -47,7 +47,9 @@ from fedrts.sparse.mode import training
 from fedrts.sparse.schedule import Schedule
 from fedrts.tasks import Classification, check, cross_entropy, declared, judged_by, smoothed
 
-_TRIED = 64
+_SOME = slice(0, 2)
+"""A norm without statistics of its own needs two."""
+_TRIED = slice(0, 64)
 """Test samples on which one's own count of right answers is tried."""
 
 
@@ -90,7 +92,17 @@ def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tu
     c, key = experiment.clients, random.key(experiment.seed, "partition")
     if c.partition == SITES and not kind(experiment.engine.name).has_sites:
         raise InputError("clients.partition = 'sites' means data on other machines: run it with `fedrts server`")
-    return held, divide(c.partition, held.y, c.total, c.alpha, experiment.min_size, key, c.classes_per_client)
+    if c.partition == BY_COLUMN and held.owners is not None:
+        return held, by_owner(held.owners, c.total, held.owner_names)
+    return held, divide(
+        c.partition,
+        held.y if held.labels is not None else torch.empty(held.samples, 0),
+        c.total,
+        c.alpha,
+        experiment.min_size,
+        key,
+        c.classes_per_client,
+    )
 
 
 def assemble(experiment: Experiment, data_dir: str | Path | None = None) -> Assembled:
@@ -165,8 +177,8 @@ def put_together(
     if t.batch_size == 1 and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
         raise InputError("train.batch_size = 1 gives BatchNorm no statistics: use at least 2")
     try:
-        macs = Macs.of(module, layout, held.inputs(held.x[:2]))  # a norm without statistics of its own needs two
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        macs = Macs.of(module, layout, held.inputs(trees.at(held.x, _SOME)))
+    except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AttributeError) as error:
         form = held.input_shape
         raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {form}: {reason(error)}") from error
     if try_task:
@@ -280,13 +292,13 @@ def _check_parameters(module: nn.Module) -> None:
 
 def _check_task(module: nn.Module, held: Data) -> None:
     """Do the model, its loss and the targets go together?"""
-    some = held.inputs(held.x[:2])
-    check(held.task, module, some, held.y[:2], held.inputs(held.test_x[:2]), held.test_y[:2])
-    if isinstance(held.task, Classification) and held.task.criterion is cross_entropy and is_label(held.y):
+    some, targets = held.inputs(trees.at(held.x, _SOME)), held.targets(trees.at(held.y, _SOME))
+    check(held.task, module, some, targets, *(trees.at(part, _SOME) for part in (held.test_x, held.test_y)))
+    if isinstance(held.task, Classification) and held.task.criterion is cross_entropy and held.labels is not None:
         with training(module, False), torch.no_grad():
-            outputs = module(some).shape[-1]
+            outputs = trees.answer(trees.called(module, some)).shape[-1]
         least, most = (int(of(torch.cat([held.y, held.test_y]))) for of in (torch.min, torch.max))
         if least < 0 or most >= outputs:
             raise InputError(f"labels must be 0 to {outputs - 1}, one for each output of the model: these are {least} to {most}")
     if isinstance(held.task, Classification):
-        held.task.check_count(module, held.inputs(held.test_x[:_TRIED]), held.test_y[:_TRIED])
+        held.task.check_count(module, held.inputs(trees.at(held.test_x, _TRIED)), held.targets(trees.at(held.test_y, _TRIED)))

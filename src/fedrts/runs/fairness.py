@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedrts import trees
 from fedrts.data.contract import Data, has_classes
 from fedrts.engines.threads import threads_for
 from fedrts.runs.build import Assembled
 from fedrts.sparse.mode import training
 from fedrts.tasks import Classification, Metrics
 from fedrts.tasks.measures import labelled_rightly
+from fedrts.trees import Tensors
 
 TellProgress = Callable[[int, int], None]
 
@@ -91,25 +93,25 @@ class _Look:
     at_once: int
     step: Callable[[int], None]
 
-    def apart(self, x: Tensor, y: Tensor, rows: Tensor, sizes: Sequence[int]) -> list[Metrics]:
+    def apart(self, x: Tensors, y: Tensors, rows: Tensor, sizes: Sequence[int]) -> list[Metrics]:
         """Metrics of each of the groups that `rows` consist of, one after the other; of an empty group none."""
-        rows = rows.to(x.device)
-        if type(self.data.task) is Classification:  # a further metric need not add up
+        rows = rows.to(self.data.device)
+        if type(self.data.task) is Classification and all(isinstance(part, Tensor) for part in (x, y)):  # a further metric need not add up
             return self._streamed(self.data.task, x, y, rows, sizes)
         found = []
         for group in rows.split(list(sizes)):
-            found.append(self.data.judge(self.module, x[group], y[group], self.at_once) if len(group) else {})
+            found.append(self.data.judge(self.module, trees.at(x, group), trees.at(y, group), self.at_once) if len(group) else {})
             self.step(len(group))
         return found
 
-    def _streamed(self, task: Classification, x: Tensor, y: Tensor, rows: Tensor, sizes: Sequence[int]) -> list[Metrics]:
+    def _streamed(self, task: Classification, x: Tensors, y: Tensors, rows: Tensor, sizes: Sequence[int]) -> list[Metrics]:
         """The same, where losses and right answers add up: batches need not end where groups do."""
         count = task.correct or labelled_rightly
         group = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.int64))
         sums = [[0.0, 0.0] for _ in sizes]
         with training(self.module, False), torch.no_grad():
             for batch, members in zip(rows.split(self.at_once), group.split(self.at_once), strict=True):
-                output, target = self.module(self.data.inputs(x[batch])), self.data.targets(y[batch])
+                output, target = trees.answer(self.module(self.data.inputs(x[batch]))), self.data.targets(y[batch])
                 owners, lengths = members.unique_consecutive(return_counts=True)
                 parts = lengths.tolist()
                 for owner, answers, truth in zip(owners.tolist(), output.split(parts), target.split(parts), strict=True):
@@ -123,7 +125,7 @@ class _Look:
 def _at_once(run: Assembled) -> int:
     """Samples per forward pass: on a CPU no more than its caches hold the activations of."""
     most = run.experiment.eval.batch_size
-    return min(most, _ON_CPU) if run.data.x.device.type == "cpu" else most
+    return min(most, _ON_CPU) if run.data.device.type == "cpu" else most
 
 
 def spread_out(rows: Tensor, share: float) -> Tensor:

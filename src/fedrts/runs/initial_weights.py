@@ -36,9 +36,9 @@ def take_weights(module: nn.Module, tensors: Mapping[str, Tensor], path: str | P
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise InputError(f"init: '{path}' {problem} '{names[0]}'{more}; give a file of the same model and model_options")
-    for name in (name for name in own if name in given):  # a file has no order of its own
-        if given[name].shape != own[name].shape:
-            shapes = f"{tuple(given[name].shape)}, the model's is {tuple(own[name].shape)}"
+    for name, tensor in ((name, given[name]) for name in own if name in given):  # a file has no order of its own
+        if tensor.shape != own[name].shape:
+            shapes = f"{tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}"
             raise InputError(f"init: '{name}' in '{path}' has shape {shapes}; give a file of the same model, classes and model_options")
         if not bool(torch.isfinite(tensor).all()):
             raise InputError(f"init: '{name}' in '{path}' has values that are not finite: give another file")

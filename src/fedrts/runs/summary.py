@@ -29,13 +29,14 @@ LISTED = 10_000
 
 def describe_clients(held: Data, parts: Sequence[Tensor], ours: bool = True) -> list[dict[str, Any]]:
     """clients.json: what every client holds (of more than `LISTED`, the first); of data that is not ours, no labels."""
-    labels = held.y.cpu()
-    counted = ours and has_classes(labels, held.classes)
+    labels = held.y.cpu() if ours and has_classes(held.y, held.classes) else None
+    names = held.owner_names if len(held.owner_names) == len(parts) else ()
     return [
         {
             "client": client,
+            **({"name": names[client]} if names else {}),
             "samples": len(rows),
-            "labels": torch.bincount(labels[rows.cpu()], minlength=held.classes).tolist() if counted else None,
+            "labels": None if labels is None else torch.bincount(labels[rows.cpu()], minlength=held.classes).tolist(),
         }
         for client, rows in enumerate(parts[:LISTED])
     ]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from fedrts import trees
 from fedrts.sparse.dispatch import Watching
 from fedrts.sparse.layout import Entry, Layout, Shape
 from fedrts.sparse.mask import Mask
@@ -118,13 +119,14 @@ class Macs:
     """Of all other products: with what is never pruned (the output layer), and of activations with each other (attention)."""
 
     @staticmethod
-    def of(module: nn.Module, layout: Layout, sample: Tensor) -> Macs:
+    def of(module: nn.Module, layout: Layout, sample: trees.Tensors) -> Macs:
         """Counted in one forward pass over `sample` (a batch of inputs)."""
         named = dict(module.named_parameters(remove_duplicate=False))
         counter = _Counter([named[entry.name] for entry in layout.layers], [*module.parameters(), *module.buffers()])
         with training(module, False), torch.no_grad(), _in_single_products(), counter:
-            module(sample)
-        return Macs(tuple(macs / len(sample) for macs in counter.layers), counter.rest / len(sample))
+            trees.called(module, sample)
+        samples = trees.count(sample)
+        return Macs(tuple(macs / samples for macs in counter.layers), counter.rest / samples)
 
     @property
     def dense(self) -> float:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedrts import trees
 from fedrts.errors import InputError, note, reason
 from fedrts.sparse.mode import training
 from fedrts.tasks.crossentropy import linear_cross_entropy, rows_at_once
 from fedrts.tasks.measures import Meter, RightAnswers, labelled_rightly
 from fedrts.tasks.metrics import ACCURACY, LOSS, Metric, declaration, may_be_named
 from fedrts.tasks.metrics import names as metric_names
+from fedrts.trees import Tensors
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-CountRight = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
+"""(output, target) of a batch, or (model, batch) → its mean loss."""
+CountRight = Callable[[Any, Any], Tensor]
+Join = Callable[[Tensors, Tensors], Tensors]
+"""Inputs and targets → the batch that they were taken from."""
 
 
 Metrics = dict[str, float]
@@ -35,15 +41,15 @@ class Task(Protocol):
     that is not the loss is what it is judged by.
     """
 
-    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+    def loss(self, module: nn.Module, x: Any, y: Any, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
         """Mean loss of a batch of inputs `x` with targets `y`, the outputs divided by `temperature`.
 
         `twice`: its gradient will be differentiated again.
         """
         ...
 
-    def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
-        """Metrics over all samples, by name: `loss`, and what `metrics` says."""
+    def evaluate(self, module: nn.Module, x: Any, y: Any, batch_size: int) -> Metrics:
+        """Metrics over all samples, by name: `loss`, and what `metrics` says (`batches` divides them)."""
         ...
 
 
@@ -60,7 +66,7 @@ def _beside_loss(task: Task) -> list[Metric]:
     return [metric for metric in declared(task) if metric.name != LOSS.name]
 
 
-def evaluated(task: Task, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
+def evaluated(task: Task, module: nn.Module, x: Tensors, y: Tensors, batch_size: int) -> Metrics:
     """The metrics that a task gives; an `InputError` where one is no number."""
     found = task.evaluate(module, x, y, batch_size)
     for name, value in found.items():
@@ -69,16 +75,25 @@ def evaluated(task: Task, module: nn.Module, x: Tensor, y: Tensor, batch_size: i
     return {name: value if isinstance(value, int | float) else float(value) for name, value in found.items()}
 
 
-def cross_entropy(output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
+def logits(output: Any) -> Tensor:
+    """The one tensor of an output that the ready-made losses go by."""
+    found = trees.answer(output)
+    if not isinstance(found, Tensor):
+        raise InputError(f"the model gives a {type(found).__name__}, not one tensor or one called logits: give a loss of your own")
+    return found
+
+
+def cross_entropy(output: Any, target: Tensor, smoothing: float = 0.0) -> Tensor:
     """Mean cross-entropy of logits `[m, classes]` and labels `[m]`; other forms as `F.cross_entropy` takes them.
 
     `smoothing` is the share of a label that is spread evenly over all classes.
 
     The same as there up to rounding, in operations that vmap takes as they are: it takes the other ones apart into a dozen pieces.
     """
-    if output.dim() != 2 or target.is_floating_point():
-        return F.cross_entropy(output, target, label_smoothing=smoothing)
-    likelihood = output.log_softmax(-1)
+    found = logits(output)
+    if found.dim() != 2 or target.is_floating_point():
+        return F.cross_entropy(found, target, label_smoothing=smoothing)
+    likelihood = found.log_softmax(-1)
     loss = -likelihood.gather(-1, target.long().unsqueeze(-1)).mean()
     return (1 - smoothing) * loss - smoothing * likelihood.mean() if smoothing else loss
 
@@ -93,32 +108,37 @@ class Classification:
     smoothing: ClassVar[float] = 0.0
     """Label smoothing of the training loss, see `smoothed`; evaluation has none."""
 
-    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
-        output = module(x)
+    def loss(self, module: nn.Module, x: Tensors, y: Tensors, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        output = trees.called(module, x)
         criterion = partial(cross_entropy, smoothing=self.smoothing) if self.smoothing else self.criterion
-        return criterion(output if temperature == 1 else output / temperature, y)
+        return criterion(output if temperature == 1 else cooled(output, temperature), y)
 
-    def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
+    def judged(self, module: nn.Module, x: Tensors, y: Tensors) -> tuple[float, Any]:
+        """Mean loss of a batch, and the output."""
+        output = trees.called(module, x)
+        return float(self.criterion(output, y)), output
+
+    def evaluate(self, module: nn.Module, x: Tensors, y: Tensors, batch_size: int) -> Metrics:
         loss = correct = 0.0
         count = self.correct or labelled_rightly
-        for inputs, targets in _batches(module, x, y, batch_size):
-            output = module(inputs)
-            loss += float(self.criterion(output, targets)) * len(inputs)
+        for inputs, targets, rows in batches(module, x, y, batch_size):
+            mean, output = self.judged(module, inputs, targets)
+            loss += mean * rows
             correct += _number(count(output, targets))
-        return {"loss": loss / len(x), "accuracy": correct / len(x)}
+        return {"loss": loss / trees.count(y), "accuracy": correct / trees.count(y)}
 
-    def check_count(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
+    def check_count(self, module: nn.Module, x: Tensors, y: Tensors) -> None:
         """Does `correct` count? What is no number of samples does not, nor does a mean, which a batch and its halves have alike."""
         count = self.correct or labelled_rightly
         with training(module, False), torch.no_grad():
-            output = module(x)
+            output, rows = trees.called(module, x), trees.count(y)
             whole = float(count(output, y))
             halves = [whole / 2, whole / 2]
-            if isinstance(output, Tensor) and len(y) > 1:
+            if isinstance(output, Tensor) and isinstance(y, Tensor) and rows > 1:
                 halves = [float(count(*half)) for half in zip(output.tensor_split(2), y.tensor_split(2), strict=True)]
-        if not 0 <= whole <= len(y) or abs(sum(halves) - whole) > 1e-3 * len(y):
+        if not 0 <= whole <= rows or abs(sum(halves) - whole) > 1e-3 * rows:
             raise InputError(
-                f"`correct` must give the number of right answers in a batch (is it a mean?): it gives {whole:g} for {len(y)} samples, "
+                f"`correct` must give the number of right answers in a batch (is it a mean?): it gives {whole:g} for {rows} samples, "
                 f"and {halves[0]:g} and {halves[1]:g} for their halves"
             )
 
@@ -132,16 +152,16 @@ class Prediction(Classification):
 
     metrics: tuple[str | Metric, ...] = ()
 
-    def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
+    def evaluate(self, module: nn.Module, x: Tensors, y: Tensors, batch_size: int) -> Metrics:
         loss = 0.0
         meters = {metric.name: self._meter(metric) for metric in _beside_loss(self)}
-        for inputs, targets in _batches(module, x, y, batch_size):
-            output = module(inputs)
-            loss += float(self.criterion(output, targets)) * len(inputs)
+        for inputs, targets, rows in batches(module, x, y, batch_size):
+            mean, output = self.judged(module, inputs, targets)
+            loss += mean * rows
             for name, meter in meters.items():
                 with _measuring(name, output, targets):
                     meter.update(output, targets)
-        found = {LOSS.name: loss / len(x)}
+        found = {LOSS.name: loss / trees.count(y)}
         for name, meter in meters.items():
             with _measuring(name):
                 found[name] = float(meter.compute())
@@ -150,9 +170,49 @@ class Prediction(Classification):
     def _meter(self, metric: Metric) -> Meter:
         return RightAnswers(self.correct) if metric.name == ACCURACY.name and self.correct is not None else metric()
 
-    def check_count(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
+    def check_count(self, module: nn.Module, x: Tensors, y: Tensors) -> None:
         if ACCURACY.name in {metric.name for metric in declared(self)}:
             super().check_count(module, x, y)
+
+
+def _no_batch(x: Tensors, y: Tensors) -> Tensors:
+    raise InputError("a loss of (model, batch) needs the batch as it was: it is for fedrts.train")
+
+
+@dataclass(frozen=True)
+class OfBatches(Prediction):
+    """Trained by a `criterion(model, batch)` that calls the model itself; metrics go by the model's outputs for the batch's inputs."""
+
+    join: Join = _no_batch
+
+    def loss(self, module: nn.Module, x: Tensors, y: Tensors, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        if temperature != 1:
+            raise InputError(
+                "this method divides the model's outputs by a temperature, which a loss of (model, batch) does not see: "
+                "give a loss of (output, target), or method_options.temperature = 1"
+            )
+        return self.criterion(module, self.join(x, y))
+
+    def judged(self, module: nn.Module, x: Tensors, y: Tensors) -> tuple[float, Any]:
+        loss = float(self.criterion(module, self.join(x, y)))
+        return loss, trees.called(module, x) if _beside_loss(self) else None
+
+    def check_count(self, module: nn.Module, x: Tensors, y: Tensors) -> None:
+        return None
+
+
+def of_batches(loss: Loss) -> bool:
+    """Is this a loss of (model, batch)? Its parameters' names say so."""
+    try:
+        names = [parameter.name for parameter in inspect.signature(loss).parameters.values()][:2]
+    except (TypeError, ValueError):  # written in C
+        return False
+    return len(names) == 2 and (names[0] in ("model", "module", "net") or names[1] == "batch")
+
+
+def cooled(output: Any, temperature: float) -> Any:
+    """An output whose numbers are divided by a temperature."""
+    return trees.mapped(lambda part: part / temperature if isinstance(part, Tensor) and part.is_floating_point() else part, output)
 
 
 def _number(counted: Tensor) -> float:
@@ -163,19 +223,31 @@ def _number(counted: Tensor) -> float:
 
 
 @contextmanager
-def _measuring(metric: str, *seen: Tensor) -> Iterator[None]:
+def _measuring(metric: str, *seen: Any) -> Iterator[None]:
     """An error inside is one line that says which metric could not be measured."""
     try:
         yield
     except Exception as error:  # whatever a user's own metric raises
-        forms = " of outputs {} and targets {}".format(*(list(part.shape) for part in seen)) if seen else ""
+        forms = " of outputs {} and targets {}".format(*map(_form, seen)) if seen else ""
         raise InputError(f"the metric '{metric}'{forms} cannot be measured: {reason(error)}") from error
 
 
-def predicting(criterion: Loss | None, correct: CountRight | None, metrics: Sequence[str | Metric], labels: bool) -> Task:
-    """The task of a loss and metrics: right answers count where somebody says what they are, or targets are `labels`."""
-    kind = Classification if correct is not None or labels else Prediction
-    return judged_by(kind(criterion or cross_entropy, correct), metrics)
+def _form(part: Any) -> str:
+    """The shape of an output or a target, or what it is instead."""
+    return str(list(part.shape)) if isinstance(part, Tensor) else type(part).__name__
+
+
+def predicting(
+    criterion: Loss | None, correct: CountRight | None, metrics: Sequence[str | Metric], labels: bool, join: Join | None = None
+) -> Task:
+    """The task of a loss and metrics: right answers count where somebody says what they are, or targets are `labels`.
+
+    A loss of (model, batch) needs to know how halves of a batch are put together again.
+    """
+    counted = correct is not None or labels
+    if join is not None and criterion is not None:
+        return judged_by(OfBatches(criterion, correct, (ACCURACY.name,) if counted else (), join), metrics)
+    return judged_by((Classification if counted else Prediction)(criterion or cross_entropy, correct), metrics)
 
 
 def judged_by(task: Task, more: Sequence[str | Metric]) -> Task:
@@ -183,7 +255,8 @@ def judged_by(task: Task, more: Sequence[str | Metric]) -> Task:
     wanted = tuple(map(declaration, more))
     if not wanted:
         return task
-    if type(task) not in (Classification, Prediction):  # whose evaluate this one's takes the place of
+    adds_up = type(task) is Classification or (isinstance(task, Prediction) and type(task).evaluate is Prediction.evaluate)
+    if not adds_up:  # whose evaluate this one's takes the place of
         raise InputError(
             f"the task {type(task).__name__} brings its own metrics: let its evaluate give {', '.join(m.name for m in wanted)}"
         )
@@ -192,6 +265,8 @@ def judged_by(task: Task, more: Sequence[str | Metric]) -> Task:
     named = {metric.name for metric in wanted}
     own = tuple(metric for metric in _beside_loss(task) if metric.name not in named)
     assert isinstance(task, Classification)
+    if isinstance(task, Prediction):
+        return replace(task, metrics=(*own, *wanted))
     return Prediction(task.criterion, task.correct, (*own, *wanted))
 
 
@@ -204,14 +279,14 @@ def smoothed(task: Task, share: float) -> Task:
     return smooth
 
 
-def check(task: Task, module: nn.Module, x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> None:
+def check(task: Task, module: nn.Module, x: Tensors, y: Tensors, test_x: Tensors, test_y: Tensors) -> None:
     """Try a task on a few training and test samples, with a model that is not changed: mistakes show before any training."""
     try:
         with training(module, False), torch.no_grad():
             loss = task.loss(module, x, y)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise InputError(f"the loss must be a tensor with one number, the mean over a batch; it gave {loss!r}")
-        found = evaluated(task, module, test_x, test_y, len(test_x))
+        found = evaluated(task, module, test_x, test_y, trees.count(test_y))
     except InputError:
         raise
     except Exception as error:  # whatever a user's own code raises
@@ -268,7 +343,7 @@ class Language:
         """`perplexity`: mean over stories of exp(mean token NLL); `perplexity_corpus`: exp of the mean over all tokens."""
         perplexity = accuracy = nll = tokens = 0.0
         stories = 0
-        for inputs, targets in _batches(module, x, y, batch_size):
+        for inputs, targets, _ in batches(module, x, y, batch_size):
             targets = targets.long()
             counted = targets != self.padding
             lengths = counted.sum(1)
@@ -306,7 +381,8 @@ def _in_parts(module: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor,
         yield hidden @ matrix.t(), target
 
 
-def _batches(module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches in order, with the module in evaluation mode and without gradients."""
+def batches(module: nn.Module, x: Tensors, y: Tensors, batch_size: int) -> Iterator[tuple[Tensors, Tensors, int]]:
+    """Inputs and targets in order, with the number of samples that they are; the module is in evaluation mode, without gradients."""
     with training(module, False), torch.no_grad():
-        yield from zip(x.split(batch_size), y.split(batch_size), strict=True)
+        for inputs, targets in zip(trees.split(x, batch_size), trees.split(y, batch_size), strict=True):
+            yield trees.opened(inputs), trees.opened(targets), trees.count(targets)

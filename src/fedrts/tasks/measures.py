@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from fedrts import trees
 from fedrts.errors import InputError
 
-Judgement = Callable[[Tensor, Tensor], "float | Tensor"]
+Judgement = Callable[[Any, Any], "float | Tensor"]
 """(outputs, targets) of all rows → a number."""
 
 
+@runtime_checkable
 class Meter(Protocol):
     """Judges one test set, batch by batch; made anew for each."""
 
-    def update(self, output: Tensor, target: Tensor) -> None:
+    def update(self, output: Any, target: Any) -> None:
         """See the outputs `[m, …]` and targets `[m, …]` of a batch."""
         ...
 
@@ -32,15 +34,19 @@ class AllRows:
 
     def __init__(self, function: Judgement) -> None:
         self.function = function
-        self.outputs: list[Tensor] = []
-        self.targets: list[Tensor] = []
+        self.outputs: list[trees.Tensors] = []
+        self.targets: list[trees.Tensors] = []
 
-    def update(self, output: Tensor, target: Tensor) -> None:
-        self.outputs.append(output.detach().cpu())
-        self.targets.append(target.detach().cpu())
+    def update(self, output: Any, target: Any) -> None:
+        self.outputs.append(_kept(output))
+        self.targets.append(_kept(target))
 
     def compute(self) -> float:
-        return float(self.function(torch.cat(self.outputs), torch.cat(self.targets)))
+        return float(self.function(trees.joined(self.outputs), trees.joined(self.targets)))
+
+
+def _kept(part: Any) -> trees.Tensors:
+    return trees.mapped(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, part)
 
 
 class RightAnswers:
@@ -50,20 +56,22 @@ class RightAnswers:
         self.count = count
         self.right, self.samples = 0.0, 0
 
-    def update(self, output: Tensor, target: Tensor) -> None:
+    def update(self, output: Any, target: Any) -> None:
         self.right += float(self.count(output, target))
-        self.samples += len(target)
+        self.samples += trees.count(target)
 
     def compute(self) -> float:
         return self.right / self.samples
 
 
-def labelled_rightly(output: Tensor, target: Tensor) -> Tensor:
+def labelled_rightly(output: Any, target: Any) -> Tensor:
     """How many of the outputs `[m, classes]` are largest at the label `[m]`."""
+    output, target = compared(output, target)
     if output.dim() != 2 or target.dim() != 1 or target.is_floating_point():
         forms = f"outputs {list(output.shape)} and {str(target.dtype).removeprefix('torch.')} targets {list(target.shape)}"
         raise InputError(f"what is a right answer among {forms}? give `correct(output, target)`, the number of them in a batch")
-    return (output.argmax(-1) == target).sum()
+    right: Tensor = (output.argmax(-1) == target).sum()
+    return right
 
 
 class MeanError:
@@ -73,7 +81,7 @@ class MeanError:
         self.of, self.then = of, then
         self.sum, self.numbers = 0.0, 0
 
-    def update(self, output: Tensor, target: Tensor) -> None:
+    def update(self, output: Any, target: Any) -> None:
         errors = self.of(beside(output, target).double() - target.double())
         self.sum += float(errors.sum())
         self.numbers += errors.numel()
@@ -93,7 +101,7 @@ class Explained:
         self.samples = 0
         self.mean = self.around = self.wrong = torch.zeros(())
 
-    def update(self, output: Tensor, target: Tensor) -> None:
+    def update(self, output: Any, target: Any) -> None:
         found, wanted = (part.double().reshape(len(target), -1) for part in (beside(output, target), target))
         count, mean = len(wanted), wanted.mean(0)
         apart, total = mean - self.mean.to(mean), self.samples + count
@@ -110,55 +118,104 @@ class Explained:
         return float(torch.where(self.around > 0, 1 - self.wrong / self.around, alike).mean())
 
 
-def beside(output: Tensor, target: Tensor) -> Tensor:
+def compared(output: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """The one tensor of outputs, and that of targets, which a ready-made metric goes by."""
+    given = {"output": trees.answer(output), "target": target}
+    found = [part for part in given.values() if isinstance(part, Tensor)]
+    for what, part in given.items():
+        if not isinstance(part, Tensor):
+            raise InputError(f"the {what} is a {type(part).__name__}, not one tensor: give a metric of your own that knows its parts")
+    return found[0], found[1]
+
+
+def beside(output: Any, target: Any) -> Tensor:
     """The outputs in the form of the targets: `[m, 1]` may stand for `[m]`."""
+    output, target = compared(output, target)
     if output.dim() == target.dim() + 1 and output.shape[-1] == 1:
         output = output.squeeze(-1)
     if output.shape != target.shape:
         raise InputError(
             f"outputs {list(output.shape)} and targets {list(target.shape)} differ in form: a difference needs one number each"
         )
-    return output
+    found: Tensor = output
+    return found
 
 
 class MacroF1:
-    """F1 of every class that occurs among labels or predictions, 2·right / (predicted + there), and the mean over these."""
+    """F1 of every class that occurs among labels or predictions, 2·right / (predicted + there), and the mean over these.
+
+    Where targets are `[m, labels]`, each there or not, it is the F1 of every label that occurs, and the mean over these.
+    """
 
     def __init__(self) -> None:
         self.right = self.predicted = self.there = torch.zeros(0, dtype=torch.int64)
 
-    def update(self, output: Tensor, target: Tensor) -> None:
-        predicted, there = said(output, target).cpu(), target.long().flatten().cpu()
-        classes = max(len(self.there), int(predicted.max()) + 1, int(there.max()) + 1)
-        found = [torch.bincount(labels, minlength=classes) for labels in (predicted[predicted == there], predicted, there)]
-        before = [torch.nn.functional.pad(counts, (0, classes - len(counts))) for counts in (self.right, self.predicted, self.there)]
-        self.right, self.predicted, self.there = (counts + more for counts, more in zip(before, found, strict=True))
+    def update(self, output: Any, target: Any) -> None:
+        found = _counted(output, target, len(self.there))
+        pairs = zip((self.right, self.predicted, self.there), found, strict=True)
+        self.right, self.predicted, self.there = (torch.nn.functional.pad(old, (0, len(new) - len(old))) + new for old, new in pairs)
 
     def compute(self) -> float:
         both = self.predicted + self.there
         return float((2 * self.right[both > 0].double() / both[both > 0]).mean())
 
 
-def said(output: Tensor, target: Tensor) -> Tensor:
+class MicroF1(MacroF1):
+    """F1 of all decisions together, 2·Σ right / Σ (predicted + there): of one class per sample it is the accuracy."""
+
+    def compute(self) -> float:
+        both = int((self.predicted + self.there).sum())
+        return 2 * int(self.right.sum()) / both if both else math.nan
+
+
+def _counted(output: Any, target: Any, classes: int) -> list[Tensor]:
+    """Of every class, of which there are `classes` at least: how often it was rightly predicted, predicted, and there."""
+    output, target = compared(output, target)
+    if _several(target):
+        predicted, there = (beside(output, target) > 0).cpu(), (target > 0).cpu()
+        return [part.sum(0) for part in (predicted & there, predicted, there)]
+    predicted, there = said(output, target).cpu(), target.long().flatten().cpu()
+    classes = max(classes, int(predicted.max()) + 1, int(there.max()) + 1)
+    return [torch.bincount(labels, minlength=classes) for labels in (predicted[predicted == there], predicted, there)]
+
+
+def said(output: Any, target: Any) -> Tensor:
     """The class of every target: the largest of the outputs `[m, classes, …]`, or, of one output each, 1 above 0 (a logit)."""
+    output, target = compared(output, target)
     if output.dim() == target.dim() + 1 and output.shape[1] > 1:
-        return output.argmax(1).flatten()
+        largest: Tensor = output.argmax(1).flatten()
+        return largest
     return (beside(output, target) > 0).long().flatten()
 
 
-def area_under_roc(output: Tensor, target: Tensor) -> float:
+def area_under_roc(output: Any, target: Any) -> float:
     """The chance that a sample of a class scores above one of another: of two classes that of the second, of more the mean over classes.
 
-    `[m]` or `[m, 1]` are scores of two classes, `[m, classes]` logits. A class that has no sample, or all of them, is left out.
+    `[m]` or `[m, 1]` are scores of two classes, `[m, classes]` logits; where targets are `[m, labels]`, every column is a score of its own
+    label, and the mean is over labels. A class or label that no sample has, or all of them, is left out.
     """
+    output, target = compared(output, target)
+    if _several(target):
+        areas = [_area(scores, own == 1) for scores, own in zip(beside(output, target).t(), target.t(), strict=True)]
+        return _mean(areas)
     labels = target.long().flatten()
     if output.dim() == 2 and output.shape[1] > 2:
         shares = output.double().softmax(1)
         areas = [_area(shares[:, label], labels == label) for label in range(output.shape[1])]
-        there = [area for area in areas if not math.isnan(area)]
-        return sum(there) / len(there) if there else math.nan
+        return _mean(areas)
     scores = output[:, 1] - output[:, 0] if output.dim() == 2 and output.shape[1] == 2 else beside(output, target)
     return _area(scores.flatten(), labels == 1)
+
+
+def _several(target: Tensor) -> bool:
+    """Has every sample several labels of its own, each of which is there or is not `[m, labels]`?"""
+    return target.dim() == 2 and target.shape[1] > 1
+
+
+def _mean(values: list[float]) -> float:
+    """Of those that are defined."""
+    there = [value for value in values if not math.isnan(value)]
+    return sum(there) / len(there) if there else math.nan
 
 
 def _area(scores: Tensor, own: Tensor) -> float:

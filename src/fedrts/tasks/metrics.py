@@ -10,6 +10,7 @@ One's own is a function of all outputs and targets of a test set:
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +22,18 @@ import torch
 
 from fedrts.errors import InputError
 from fedrts.registry import Registry
-from fedrts.tasks.measures import AllRows, Explained, Judgement, MacroF1, MeanError, Meter, RightAnswers, area_under_roc, labelled_rightly
+from fedrts.tasks.measures import (
+    AllRows,
+    Explained,
+    Judgement,
+    MacroF1,
+    MeanError,
+    Meter,
+    MicroF1,
+    RightAnswers,
+    area_under_roc,
+    labelled_rightly,
+)
 
 MetricFormat = Literal["number", "percent"]
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -143,6 +155,7 @@ register(Metric("mse", "mean squared error", True, meter=partial(MeanError, torc
 register(Metric("rmse", "root mean squared error", True, meter=partial(MeanError, torch.square, math.sqrt)))
 register(Metric("r2", "R²", False, meter=Explained))
 register(Metric("f1", "F1", False, "percent", MacroF1))
+register(Metric("f1_micro", "micro F1", False, "percent", MicroF1))
 register(Metric("auroc", "AUROC", False, "percent", partial(AllRows, area_under_roc)))
 
 
@@ -157,10 +170,24 @@ def declaration(entry: object) -> Metric:
         return entry
     if isinstance(entry, str):
         return get(entry)
+    if isinstance(entry, Meter) and not isinstance(entry, type):
+        return _of_object(entry)
     raise InputError(
         f"{getattr(entry, '__name__', entry)!r} is no metric: give a name ({', '.join(addable())}), a fedrts.tasks.metrics.Metric, or a "
         "function under @fedrts.tasks.metrics.metric(…), which says whether more of it is better"
     )
+
+
+def _of_object(meter: Meter) -> Metric:
+    """The metric of an object with update and compute, as torchmetrics has them: every test set gets a copy of it."""
+    better = getattr(meter, "higher_is_better", None)
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(meter).__name__).lower()
+    if not isinstance(better, bool):
+        raise InputError(
+            f"the metric {type(meter).__name__} does not say which direction is better: give it an attribute higher_is_better, or wrap "
+            f"its class in fedrts.tasks.metrics.Metric('{name}', …, lower_is_better=…, meter={type(meter).__name__})"
+        )
+    return Metric(name, name.replace("_", " "), lower_is_better=not better, meter=partial(copy.deepcopy, meter))
 
 
 def known(name: str) -> Metric:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from fedrts import trees
 from fedrts.client.workbench import Workbench
 from fedrts.engines.batched import BatchedEngine
 from fedrts.engines.kernels import Kernel, Objective, Vectorised
@@ -25,6 +26,7 @@ GRADIENTS_WITHIN = 5e-3
 """Largest relative difference of a step's gradients in float32: BatchNorm amplifies rounding."""
 
 MakeKernel = Callable[[Objective], Kernel]
+INPUTS = ("x", "test_x")
 
 
 def unequal(method: str, model: str, **keywords: object) -> Assembled:
@@ -35,7 +37,8 @@ def unequal(method: str, model: str, **keywords: object) -> Assembled:
 def in_double(run: Assembled) -> tuple[Workbench, Setup]:
     """The same run in float64: module, data and initial weights."""
     bench, data = run.bench, run.data
-    data = replace(data, **{name: getattr(data, name).double() for name in ("x", "test_x") if data.x.is_floating_point()})
+    wide = {name: trees.mapped(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, getattr(data, name)) for name in INPUTS}
+    data = replace(data, **wide)
     module = bench.module.double()
     setup = replace(run.setup, weights=run.setup.weights.double(), module=module)
     return Workbench(module, run.layout, data, bench.training, bench.seed, bench.macs, summing=bench.summing, noise=bench.noise), setup
@@ -79,7 +82,7 @@ def gradient_difference(run: Assembled, make_kernel: MakeKernel = Vectorised, cl
     moves = torch.randn(clients, parameters, generator=generator).to(device)
     weights = setup.weights.repeat(clients, 1)
     weights[:, :parameters] += 0.01 * moves
-    rows = torch.randperm(len(bench.data.y), generator=generator)[: clients * bench.training.batch_size].view(clients, -1).to(device)
+    rows = torch.randperm(bench.data.samples, generator=generator)[: clients * bench.training.batch_size].view(clients, -1).to(device)
     x, y = bench.data.training_batches(rows, torch.arange(clients, device=device))
     bench.module.train()
     found = make_kernel(Objective(bench.module, bench.data.task, bench.layout))(weights.clone(), x, y).gradient

@@ -1,0 +1,85 @@
+"""Rows that no common tensor holds: they stay as they are, and a collate function makes a batch of some of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from fedrts import trees
+from fedrts.trees import Tensors
+
+Collate = Callable[[list[Any]], Any]
+Halves = Callable[[Any], tuple[Tensors, Tensors]]
+"""A collated batch → its inputs and its targets."""
+
+
+class Samples:
+    """Samples, and how a batch of them comes about."""
+
+    def __init__(self, samples: Sequence[Any], collate: Collate, halves: Halves) -> None:
+        self.samples, self.collate, self.halves = samples, collate, halves
+        self._last: tuple[Any, tuple[Tensors, Tensors]] | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """Names all samples."""
+        found = hashlib.blake2b(digest_size=16)
+        for leaf in tree_leaves([trees.plain(sample) for sample in self.samples]):
+            content = (
+                leaf.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if isinstance(leaf, Tensor) else repr(leaf).encode()
+            )
+            found.update(repr((type(leaf).__name__, list(getattr(leaf, "shape", ())), len(content))).encode() + content)
+        return found.hexdigest()
+
+    def batch(self, rows: tuple[int, ...], device: torch.device | str) -> tuple[Tensors, Tensors]:
+        """Inputs and targets of some samples; whoever asks for one half and then for the other gets those of one batch."""
+        key = (rows, str(device))
+        if self._last is None or self._last[0] != key:
+            pair = self.halves(trees.plain(self.collate([self.samples[row] for row in rows])))
+            self._last = key, (trees.mapped(lambda leaf: leaf.to(device), pair[0]), trees.mapped(lambda leaf: leaf.to(device), pair[1]))
+        return self._last[1]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Inputs or targets (`half` 0 or 1) of some rows of a source."""
+
+    source: Samples
+    rows: Tensor
+    half: int
+    device: torch.device | str = "cpu"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: Any) -> Ragged:
+        if isinstance(rows, Tensor):
+            rows = rows.cpu()
+        return replace(self, rows=self.rows[rows])
+
+    @property
+    def digest(self) -> str:
+        """Names the samples."""
+        return self.source.digest
+
+    def opened(self) -> Tensors:
+        """A batch of all rows."""
+        return self.source.batch(tuple(self.rows.tolist()), self.device)[self.half]
+
+    def to(self, device: torch.device | str) -> Ragged:
+        return replace(self, device=device)
+
+
+def joined(parts: Sequence[Tensors]) -> Tensors:
+    """Rows one after the other: trees of tensors, or parts of one source."""
+    first = parts[0]
+    if isinstance(first, Ragged):
+        return replace(first, rows=torch.cat([part.rows for part in parts]))
+    return trees.joined(parts)

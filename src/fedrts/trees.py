@@ -1,0 +1,114 @@
+"""What a batch is made of: one tensor, or tuples and dictionaries of tensors, nested as one likes.
+
+batch = {"tokens": tokens, "mask": mask}      # tensors [rows, …]
+at(batch, torch.tensor([3, 1]))               # the same with two rows
+called(module, batch)                         # module(tokens=…, mask=…)
+
+A leaf need not be a tensor: whatever has a length, takes row numbers in brackets and is `opened` into tensors at the end will do
+(`fedrts.data.ragged`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
+
+Tensors = Any
+"""A tensor, or a tuple or dictionary of trees. All tensors have the rows as leading axis."""
+
+
+@runtime_checkable
+class Closed(Protocol):
+    """Rows that become tensors only when a batch is made of them."""
+
+    def opened(self) -> Tensors:
+        """The rows as tensors."""
+        ...
+
+
+def leaves(tree: Tensors) -> list[Tensor]:
+    """All tensors of a tree, in order."""
+    return [tree] if isinstance(tree, Tensor) else tree_leaves(tree)
+
+
+def mapped(function: Callable[..., Any], tree: Tensors, *others: Tensors) -> Tensors:
+    """The tree with `function` of every leaf in its place."""
+    return function(tree, *others) if isinstance(tree, Tensor) else tree_map(function, tree, *others)
+
+
+def named(name: str, tree: Tensors) -> dict[str, Any]:
+    """Leaves by name: `x`, or `x['tokens']` and so on."""
+    return {f"{name}{keystr(path)}": leaf for path, leaf in tree_flatten_with_path(tree)[0]}
+
+
+def count(tree: Tensors) -> int:
+    """The number of rows."""
+    return len(leaves(tree)[0])
+
+
+def at(tree: Tensors, rows: Any) -> Tensors:
+    """Some rows of a tree: by a tensor of row numbers, by a slice, or one row by its number."""
+    return mapped(lambda leaf: leaf[rows], tree)
+
+
+def opened(tree: Tensors) -> Tensors:
+    """The tree with nothing but tensors."""
+    return tree if isinstance(tree, Tensor) else tree_map(lambda leaf: leaf.opened() if isinstance(leaf, Closed) else leaf, tree)
+
+
+def split(tree: Tensors, size: int) -> Iterator[Tensors]:
+    """`size` rows at a time."""
+    for start in range(0, count(tree), size):
+        yield at(tree, slice(start, start + size))
+
+
+def joined(parts: Sequence[Tensors]) -> Tensors:
+    """Trees of one form, one after the other; numbers without an axis become rows."""
+    return mapped(lambda *some: torch.cat([torch.atleast_1d(part) for part in some]) if isinstance(some[0], Tensor) else some[0], *parts)
+
+
+def plain(value: Any) -> Tensors:
+    """What a collate function gave, as a tree: mappings become dictionaries, lists tuples, arrays tensors; anything else stays."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [plain(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" else value
+
+
+def called(module: nn.Module, x: Tensors) -> Any:
+    """The output of a module: a tuple goes to `forward` by position, a dictionary by name.
+
+    A `forward` that takes neither, but one argument, gets it whole.
+    """
+    if isinstance(x, Tensor):
+        return module(x)
+    signature = inspect.signature(module.forward)
+    positions, names = ((), x) if isinstance(x, dict) else (x, {})
+    if not _takes(signature, *positions, **names) and _takes(signature, x):
+        return module(x)
+    return module(*positions, **names)
+
+
+def _takes(signature: inspect.Signature, *positions: Any, **names: Any) -> bool:
+    try:
+        signature.bind(*positions, **names)
+    except TypeError:
+        return False
+    return True
+
+
+def answer(output: Any) -> Any:
+    """What of an output the ready-made losses and metrics go by: its `logits` where it has them, otherwise itself."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping) and "logits" in output:
+        return output["logits"]
+    return getattr(output, "logits", output)

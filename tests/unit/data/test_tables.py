@@ -1,0 +1,116 @@
+"""Tables: CSV and Parquet files and frames become numbers, the same way for all clients; what is missing is named by its row."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import fedrts
+from fedrts import config, data
+from fedrts.data.tabular import Columns, Encoding, read
+from fedrts.errors import InputError
+from fedrts.tasks.named import Regression
+
+HEADING = "age,sex,site,outcome"
+LINES = [f"{20 + row},{'fm'[row % 2]},{'ABC'[row % 3]},{['no', 'yes'][row % 5 > 2]}" for row in range(30)]
+
+
+def saved(path, heading=HEADING, lines=LINES):
+    path.write_text("\n".join([heading, *lines]) + "\n", "utf-8")
+    return f"csv:{path}"
+
+
+def test_words_become_columns_and_a_target_of_words_labels(tmp_path):
+    held = data.load(saved(tmp_path / "a.csv"), {"target": "outcome", "client": "site", "test": 0.2})
+    assert held.x.shape == (24, 3)
+    assert held.test_x.shape == (6, 3)
+    assert set(map(tuple, held.x[:, 1:].tolist())) == {(1.0, 0.0), (0.0, 1.0)}
+    assert held.classes == 2
+    assert held.owner_names == ("A", "B", "C")
+    rows = (held.x[:, 0] - 20).long()
+    assert held.owners is not None
+    assert torch.equal(held.owners, rows % 3), "every row keeps its client"
+    assert torch.equal(held.y, (rows % 5 > 2).long())
+    read_ = held.inputs(held.x)
+    assert read_[:, 0].mean().abs() < 1e-5
+    assert read_[:, 0].std(correction=0) == pytest.approx(1, abs=1e-5)
+    assert torch.equal(read_[:, 1:], held.x[:, 1:])
+
+
+def test_numbers_are_a_regression_and_several_of_0_and_1_are_labels(tmp_path):
+    numbers = saved(tmp_path / "a.csv", "x,z,u,v", [f"{row / 7},{row * row / 3},{row % 2},{(row // 2) % 2}" for row in range(20)])
+    held = data.load(numbers, {"target": "z", "test": 0.0})
+    assert isinstance(held.task, Regression)
+    assert held.classes == 1
+    assert held.task.centre[0] == pytest.approx(np.mean([row * row / 3 for row in range(20)]))
+    several = data.load(numbers, {"target": "u,v"})
+    assert several.classes == 2
+    assert several.y.shape == (16, 2)
+    assert list(several.task.metrics) == ["f1", "f1_micro", "auroc"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "words"),
+    [
+        ([*LINES[:6], "41,,A,yes", *LINES], {"target": "outcome"}, r"row 7 has no value in the column 'sex'"),
+        ([*LINES[:2], "NaN,f,A,yes", "na,f,A,no"], {"target": "outcome"}, r"row 3 has no value in the column 'age' \(nor have 1 others\)"),
+        ([*LINES[:2], "30,f,,yes"], {"target": "outcome", "client": "site"}, r"row 3 has no value in the column 'site'"),
+        ([*LINES[:2], "30,f"], {"target": "outcome"}, r"row 3 has 2 values, the heading names 4"),
+        (LINES, {"target": "income"}, r"no column 'income' for target: there is age, sex, site, outcome"),
+        (LINES, {}, r"needs data_options\.target"),
+        (LINES, {"target": "outcome", "drop": "wage"}, r"no column 'wage' for data_options\.drop"),
+        (LINES, {"target": "outcome", "task": "regresion"}, "did you mean 'regression'"),
+        (LINES, {"target": "outcome", "task": "regression"}, "holds words, and numbers are wanted"),
+        (LINES, {"target": "outcome", "categories": {"sex": ["f"]}}, r"row 2 has 'm' in the column 'sex', which is none of f"),
+        (LINES, {"target": "outcome", "categories": {"colour": ["f"]}}, "the column 'colour'"),
+        ([], {"target": "outcome"}, "has no rows"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, lines, options, words):
+    with pytest.raises(InputError, match=words) as caught:
+        data.load(saved(tmp_path / "a.csv", lines=lines), options)
+    assert "\n" not in str(caught.value)
+
+
+def test_given_categories_make_the_same_columns_of_other_rows(tmp_path):
+    options = {"target": "outcome", "drop": ["site"], "categories": {"sex": ["f", "m", "x"], "outcome": ["no", "yes", "open"]}}
+    whole, part = (data.load(saved(tmp_path / f"{count}.csv", lines=LINES[:count]), options) for count in (30, 9))
+    assert whole.input_shape == part.input_shape == (4,)
+    assert whole.classes == part.classes == 3
+
+
+def test_the_clients_of_a_run_are_those_of_the_column(tmp_path):
+    given = {"data": saved(tmp_path / "a.csv"), "data_options": {"target": "outcome", "client": "site"}}
+    resolved = config.resolve(given)
+    assert (resolved.model, resolved.clients.total, resolved.clients.partition) == ("tabular", 3, "column")
+    result = fedrts.run(**given, rounds=1, out=tmp_path / "run")
+    assert [client["name"] for client in json.loads((tmp_path / "run" / "clients.json").read_text())] == ["A", "B", "C"]
+    assert result.summary["accuracy"] is not None
+    with pytest.raises(InputError, match=r"clients\.total = 5, and the data name 3"):
+        fedrts.run(**given, rounds=1, out=tmp_path / "other", clients=5)
+    with pytest.raises(InputError, match=r"partition = 'column' needs data that say whose"):
+        fedrts.run(data="digits", rounds=1, out=tmp_path / "third", clients={"partition": "column"})
+
+
+def test_parquet_is_read_as_csv_is(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="fedrts[parquet] is not installed")
+    arrow = pytest.importorskip("pyarrow")
+    name = saved(tmp_path / "a.csv")
+    columns = read(tmp_path / "a.csv").columns
+    parquet.write_table(arrow.table({key: array.tolist() for key, array in columns.items()}), tmp_path / "a.parquet")
+    options = {"target": "outcome", "client": "site"}
+    first, second = data.load(name, options), data.load(f"parquet:{tmp_path / 'a.parquet'}", options)
+    assert first.fingerprint == second.fingerprint
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(InputError, match="no readable Parquet file"):
+        data.load(f"parquet:{tmp_path / 'b.parquet'}", options)
+
+
+def test_categories_are_those_of_all_tables():
+    first, second = (
+        Columns({"colour": np.array(words, dtype=object), "y": np.array([1.5, 2.5])}, "here") for words in (["r", "g"], ["b", "r"])
+    )
+    encoding = Encoding.of([first, second], ["y"])
+    assert encoding.categories == {"colour": ("b", "g", "r")}
+    assert encoding.encoded(second)[0].tolist() == [[1, 0, 0], [0, 0, 1]]
