@@ -50,7 +50,7 @@ class Stopper(Silent):
         (["model_options.hiden=[3]"], r"unknown key 'model_options\.hiden'; did you mean 'model_options\.hidden'\?"),
         (["train=5"], r"train must be a table of keys, such as train\.epochs \(got 5\)"),
         (["tags=[1,2]"], r"tags must be a valid string \(got 1\)"),
-        (["quiet=true"], r"unknown key 'quiet'; known: checkpoint, clients"),
+        (["zzzzz=true"], r"unknown key 'zzzzz'; known: callbacks, checkpoint, clients"),
         (["clients.shards=3"], r"unknown key 'clients\.shards'; known: alpha"),
         (["metod=fedrts"], r"unknown key 'metod'; did you mean 'method'\?"),
         (["clients=20"], r"clients must be a table of keys, such as clients\.total \(got 20\)"),

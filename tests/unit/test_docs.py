@@ -74,7 +74,7 @@ def test_the_index_links_every_page():
 def test_a_page_has_its_sections_in_order(name):
     assert re.findall(r"^## (.+)$", page(name), re.M) == SECTIONS
     assert re.search(r"^\*Original:\* .*\b(19|20)\d\d\b", page(name), re.M)
-    assert len(page(name).splitlines()) <= 75
+    assert len(page(name).split()) <= 1000
 
 
 @pytest.mark.parametrize("name", DESCRIBED)
@@ -94,7 +94,7 @@ def test_the_source_of_every_default_is_told(name):
 
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_cost_and_command_are_told(name):
-    assert len(section(name, "Cost").strip().splitlines()) <= 2
+    assert len(section(name, "Cost").split()) <= 50
     density = "" if methods.get(name).dense else " --density 0.15"
     assert section(name, "Try it").strip().startswith(f"`fedrts run --method {name}{density}`")
 

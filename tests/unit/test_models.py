@@ -22,8 +22,10 @@ COUNTS = [
     ("shufflenet_v2", (3, 32, 32), 10, {"width": 1.0}, 1_263_854),
     ("gpt2_32m", (256,), 50_257, {}, 19_708_672),
     ("tiny_gpt", (12,), 40, {}, 27_136),
+    ("tabular", (7,), 3, {}, 17_923),
 ]
 
+VOCABULARY = 40
 SMALL_GPT = {"width": 16, "layers": 2, "heads": 4, "positions": 16}
 CASES = [
     ("mlp", (1, 8, 8), 10, {}),
@@ -33,8 +35,9 @@ CASES = [
     ("resnet18_small", (3, 8, 8), 10, {"norm": "group"}),
     ("resnet18_small", (3, 8, 8), 10, {"norm": "group", "width": 5}),
     ("shufflenet_v2", (3, 16, 16), 10, {}),
-    ("gpt2_32m", (12,), 40, SMALL_GPT),
-    ("tiny_gpt", (12,), 40, {}),
+    ("gpt2_32m", (12,), VOCABULARY, SMALL_GPT),
+    ("tiny_gpt", (12,), VOCABULARY, {}),
+    ("tabular", (7,), 3, {}),
 ]
 
 
@@ -51,7 +54,7 @@ class Objective(nn.Module):
 
 
 def batch(shape, classes, clients, size):
-    if len(shape) == 1:
+    if classes == VOCABULARY:
         return torch.randint(0, classes, (clients, size, *shape)), torch.randint(0, classes, (clients, size, *shape)), Language()
     return torch.randn(clients, size, *shape), torch.randint(0, classes, (clients, size)), Classification()
 

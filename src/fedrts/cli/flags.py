@@ -39,7 +39,7 @@ FLAGS = {
         "data", str, "A name from `fedrts data`, folder:PATH, npz:PATH, csv:FILE, parquet:FILE, or an import path pkg.module:name."
     ),
     "model": Flag("model", str, "A name from `fedrts models`, an import path, or auto: what suits the data."),
-    "density": Flag("density", float, "Share of the parameters that stay active (d')."),
+    "density": Flag("density", float, "Share of all parameters that stay active (d')."),
     "rounds": Flag("rounds", int, "Rounds of training (T_max)."),
     "clients": Flag("clients.total", int, "Clients in the federation."),
     "per_round": Flag("clients.per_round", int, "Clients that take part in each round."),
@@ -49,11 +49,11 @@ FLAGS = {
     "alpha": Flag("clients.alpha", float, "Dirichlet concentration: lower is more heterogeneous."),
     "epochs": Flag("train.epochs", int, "Passes over the local data in a round."),
     "batch_size": Flag("train.batch_size", int, "Samples per step."),
-    "lr": Flag("train.lr", float, "Learning rate, of the first round."),
+    "lr": Flag("train.lr", float, "Learning rate in the first round."),
     "recipe": Flag(
         "recipe",
         str,
-        "Defaults of what is not set: what measurements support for the data and the model, or the published setting.",
+        "Defaults for what you do not set: tuned (measured for this data and model) or paper (the published setting).",
         "tuned|paper",
     ),
     "seed": Flag("seed", int, "Seed for all randomness."),
