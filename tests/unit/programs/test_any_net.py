@@ -2,6 +2,7 @@
 
 import copy
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,18 @@ from fedrts.tasks import Classification, Prediction, smoothed
 from indouble import ISAS, Case
 
 
+def pair(numbers: list[int]) -> tuple[int, int]:
+    first, second = numbers
+    return first, second
+
+
 class Drawn(nn.Module):
     """A chain of parts with shortcuts; `steps` say what becomes of the values so far."""
 
     def __init__(self, draw: random.Random, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.draw, self.layers, self.steps, self.shapes = draw, nn.ModuleList(), [], [shape]
+        self.draw, self.layers, self.shapes = draw, nn.ModuleList(), [shape]
+        self.steps: list[tuple[Any, ...]] = []
         for _ in range(draw.randint(1, 7)):
             self.grow()
         while len(self.shapes[-1]) > 1:
@@ -73,7 +80,7 @@ class Drawn(nn.Module):
         for axis, size in enumerate(shape[1:]):
             if dilation[axis] * (kernel[axis] - 1) >= size + 2 * padding[axis] or once:
                 kernel[axis], padding[axis] = 1, 0
-        return nn.Conv2d(shape[0], outs * groups, kernel, stride, padding, dilation, groups, bias)
+        return nn.Conv2d(shape[0], outs * groups, pair(kernel), pair(stride), pair(padding), pair(dilation), groups, bias)
 
     def norm(self, shape: tuple[int, ...]) -> nn.Module:
         draw, affine = self.draw, self.draw.random() < 0.7
@@ -85,10 +92,11 @@ class Drawn(nn.Module):
 
     def pool(self, shape: tuple[int, ...]) -> None:
         draw = self.draw
-        window = [draw.randint(1, min(3, size)) for size in shape[1:]]
-        stride, padding = [draw.randint(1, 3) for _ in window], [draw.randint(0, size // 2) for size in window]
-        kinds = [nn.MaxPool2d(window, stride, padding), nn.AvgPool2d(window, stride, padding, count_include_pad=draw.random() < 0.5)]
-        self.add(draw.choice([*kinds, nn.AdaptiveAvgPool2d([draw.choice([n for n in (1, 2, 3) if size % n == 0]) for size in shape[1:]])]))
+        window = pair([draw.randint(1, min(3, size)) for size in shape[1:]])
+        stride, padding = pair([draw.randint(1, 3) for _ in "yx"]), pair([draw.randint(0, size // 2) for size in window])
+        even = pair([draw.choice([n for n in (1, 2, 3) if size % n == 0]) for size in shape[1:]])
+        mean = nn.AvgPool2d(window, stride, padding, count_include_pad=draw.random() < 0.5)
+        self.add(draw.choice([nn.MaxPool2d(window, stride, padding), mean, nn.AdaptiveAvgPool2d(even)]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         values = [x]
