@@ -1,6 +1,7 @@
 """`engine.kernel = "sparse"`: whole federations in kernels that compute active links alone, against dense ones and against each other."""
 
 import tomllib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -163,6 +164,16 @@ def test_a_model_with_an_unknown_part_computes_densely_and_is_told_which(toy):
         assert choice.decided(sparse_kernel.required(EngineSettings(**SPARSE), bench), bench, 3).kernel == "vectorised"
     with pytest.warns(Note, match="clients compute densely: the sparse kernel does not know the task Language"):
         assert toy("fedrts", "tiny_gpt", engine=SPARSE).bench.program is None
+
+
+def test_rows_that_a_sample_does_not_show(toy):
+    """Labels that a loss leaves out, and test images of another size, which the dense model takes."""
+    bench = toy("fedrts", "cnn").bench
+    left_out, larger = bench.data.y.clone(), torch.nn.functional.pad(bench.data.test_x, (0, 2))
+    left_out[3] = -100
+    assert sparse_kernel.reason_against(bench, ISAS[-1]) is None
+    for changed, said in (({"y": left_out}, "labels below 0"), ({"test_x": larger}, "inputs of two sizes")):
+        assert said in str(sparse_kernel.reason_against(replace(bench, data=replace(bench.data, **changed)), ISAS[-1]))
 
 
 @pytest.mark.parametrize(

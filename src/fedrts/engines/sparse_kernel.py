@@ -6,7 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from torch import Tensor
+
+from fedrts import trees
 from fedrts.client.workbench import Workbench
+from fedrts.data.contract import Data
 from fedrts.engines.kinds import kind
 from fedrts.engines.obstacles import sample
 from fedrts.engines.settings import EngineSettings, IsaName
@@ -15,6 +19,7 @@ from fedrts.programs import library
 from fedrts.programs.library import NoKernelsError
 from fedrts.programs.parts import UnknownPartError
 from fedrts.programs.program import LinkProgram
+from fedrts.trees import Tensors
 
 if TYPE_CHECKING:
     from fedrts.config import Experiment
@@ -117,7 +122,19 @@ def read(bench: Workbench, isa: str) -> LinkProgram:
     if bench.data.apart is not None:
         raise UnknownPartError(f"such data: {bench.data.apart}")
     _, x, y = sample(bench)
+    _check_rows(bench.data, x)
     return LinkProgram.read(bench.module, bench.layout, bench.data.task, x, y, isa)
+
+
+def _check_rows(data: Data, x: Tensors) -> None:
+    """What a sample does not show: labels that a loss leaves out, and test inputs of another size."""
+    if data.labels is not None and len(data.labels) and int(data.labels.min()) < 0:
+        raise UnknownPartError("labels below 0")
+    for rows in (data.test_x, data.valid_x):
+        if rows is not None and isinstance(x, Tensor) and trees.count(rows):
+            there = data.inputs(trees.at(rows, slice(0, 1)))
+            if isinstance(there, Tensor) and there.shape[1:] != x.shape[1:]:
+                raise UnknownPartError(f"inputs of two sizes, {list(x.shape[1:])} and {list(there.shape[1:])}")
 
 
 def program_of(settings: EngineSettings, bench: Workbench) -> LinkProgram | None:

@@ -103,11 +103,14 @@ def read(module: nn.Module, x: Tensor) -> list[KnownPart]:
     """
     alone = not any(module.children())  # a layer by itself is one part, and not what it is made of
     module = nn.Sequential(module) if alone else module
+    _check_layers(module)
     with training(module, True):
-        graph = _traced(module)
+        graph, modes = _traced(module), _modes(module)
     with training(module, False):
         if str(_traced(module).graph) != str(graph.graph):
             raise UnknownPartError("the model computes otherwise in training than in evaluation")
+        if (name := next((name for name, mode in _modes(module).items() if mode == modes[name]), None)) is not None:
+            raise UnknownPartError(f"'{name}', which keeps its mode in training and in evaluation")
         shapes = _Shapes(graph)
         with torch.no_grad():
             shapes.run(x)
@@ -119,6 +122,21 @@ def _traced(module: nn.Module) -> fx.GraphModule:
         return fx.symbolic_trace(module)
     except Exception as error:  # whatever Python code a model is
         raise UnknownPartError(f"what the model does depends on more than its layers ({reason(error)})") from error
+
+
+def _modes(module: nn.Module) -> dict[str, bool]:
+    """Which layers are in training mode, of those whose computation goes by it."""
+    return {name: part.training for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)}
+
+
+def _check_layers(module: nn.Module) -> None:
+    """Code that PyTorch runs beside a layer, which a reading of the layers does not see."""
+    for name, part in module.named_modules():
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+            raise UnknownPartError(f"a hook at '{name}'" if name else "a hook of the model")
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks:
+            raise UnknownPartError(f"a hook of '{name}'")
 
 
 class _Shapes(fx.Interpreter):
@@ -153,6 +171,8 @@ class _Reading:
                     raise UnknownPartError("the model computes something that it does not give")
             elif node.users or node.op == "placeholder":
                 self._add(node)
+            elif node in self.shapes and node.op != "get_attr":  # it may change its input, or statistics
+                raise UnknownPartError(f"{self._called(node)}, whose value the model does not use")
         self._check_changes_in_place()
         return self.found
 
@@ -201,9 +221,9 @@ class _Reading:
             raise UnknownPartError(f"{self._called(node)} of inputs {list(before)}")
         if isinstance(part, PoolPart) and part.mean and part.window == before[1:] and part.padding == (0, 0):
             return MeanPart()
-        if isinstance(part, LinksPart) and len(before) not in (1, 3):
+        if isinstance(part, LinksPart) and len(before) != (1 if type(self.modules[str(node.target)]) is nn.Linear else 3):
             raise UnknownPartError(f"{self._called(node)} of inputs {list(before)}")
-        if isinstance(part, SumPart) and {self.shapes[n] for n in node.all_input_nodes} != {self.shapes[node]}:
+        if isinstance(part, SumPart) and {self.shapes.get(n) for n in node.all_input_nodes} != {self.shapes[node]}:
             raise UnknownPartError(f"{self._called(node)} of different shapes")
         return part
 
@@ -224,14 +244,19 @@ class _Reading:
         return f"'{name}' at '{node.name}'"
 
     def _check_changes_in_place(self) -> None:
-        """A part that writes over its input, which another part reads too."""
-        readers = Counter(place for part in self.found for place in part.inputs)
+        """A part that writes over its input, which another part reads too; what is flattened lies where it lay."""
+        memory: list[int] = []
+        for place, part in enumerate(self.found):
+            memory.append(memory[part.inputs[0]] if isinstance(part, FlattenPart) else place)
+        readers = Counter(memory[place] for part in self.found if not isinstance(part, FlattenPart) for place in part.inputs)
         for part in self.found:
-            if isinstance(part, ReluPart | SumPart) and part.in_place and readers[part.inputs[0]] > 1:
+            if isinstance(part, ReluPart | SumPart) and part.in_place and readers[memory[part.inputs[0]]] > 1:
                 raise UnknownPartError(f"a {type(part).__name__.removesuffix('Part')} that changes in place what another part reads")
 
     def pooled(self, node: fx.Node, mean: bool) -> KnownPart | None:
         """A functional pooling."""
+        if len(node.args) > 4:
+            return None
         given = dict(zip(("window", "stride", "padding"), node.args[1:], strict=False)) | {
             {"kernel_size": "window"}.get(name, name): value for name, value in node.kwargs.items()
         }
@@ -298,7 +323,9 @@ def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, name: str) -> KnownPart 
     return NormPart(gamma=gamma, beta=beta, mean=mean, variance=variance, eps=layer.eps, momentum=layer.momentum)
 
 
-def _group_norm(layer: nn.GroupNorm, name: str) -> KnownPart:
+def _group_norm(layer: nn.GroupNorm, name: str) -> KnownPart | None:
+    if layer.eps <= 0:  # lanes without a sample would be no numbers
+        return None
     gamma, beta = _affine(layer.affine, name)
     return NormPart(gamma=gamma, beta=beta, groups=layer.num_groups, eps=layer.eps)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrts.errors import InputError
 from fedrts.programs.parts import (
     Extent,
     FlattenPart,
@@ -149,7 +150,7 @@ def fused(parts: Sequence[KnownPart]) -> list[Stage]:
                 before.relu, value[place] = True, source
             else:
                 value[place] = add(Stage(part, before.shape, source, relu=True))
-        elif isinstance(part, FlattenPart) and before.wide:
+        elif isinstance(part, FlattenPart | MeanPart) and before.wide:  # of one position
             value[place] = source
         else:
             value[place] = add(Stage(part, _form(stages, part, source), source))
@@ -266,6 +267,8 @@ class Planner:
 
     def indices(self, values: NDArray[Any]) -> int:
         """Where these are in the index."""
+        if len(values) and max(-int(values.min()), int(values.max())) >= 2**31:
+            raise InputError(f"the sparse kernel cannot reach all of a layer's inputs in batches of {self.samples}: use smaller ones")
         at = self.indexed
         self.index.append(values.astype(np.int32))
         self.indexed += len(values)

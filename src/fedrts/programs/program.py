@@ -7,6 +7,7 @@ outputs = program.outputs(values, mask, x)
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -153,6 +154,8 @@ class LinkProgram:
     def _run(self, plan: LinkPlan, mask: Mask, values: Tensor, batches: Feed, **more: Tensor | None) -> None:
         from fedrts_kernels.structures import Context
 
+        if batches.source.shape[1:] != self.stages[0].part.shape:
+            raise ValueError(f"inputs of shape {list(batches.source.shape[1:])}: the model was read with {list(self.stages[0].part.shape)}")
         gradient = more.pop("gradient", None)
         if gradient is None:
             gradient = torch.from_numpy(self._room("gradient", self.parameters(mask)))
@@ -167,7 +170,7 @@ class LinkProgram:
         context = Context(
             arena=arena.ctypes.data,
             index=plan.index.ctypes.data,
-            size=batches.source[0].numel() if len(batches.source) else 0,
+            size=math.prod(batches.source.shape[1:]),
             samples=plan.samples,
             steps=len(batches.rows),
             **{name: None if tensor is None else tensor.data_ptr() for name, tensor in held.items()},
@@ -225,7 +228,7 @@ def places_of(layout: Layout, mask: Mask) -> Places:
 
 
 def _check_names(stages: Sequence[Stage], layout: Layout) -> None:
-    """Every parameter has one use, and only links are pruned."""
+    """Every parameter has exactly one use, and only links are pruned."""
     entry_of = {name: entry for entry in layout.entries for name in entry.names}
     used: set[object] = set()
     pruned = {id(entry) for entry in layout.layers}
@@ -242,3 +245,6 @@ def _check_names(stages: Sequence[Stage], layout: Layout) -> None:
             if kind != "weight" and id(entry_of[name]) in pruned:
                 raise UnknownPartError(f"'{name}', which is pruned and holds no links")
             used.add(id(entry_of[name]))
+    for entry in layout.parameter_entries:
+        if id(entry) not in used:
+            raise UnknownPartError(f"'{entry.name}', which the model does not use")

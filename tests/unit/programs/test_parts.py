@@ -1,6 +1,5 @@
 """Every part that the kernels know, against float64 autograd on the masked model; and what they do not know, by name."""
 
-import copy
 import threading
 from typing import Any
 
@@ -21,67 +20,7 @@ from fedrts.programs.program import Feed, LinkProgram
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.tasks import Classification, Prediction, smoothed
-
-fedrts_kernels = pytest.importorskip("fedrts_kernels")
-if not fedrts_kernels.FILE.exists():
-    pytest.skip("fedrts-kernels has no library: there was no C compiler", allow_module_level=True)
-ISAS = fedrts_kernels.load().isas
-BEST = ISAS[-1]
-
-
-class Case:
-    """A model on a random mask with samples, in our kernels and in float64."""
-
-    def __init__(self, module, shape, samples, density=0.5, task=None, isa=BEST, seed=0, targets=None, whole=0):
-        torch.manual_seed(seed)
-        self.module, self.task, self.samples = module, task or Classification(), samples
-        self.layout = Layout.of(module)
-        bits = torch.rand(self.layout.links) < density
-        bits[: sum(self.layout.sizes[:whole])] = True
-        self.mask = Mask(bits, self.layout.sizes)
-        self.weights = self.layout.flatten(module.state_dict())
-        self.weights[: self.layout.links] *= bits
-        parameters = self.weights[self.layout.links : self.layout.parameters]
-        parameters += 0.1 * torch.randn_like(parameters)  # gammas and biases that show
-        self.x = torch.randn(samples + 3, *shape)
-        with torch.no_grad():
-            outputs = copy.deepcopy(module)(self.x).shape[1]
-        self.y = torch.randint(0, outputs, (samples + 3,)) if targets is None else targets(samples + 3, outputs)
-        self.rows = torch.randperm(samples + 3)[None, :samples]
-        self.program = LinkProgram.read(module, self.layout, self.task, self.x[:2], self.y[:2], isa)
-
-    @property
-    def batches(self):
-        return Feed(self.x, self.y, self.rows)
-
-    def in_double(self, weights=None):
-        """The module in float64 inside a vector, and its gradient vector."""
-        vector = (self.weights if weights is None else weights).double().clone()
-        gradient = torch.zeros(self.layout.parameters, dtype=torch.float64)
-        module = copy.deepcopy(self.module).double()
-        self.layout.bind(module, vector, gradient)
-        return module, vector, gradient
-
-    def check(self):
-        """Loss, gradients on the mask, statistics, and outputs in evaluation."""
-        values = self.mask.compact(self.weights)
-        found, loss = self.program.gradient(values, self.mask, self.batches)
-        module, vector, gradient = self.in_double()
-        y = self.y[self.rows[0]]
-        expected = self.task.loss(module.train(), self.x[self.rows[0]].double(), y.double() if y.is_floating_point() else y)
-        expected.backward()
-        assert abs(float(loss) - expected.item()) <= 1e-5 * max(1.0, abs(expected.item()))
-        full = self.mask.compact(torch.cat([gradient, vector[self.layout.parameters :]]))
-        sizes = [*self.mask.counts, *(entry.size for entry in self.layout.dense)]
-        names = [entry.name for entry in self.layout.parameter_entries]
-        scale = float(full[: len(found)].norm())
-        for name, ours, theirs in zip(names, found.split(sizes), full[: len(found)].split(sizes), strict=True):
-            assert float((ours - theirs).norm()) <= 5e-5 * float(theirs.norm()) + 1e-5 * scale, name  # norms: rounding
-        torch.testing.assert_close(values[len(found) :].double(), full[len(found) :], rtol=1e-5, atol=1e-5)
-        outputs = self.program.outputs(values, self.mask, self.x)
-        with torch.no_grad():
-            theirs = self.in_double(self.mask.expand(values))[0].eval()(self.x.double())
-        assert float((outputs - theirs).norm()) <= 1e-5 * float(theirs.norm())
+from indouble import BEST, ISAS, Case
 
 
 class Residual(nn.Module):
@@ -135,6 +74,7 @@ PARTS = {
     "adaptive": lambda: convolutional(nn.MaxPool2d(2, 1), nn.AdaptiveAvgPool2d(3), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
     "mean": lambda: convolutional(nn.BatchNorm2d(3), nn.ReLU(), nn.AvgPool2d(7)),
     "identity": lambda: convolutional(nn.Identity(), nn.Dropout(0.0), nn.ReLU(inplace=True)),
+    "mean of a mean": lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.AvgPool2d(5), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3)),
     "residual": lambda: Residual(nn.BatchNorm2d),
     "residual group": lambda: Residual(lambda channels: nn.GroupNorm(2, channels)),
 }
@@ -345,6 +285,67 @@ class Overwriting(nn.Module):
         return F.relu(x, inplace=True) + x
 
 
+class Doing(nn.Module):
+    """Two layers and a function of them."""
+
+    def __init__(self, function, *layers):
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleList(layers)
+
+    def forward(self, x):
+        return self.function(self.layers, x)
+
+
+def in_place_and_unused(layers, x):
+    x = layers[0](x)
+    x.relu_()
+    return layers[1](x)
+
+
+def in_place_on_a_view(layers, x):
+    x = layers[0](x)
+    return layers[1](F.relu(x.flatten(1), inplace=True)) + layers[2](x.mean((2, 3)))
+
+
+def beside_the_answer(layers, x):
+    layers[1](x)
+    return layers[0](x)
+
+
+class Frozen(nn.Module):
+    """Its norm never learns statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(9, 9), nn.BatchNorm1d(9)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return self.norm(self.layer(x))
+
+
+class OnlyInTraining(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(9, 9)
+
+    def forward(self, x):
+        return F.relu(self.layer(x)) if self.training else self.layer(x)
+
+
+def hooked(backward):
+    layer = nn.Linear(9, 9)
+    if backward:
+        layer.weight.register_hook(lambda slope: 2 * slope)
+    else:
+        layer.register_forward_hook(lambda layer, inputs, output: 2 * output)
+    return nn.Sequential(layer, nn.ReLU())
+
+
 class Own(nn.Linear):
     def forward(self, x):
         return 2 * super().forward(x)
@@ -359,14 +360,38 @@ UNKNOWN = {
     "changes in place": Overwriting(),
     "'0.weight', which is used outside a layer": nn.Sequential(Own(9, 9)),
     "momentum=None": nn.Sequential(nn.Linear(9, 9), nn.BatchNorm1d(9, momentum=None)),
+    "track_running_stats=False": nn.Sequential(nn.Linear(9, 9), nn.BatchNorm1d(9, track_running_stats=False)),
+    "'relu_' at 'relu_', whose value the model does not use": Doing(in_place_and_unused, nn.Linear(9, 9), nn.Linear(9, 9)),
+    "'layers.1', whose value the model does not use": Doing(beside_the_answer, nn.Linear(9, 9), nn.Linear(9, 9)),
+    "'layers.1.weight', which the model does not use": Doing(lambda layers, x: layers[0](x), nn.Linear(9, 9), nn.Linear(9, 9)),
+    "'norm', which keeps its mode": Frozen(),
+    "otherwise in training": OnlyInTraining(),
+    "a hook at '0'": hooked(backward=False),
+    "a hook of '0.weight'": hooked(backward=True),
+    "'add' at 'add' of different shapes": Doing(lambda layers, x: layers[0](x) + x.size(1), nn.Linear(9, 9)),
+}
+UNKNOWN_OF_IMAGES = {
+    r"Linear\(.*\) at 'layers.0' of inputs \[2, 7, 7\]": Doing(lambda layers, x: layers[0](x).flatten(1), nn.Linear(7, 7)),
+    "Relu that changes in place": Doing(in_place_on_a_view, nn.Conv2d(2, 4, 3), nn.Linear(100, 3), nn.Linear(4, 3)),
+    "max_pool2d": Doing(lambda layers, x: F.max_pool2d(layers[0](x), 2, 2, 0, 1, True).flatten(1), nn.Conv2d(2, 4, 3)),
+    "avg_pool2d": Doing(lambda layers, x: F.avg_pool2d(layers[0](x), 2, 2, 0, True).flatten(1), nn.Conv2d(2, 4, 3)),
+    "padding=same": nn.Sequential(nn.Conv2d(2, 4, 3, padding="same"), nn.Flatten()),
+    "padding_mode=reflect": nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten()),
+    "ceil_mode=True": nn.Sequential(nn.MaxPool2d(2, ceil_mode=True), nn.Conv2d(2, 4, 1), nn.Flatten()),
+    "eps=0.0": nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4, eps=0.0), nn.Flatten()),
+    "'permute'": Doing(lambda layers, x: layers[0](x).permute(0, 3, 2, 1).flatten(1), nn.Conv2d(2, 4, 3)),
+    "outputs of shape": nn.Conv2d(2, 4, 3),
 }
 
 
-@pytest.mark.parametrize("said", UNKNOWN)
-def test_an_unknown_part_is_named(said):
-    module = UNKNOWN[said]
+@pytest.mark.parametrize(
+    ("said", "module", "shape"),
+    [(said, module, shape) for known, shape in ((UNKNOWN, (9,)), (UNKNOWN_OF_IMAGES, (2, 7, 7))) for said, module in known.items()],
+)
+def test_an_unknown_part_is_named(said, module, shape):
+    """What is not computed as PyTorch would is not computed at all."""
     with pytest.raises(UnknownPartError, match=said):
-        LinkProgram.read(module, Layout.of(module), Classification(), torch.randn(2, 9), torch.zeros(2, dtype=torch.int64), BEST)
+        LinkProgram.read(module, Layout.of(module), Classification(), torch.randn(2, *shape), torch.zeros(2, dtype=torch.int64), BEST)
 
 
 def test_an_unknown_loss_is_named():
@@ -385,6 +410,8 @@ def test_bad_batches_are_refused_before_memory_is_touched():
         case.program.gradient(values, case.mask, Feed(case.x, case.y + 4, case.rows))
     with pytest.raises(IndexError, match="not there"):
         case.program.gradient(values, case.mask, Feed(case.x, case.y, case.rows + 8))
+    with pytest.raises(ValueError, match="inputs of shape"):
+        case.program.gradient(values, case.mask, Feed(case.x[:, :8].contiguous(), case.y, case.rows))
     with pytest.raises(ValueError, match="targets must be"):
         case.program.gradient(values, case.mask, Feed(case.x, case.y.float(), case.rows))
 
