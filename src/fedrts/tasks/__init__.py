@@ -407,6 +407,10 @@ class TokenLabels(Prediction):
         output = logits(trees.called(module, x))
         return float(self._mean(output, y)), output
 
+    def check_count(self, module: nn.Module, x: Tensors, y: Tensors) -> None:
+        """Batches differ in how many labels count."""
+        return None
+
     def shown(self, output: Any, y: Tensors) -> tuple[Any, Any]:
         return output.flatten(0, 1), y.flatten()
 
