@@ -14,6 +14,7 @@ from fedrts.runs.lost_units import lost_units
 from fedrts.tasks import Metrics
 from fedrts.tasks.metrics import of_run
 
+
 def inspect_run(path: Path) -> dict[str, Any]:
     """Progress, results and layer densities of a finished or unfinished run."""
     folder = RunFolder(path)

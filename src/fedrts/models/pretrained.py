@@ -73,7 +73,7 @@ def built(config: Any, head: str, attention: str, folder: Path | None = None) ->
         raise InputError(f"model_options.attention must be {' or '.join(map(repr, _ATTENTIONS))} (got {attention!r})")
     usual = {"dtype": torch.float32, "attn_implementation": attention}
     try:
-        with _alone():
+        with alone():
             if folder is None or not _has_weights(folder):
                 module: nn.Module = kind._from_config(config, **usual)
                 return module
@@ -161,7 +161,7 @@ def read(content: Mapping[str, Any], where: str) -> Any:
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise InputError(f"{where} has model_type = {kind!r}, which transformers {transformers.__version__} does not know")
     try:
-        with _alone():
+        with alone():
             return transformers.CONFIG_MAPPING[kind].from_dict(_without_dropped(content))
     except Exception as error:
         raise InputError(f"{where} is no configuration of a {kind}: {reason(error)}") from error
@@ -270,7 +270,7 @@ def _some(names: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """Without transformers' remarks and bars, and without a network."""
     logging = optional("transformers", "text").utils.logging
     hub = optional("huggingface_hub.constants", "text")

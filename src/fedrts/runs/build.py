@@ -267,9 +267,7 @@ def _with_given_mask(experiment: Experiment, setup: Setup, method: Method) -> tu
     if own or method.exchanges(Round.of(-1, Schedule(), Mask.full(layout.sizes), layout)):  # the method, or a set-up, chooses the mask
         return experiment, setup
     if not setup.shows_mask:
-        note(
-            "pretrained weights: the first mask keeps the largest of each layer (topology.init_mask = 'magnitude'; 'snip' asks data)"
-        )
+        note("pretrained weights: the first mask keeps the largest of each layer (topology.init_mask = 'magnitude'; 'snip' asks data)")
         topology = experiment.topology.model_copy(update={"init_mask": "magnitude"})
         return experiment.model_copy(update={"topology": topology}), replace(setup, init_mask="magnitude")
     note(

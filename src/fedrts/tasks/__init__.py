@@ -409,7 +409,7 @@ class TokenLabels(Prediction):
 
     def check_count(self, module: nn.Module, x: Tensors, y: Tensors) -> None:
         """Batches differ in how many labels count."""
-        return None
+        return
 
     def shown(self, output: Any, y: Tensors) -> tuple[Any, Any]:
         return output.flatten(0, 1), y.flatten()
