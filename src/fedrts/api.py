@@ -30,11 +30,12 @@ from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note, optional
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
+from fedrts.models import pretrained
 from fedrts.observe import Observer, Silent, judging
 from fedrts.observe.notebook import default_observer
 from fedrts.observe.progress import megabytes
 from fedrts.runs import checkpoint
-from fedrts.runs.build import Assembled, assemble, layout_of, put_together
+from fedrts.runs.build import Assembled, assemble, initialising, layout_of, put_together
 from fedrts.runs.checkpoint import Pace, Saved
 from fedrts.runs.fairness import judged
 from fedrts.runs.folder import RunFolder, Trust, check_finite, check_saved, check_versions, resume_command
@@ -263,7 +264,7 @@ def _resume(
 
 def train(
     *,
-    model: nn.Module,
+    model: nn.Module | object,
     clients: Any,
     test: Any,
     method: Method | str | None = None,
@@ -289,6 +290,7 @@ def train(
     (docs/python.md lists them all). Inputs and targets are tensors, tuples or dictionaries of them; `target` names the target of a
     dictionary or table, and `collate_fn` makes batches of samples.
 
+    `model` is a module, `"hf:FOLDER"` or a configuration of transformers.
     `loss(output, target)`, or `loss(model, batch)`, is a batch's mean loss (default cross-entropy) and `correct(output, target)` the
     number of right answers in it. `metrics` are names (`["mae", "r2"]`), your own `fedrts.tasks.metrics.Metric`s or objects with update
     and compute: without accuracy the first of them leads, without any the loss. `task` is a name ("regression", "multilabel",
@@ -300,8 +302,6 @@ def train(
     """
     sets, names = listed(clients, client)
     watching, objects = _sorted_out(callbacks)
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model is {model!r}: give a torch.nn.Module (models by name are for fedrts.run)")
     if keywords.get("data", config.CUSTOM) != config.CUSTOM:
         raise InputError(f"data = {keywords['data']!r} is for fedrts.run: fedrts.train trains on the datasets in `clients`; leave it out")
     if task is not None and ((loss or correct) is not None or (metrics and not isinstance(task, str))):
@@ -330,11 +330,16 @@ def train(
     settings = config.merged(config.recipe_settings(settings), config.merged(settings, options))
     resolved = config.complete(config.validated(Experiment, settings))
     hooks = _hooks(resolved, objects)
+    if not isinstance(model, nn.Module):
+        with initialising(resolved):
+            model = pretrained.from_python(model)
     guessed = task is None
     of_whole = loss is not None and of_batches(loss)
     reading = Reading(client, target, collate_fn, whole=of_whole or not (task is None or isinstance(task, str)))
     own = federate(sets, test, Classification(), reading, names)
     held = own.data
+    if task is None and loss is None and correct is None:
+        task = pretrained.task_name(model, held.y)
     if isinstance(task, str):
         task = judged_by(named.made(task, held.y), metrics)
     elif task is None:
@@ -517,6 +522,8 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
     pace = Pace(experiment.checkpoint.every)
     if folder is not None:
         folder.write_json("clients.json", describe_clients(run.data, run.rows, experiment.clients.partition != SITES))
+        if (described := pretrained.written(run.module)) is not None:
+            folder.write_json(pretrained.CONFIG, described)
     chosen = first >= 0 or not plan.method.exchanges(plan.round(first, state.mask))  # a set-up chooses the mask
     density = loop.density(run.layout, state.mask) if chosen else experiment.first_density
     facts = {

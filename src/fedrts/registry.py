@@ -9,7 +9,9 @@ Whoever names an import path has its code run, so settings of somebody else are 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import os
 import pkgutil
 import re
 import sys
@@ -19,13 +21,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from fedrts.errors import InputError, nearest, printable, reason
 
 T = TypeVar("T")
 IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 """What may be one: `pkg.module:name`."""
+
+
+_PATH = "PATH"
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ def permit(path: str, kind: str) -> None:
 class Registry(Generic[T]):
     """Things of one kind by name. The modules of a `package` are imported on first use, so that a new file there is enough.
 
-    With a `base`, all of them are its subclasses; with a `type`, its objects.
+    With a `base`, all of them are its subclasses; with a `type`, its objects. A function under a name such as `npz:PATH` stands for all
+    that begins with `npz:`, and is told the path first.
     """
 
     def __init__(self, kind: str, package: str | None = None, base: type | None = None, type: type | None = None) -> None:
@@ -101,9 +107,35 @@ class Registry(Generic[T]):
         self._load()
         if name in self._known:
             return self._known[name]
+        if self.is_path(name):
+            return self._at_path(*name.split(":", 1))
         if ":" in name:
             return cast(T, self._checked(name, import_path(name, self.kind)))
         raise InputError(f"there is no {self.kind} '{name}'{nearest(name, self._known)}")
+
+    def is_path(self, name: str) -> bool:
+        """Does the name, such as `npz:FILE`, belong to what is registered as `npz:PATH`?"""
+        scheme, colon, _ = name.partition(":")
+        return bool(colon) and f"{scheme}:{_PATH}" in self.names()
+
+    def paths(self) -> tuple[str, ...]:
+        """How names with a path begin: `npz:` and the like."""
+        return tuple(name.removesuffix(_PATH) for name in self.names() if name.endswith(f":{_PATH}"))
+
+    def absolute(self, name: str, flag: str) -> str:
+        """The name with its path, if it has one, made absolute, so that it means the same anywhere."""
+        if not self.is_path(name):
+            return name
+        scheme, _, path = name.partition(":")
+        if not path:
+            raise InputError(f"{flag} {name} names no path: give {scheme}:{_PATH}")
+        return f"{scheme}:{os.path.abspath(os.path.expanduser(path))}"
+
+    def _at_path(self, scheme: str, path: str) -> T:
+        found: Any = self._known[f"{scheme}:{_PATH}"]
+        bound = functools.partial(found, Path(path))
+        vars(bound).update(vars(found), __doc__=found.__doc__)
+        return cast(T, bound)
 
     def _checked(self, name: str, found: object) -> object:
         if self._base is not None and not (isinstance(found, type) and issubclass(found, self._base)):

@@ -17,7 +17,8 @@ from fedrts import data
 from fedrts.config import Experiment, flat, from_assignments, from_file, from_keywords, resolve, validated
 from fedrts.errors import InputError
 from fedrts.export import inspection
-from fedrts.export.inspection import export_run, inspect_run
+from fedrts.export.formats import export_run
+from fedrts.export.inspection import inspect_run
 from fedrts.observe import Silent
 from fedrts.runs.folder import RunFolder
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from pathlib import Path
 from typing import Annotated
@@ -49,24 +48,23 @@ def evaluate(
     print(json.dumps(finite(metrics)) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 
-class ExportFormat(enum.StrEnum):
-    safetensors = "safetensors"
-    dense = "dense"
-    onnx = "onnx"
-
-
 @app.command()
 def export(
     run_dir: RunDir,
     format: Annotated[
-        ExportFormat, typer.Option(help="safetensors; dense: a PyTorch state dict (.pt); onnx: checked with onnxruntime.")
-    ] = ExportFormat.safetensors,
-    out: Annotated[Path | None, typer.Option(help="File to write; default export.safetensors, .pt or .onnx in the run folder.")] = None,
+        str,
+        typer.Option(
+            help="safetensors; dense: a PyTorch state dict (.pt); onnx, torch (.pt2): programs, checked against the model; "
+            "transformers: a folder for from_pretrained, with a model card."
+        ),
+    ] = "safetensors",
+    out: Annotated[Path | None, typer.Option(help="File or folder to write; default export.SUFFIX in the run folder.")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="ONNX with weights of 8 bits; says what that does to the metrics.")] = False,
     average: Average = False,
     data_dir: DataDir = None,
     allow: Allow = None,
 ) -> None:
     """Write the model of a run folder for use elsewhere. Tensors load with `load_state_dict(strict=True)`; ONNX needs no PyTorch."""
-    from fedrts.export.inspection import export_run
+    from fedrts.export.formats import export_run
 
-    print(export_run(run_dir, format.value, out, data_dir, allow or (), average))
+    print(export_run(run_dir, format, out, data_dir, allow or (), average, ["int8"] if int8 else []))

@@ -51,9 +51,9 @@ class Workbench:
     _gradient: Tensor | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
-        parameter = next(self.module.parameters())
-        self.device, self.dtype = parameter.device, parameter.dtype
         named = dict(self.module.named_parameters())
+        parameter = named[self.layout.parameter_entries[0].name]
+        self.device, self.dtype = parameter.device, parameter.dtype
         trained = [torch.full((entry.size,), named[entry.name].requires_grad) for entry in self.layout.parameter_entries]
         flags = torch.cat(trained) if trained else torch.ones(0, dtype=torch.bool)
         self.frozen = None if bool(flags.all()) else (~flags).nonzero().squeeze(-1).to(parameter.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedrts import data
+from fedrts import data, models
 from fedrts.config.tree import Tree, flat
 from fedrts.engines.kinds import KINDS, kind
 from fedrts.registry import IMPORT_PATH
@@ -15,8 +15,8 @@ def foreign(settings: Tree) -> list[str]:
     """
     entries = [(key, entry) for key, value in flat(settings).items() for entry in (value if isinstance(value, list) else [value])]
     texts = [(key, entry) for key, entry in entries if isinstance(entry, str) and key != "tags"]
-    schemes = tuple(name.removesuffix("PATH") for name in data.names() if name.endswith(":PATH"))
-    found = [value for key, value in texts if IMPORT_PATH.fullmatch(value) and not (key == "data" and value.startswith(schemes))]
+    paths = {"data": data.data.paths(), "model": models.models.paths()}
+    found = [value for key, value in texts if IMPORT_PATH.fullmatch(value) and not value.startswith(paths.get(key, ()))]
     named = dict(texts)
     engine = named.get("engine.name")
     found += kind(engine).foreign(named.get("engine.address", "")) if engine in KINDS else []

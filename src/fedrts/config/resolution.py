@@ -107,6 +107,7 @@ def complete(experiment: Experiment) -> Experiment:
     return experiment.model_copy(
         update={
             "data": data.absolute(experiment.data),
+            "model": models.absolute(experiment.model),
             "method_options": {key: value for key, value in options.items() if value is not None},
             "density": 1.0 if method.dense else experiment.density,
             "device": _device(experiment.device),

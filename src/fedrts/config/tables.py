@@ -170,7 +170,9 @@ class Experiment(Table):
     """Everything that determines a run."""
 
     method: str = Field(methods.DEFAULT, description="a name from `fedrts methods`")
-    model: str = Field("auto", description="a name from `fedrts models`, an import path, or auto: what suits the data")
+    model: str = Field(
+        "auto", description="a name from `fedrts models`, hf:FOLDER (transformers), an import path, or auto: what suits the data"
+    )
     data: str = Field(
         data.DEFAULT,
         description="a name from `fedrts data`, folder:PATH, npz:PATH, csv:FILE, parquet:FILE, or an import path pkg.module:name",

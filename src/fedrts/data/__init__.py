@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
@@ -44,15 +43,7 @@ def register(
 
 def get(name: str) -> Loader:
     """The loader of a registered name, of `folder:PATH`, `csv:PATH` and the like, or of an import path `pkg.module:name`."""
-    scheme, colon, path = name.partition(":")
-    if not colon:
-        return data.get(name)
-    if f"{scheme}:PATH" not in data.names():
-        return _imported(name)
-    loader = data.get(f"{scheme}:PATH")
-    bound = functools.partial(loader, Path(path))
-    vars(bound).update(vars(loader), __doc__=loader.__doc__)
-    return bound
+    return _imported(name) if ":" in name and not data.is_path(name) else data.get(name)
 
 
 def _imported(name: str) -> Loader:
@@ -74,12 +65,7 @@ def _imported(name: str) -> Loader:
 
 def absolute(name: str) -> str:
     """The name with the path of `folder:PATH`, `npz:PATH` and the like made absolute, so that it means the same anywhere."""
-    scheme, colon, path = name.partition(":")
-    if not colon or f"{scheme}:PATH" not in data.names():
-        return name
-    if not path:
-        raise InputError(f"--data {name} names no path: give {scheme}:PATH")
-    return f"{scheme}:{os.path.abspath(os.path.expanduser(path))}"
+    return data.absolute(name, "--data")
 
 
 def recipe(name: str, options: Mapping[str, Any] | None = None) -> Recipe:

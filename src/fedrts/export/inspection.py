@@ -1,27 +1,18 @@
-"""Looking at a run folder: what it holds, how good its model is, and the model for use elsewhere."""
+"""Looking at a run folder: what it holds, and how good its model is."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-import torch
-
 from fedrts import api, config, data
 from fedrts.errors import InputError
-from fedrts.export.onnx import onnx_bytes
-from fedrts.files import write_atomically
 from fedrts.runs import checkpoint
-from fedrts.runs.build import assemble, with_metrics
+from fedrts.runs.build import with_metrics
 from fedrts.runs.folder import RunFolder, Trust, check_saved, resume_command
 from fedrts.runs.lost_units import lost_units
 from fedrts.tasks import Metrics
 from fedrts.tasks.metrics import of_run
-
-_CHECKED = 16
-"""Test samples on which an ONNX file must agree with the model."""
 
 
 def inspect_run(path: Path) -> dict[str, Any]:
@@ -76,52 +67,3 @@ def evaluate_run(
         return held.evaluate(model.cpu(), experiment.eval.batch_size)
     except (RuntimeError, IndexError) as error:
         raise InputError(f"the model of {path} cannot read the data set '{data_name}': {str(error).splitlines()[0]}") from error
-
-
-SUFFIXES = {"safetensors": "safetensors", "dense": "pt", "onnx": "onnx"}
-"""Of exported files, by format."""
-
-
-def export_run(
-    path: Path, format: str, out: Path | None, data_dir: Path | None = None, trust: Trust = False, average: bool = False
-) -> Path:
-    """Write a run's model, exact zeros outside the mask: named tensors (safetensors, or a PyTorch state dict), or all of it as ONNX.
-
-    `average`: the average of its late models instead.
-    """
-    folder = RunFolder(path)
-    folder.experiment_file()  # is it a run folder?
-    target = out or path / f"export.{SUFFIXES[format]}"
-    if target.is_dir():
-        raise InputError(f"cannot write {target}: it is a folder; name a file in it, such as {target / f'model.{SUFFIXES[format]}'}")
-    if folder.owns(target):
-        raise InputError(f"cannot write {target}: it is the run's own; choose another --out")
-    if not target.parent.is_dir():
-        raise InputError(f"cannot write {target}: there is no folder {target.parent}")
-    with folder.trusted(trust):
-        content = _onnx(path, data_dir, trust, average) if format == "onnx" else _tensors(path, format, data_dir, average)
-    write_atomically(target, content)
-    return target
-
-
-def _tensors(path: Path, format: str, data_dir: Path | None, average: bool) -> bytes:
-    folder = RunFolder(path)
-    tensors = folder.final_tensors(average)  # they need no model, and no code of whoever made it
-    if tensors is None:
-        experiment = config.resolve(config.from_file(folder.experiment_file()), api.ANYWHERE)
-        tensors = api.state_dict(folder, assemble(experiment, data_dir).module, average=average)
-    if format == "safetensors":
-        return safetensors.torch.save(tensors)
-    buffer = io.BytesIO()
-    torch.save(tensors, buffer)
-    return buffer.getvalue()
-
-
-def _onnx(path: Path, data_dir: Path | None, trust: Trust, average: bool) -> bytes:
-    """The model as ONNX, checked on the first test samples of the run's data."""
-    model = api.load(path, data_dir=data_dir, average=average, trust=trust)
-    experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
-    if experiment.data == config.CUSTOM:
-        raise InputError(f"the run in {path} was trained on data given in Python: there are no inputs to check an ONNX file with")
-    held = data.load(experiment.data, experiment.data_options, data_dir)
-    return onnx_bytes(model, held.inputs(held.test_x[:_CHECKED]))

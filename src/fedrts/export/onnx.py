@@ -1,21 +1,29 @@
-"""A model as an ONNX file, held against the module before it is handed out."""
+"""A model as an ONNX file, held against the module before it is handed out; with weights of 8 bits, judged before it is."""
 
 from __future__ import annotations
 
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrts.errors import InputError, optional, reason
+from fedrts.data.contract import Data
+from fedrts.errors import InputError, note, optional, reason
+from fedrts.export.formats import Answering, Format, Source, answering, as_bytes, checked_batches, is_language, register
+from fedrts.tasks import declared
+from fedrts.tasks.metrics import leading
 
 TOLERANCE = 1e-4
 """Largest difference of an output, as a share of max(1, largest output)."""
+CALIBRATING = 256
+"""Training samples from which the ranges of activations are taken."""
 
 
 def onnx_bytes(module: nn.Module, inputs: Tensor) -> bytes:
@@ -26,22 +34,63 @@ def onnx_bytes(module: nn.Module, inputs: Tensor) -> bytes:
     """
     for name in ("onnxscript", "onnxruntime"):
         optional(name, "onnx")
-    module = module.cpu().eval()
-    language = _is_language(module, inputs)
+    module = answering(module, inputs)
+    language = is_language(module, inputs)
     model = _converted(module, inputs, free_length=language)
-    _check_weights(module, model)
+    if isinstance(module, Answering):
+        _rename(model, "module.")
+    _check_weights(module.module if isinstance(module, Answering) else module, model)
     content: bytes = model.SerializeToString()
-    _check_outputs(module, content, [inputs, inputs[:1], *([inputs[:, : max(1, inputs.shape[1] // 2)]] if language else [])])
+    _check_outputs(module, content, checked_batches(inputs, language))
     return content
 
 
-def _is_language(module: nn.Module, inputs: Tensor) -> bool:
-    """Are there logits `[batch, length, vocabulary]` for every token? Other whole numbers are categories in columns, all of them needed."""
-    if inputs.is_floating_point():
-        return False
-    with torch.no_grad():
-        output: Tensor = module(inputs)
-    return output.dim() == 3 and output.shape[:2] == inputs.shape
+def int8_bytes(content: bytes, inputs: Tensor, training: Tensor) -> bytes:
+    """The same with weights of 8 bits, by onnxruntime: of models of whole numbers (tokens) matrix products alone, their activations as they
+    come; of others everything, activations in ranges that they have on some `training` inputs."""
+    optional("onnxruntime", "onnx")
+    from onnxruntime import quantization
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    rows = iter([{"input": part.numpy()} for part in training.split(len(inputs)) if len(part)])
+
+    class Rows(quantization.CalibrationDataReader):  # type: ignore[misc]
+        def get_next(self) -> Any:
+            return next(rows, None)
+
+    with tempfile.TemporaryDirectory() as scratch, _quiet(""):
+        whole, small = Path(scratch, "whole.onnx"), Path(scratch, "small.onnx")
+        try:
+            inlined = optional("onnx.inliner", "onnx").inline_local_functions(optional("onnx", "onnx").load_from_string(content))
+            quant_pre_process(inlined, str(whole), skip_symbolic_shape=True)
+            if inputs.is_floating_point():
+                form = {"quant_format": quantization.QuantFormat.QDQ, "per_channel": True, "weight_type": quantization.QuantType.QInt8}
+                quantization.quantize_static(str(whole), str(small), Rows(), **form)
+            else:
+                quantization.quantize_dynamic(str(whole), str(small), weight_type=quantization.QuantType.QInt8)
+            return small.read_bytes()
+        except Exception as error:  # onnx and onnxruntime have classes of their own for every kind
+            raise InputError(f"onnxruntime cannot make this model one of 8 bits: {reason(error)[:300]}; leave --int8 out") from error
+
+
+class InSession(nn.Module):
+    """An ONNX file as a module, by onnxruntime."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__()
+        self.session = _session(content)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs as the file's `input`, its `output`."""
+        return torch.from_numpy(self.session.run(None, {"input": x.numpy()})[0])
+
+
+def judged(content: bytes, small: bytes, held: Data, batch_size: int) -> str:
+    """What 8 bits do to a model on the test set, in a line."""
+    metric = leading(declared(held.task))
+    before, after = (held.judge(InSession(form), held.test_x, held.test_y, batch_size)[metric.name] for form in (content, small))
+    size = f"{len(small) / 1e6:.3g} MB instead of {len(content) / 1e6:.3g}"
+    return f"int8: {metric.label} {metric.text(after)} on the test set, {metric.text(before)} without; {size}"
 
 
 def _converted(module: nn.Module, inputs: Tensor, free_length: bool) -> Any:
@@ -70,6 +119,15 @@ def _converted(module: nn.Module, inputs: Tensor, free_length: bool) -> Any:
     return model
 
 
+def _rename(model: Any, prefix: str) -> None:
+    """Parameters without the `prefix` of a wrapper around the module."""
+    for entry in model.graph.initializer:
+        entry.name = entry.name.removeprefix(prefix)
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            node.input[place] = name.removeprefix(prefix)
+
+
 def _check_weights(module: nn.Module, model: Any) -> None:
     """Is every parameter in the file as it is in the module? Tied ones stand there once."""
     to_array = optional("onnx.numpy_helper", "onnx").to_array
@@ -86,14 +144,16 @@ def _check_weights(module: nn.Module, model: Any) -> None:
 
 def _check_outputs(module: nn.Module, content: bytes, batches: list[Tensor]) -> None:
     """Does onnxruntime compute what the module computes?"""
-    runtime = optional("onnxruntime", "onnx")
     try:
-        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        _compare(module, session, batches)
+        _compare(module, _session(content), batches)
     except InputError:
         raise
     except Exception as error:  # onnxruntime has classes of its own for every kind
         raise InputError(f"onnxruntime cannot run this model: {reason(error)[:300]}; use --format safetensors") from error
+
+
+def _session(content: bytes) -> Any:
+    return optional("onnxruntime", "onnx").InferenceSession(content, providers=["CPUExecutionProvider"])
 
 
 def _compare(module: nn.Module, session: Any, batches: list[Tensor]) -> None:
@@ -110,9 +170,9 @@ def _compare(module: nn.Module, session: Any, batches: list[Tensor]) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks about packages that are not needed and functions of its own."""
-    logger = logging.getLogger("torch.onnx")
+def _quiet(name: str = "torch.onnx") -> Iterator[None]:
+    """Without remarks about packages that are not needed, functions of the exporter's own, and steps that were not left out."""
+    logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -121,3 +181,17 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+def _exported(source: Source) -> bytes:
+    """The model as ONNX, checked on the first test samples of the run's data."""
+    content = onnx_bytes(source.model, source.inputs)
+    if "int8" not in source.wishes:
+        return content
+    held = source.held
+    small = int8_bytes(content, source.inputs, held.inputs(held.x[:CALIBRATING]))
+    note(judged(content, small, held, source.experiment.eval.batch_size))
+    return small
+
+
+register("onnx")(Format("a program for any ONNX runtime", ".onnx", as_bytes(_exported), takes=("int8",)))

@@ -78,6 +78,8 @@ def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, do
     experiment = run.experiment
     if CUSTOM in (experiment.model, experiment.data):
         raise InputError("nodes cannot build a model or data set that was given in Python: name them, or use another engine")
+    if run.layout.frozen and (experiment.init or experiment.origin):
+        raise InputError("frozen parameters do not travel, and nodes have no file of --init or --from: let the model load them itself")
     if door is None and experiment.clients.partition == SITES:
         raise InputError("clients.partition = 'sites' means data on other machines: use `fedrts server`")
     if door is None and folder is not None and (folder / roster.FILE).exists() and not (folder / f"{_HERE}-0.log").exists():
@@ -224,6 +226,7 @@ def _node_command(door: Door, key: Path, clients: range, data_dir: str | Path | 
     ]
     command += ["--partition", ",".join(map(str, clients)), "--device", experiment.device]
     command += ["--data", experiment.data] if ":" in experiment.data else []  # which is on this machine
+    command += ["--allow", experiment.model] if ":" in experiment.model else []
     command += [word for path in foreign(experiment.model_dump()) for word in ("--allow", path)]  # as the user's own command does
     command += ["--accept", "any", "--min-samples", "1", "--min-batch", "1", "--max-epochs", "0", "--max-parameters", "0"]  # it is our own
     return command + (["--data-dir", str(data_dir)] if data_dir else [])

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 import fedrts
-from fedrts import config
+from fedrts import config, models
 from fedrts import data as sets
 from fedrts.client import envelope
 from fedrts.client.figures import FigureForm
@@ -407,6 +407,11 @@ def accepted(text: str, host: Host) -> Experiment:
     if host.data is not None:
         same = host.data == named or (":" in named and host.data.partition(":")[0] == named.partition(":")[0])
         settings |= {"data": host.data, "data_options": _options(settings) if same else {}}
+    model = str(settings.get("model", ""))
+    if models.models.is_path(model) and model not in host.allowed:
+        raise InputError(
+            f"the experiment names a model in a folder: have it here too, then start the client with --allow {shlex.quote(model)}"
+        )
     if not host.clients:
         settings["data_options"] = {name: value for name, value in _options(settings).items() if name in OF_THE_INPUTS}
     settings["data_options"] = {**_options(settings), **host.options}

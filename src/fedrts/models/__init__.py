@@ -11,9 +11,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 Builder = Callable[..., "nn.Module"]
-"""(input_shape, classes, **options) → module."""
+"""(input_shape, classes, **options) → module. One whose weights were trained already has an attribute `pretrained` that is true."""
 
 models: Registry[Builder] = Registry("model", __name__)
 register = models.register
 names = models.names
 get = models.get
+
+
+def absolute(name: str) -> str:
+    """The name with the path of `hf:PATH` made absolute, so that it means the same anywhere."""
+    return models.absolute(name, "--model")

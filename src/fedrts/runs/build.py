@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedrts.client.training import LocalTraining
 from fedrts.client.workbench import Workbench
 from fedrts.config import Experiment
 from fedrts.data.contract import Data
+from fedrts.data.digests import digest_of
 from fedrts.data.holdings import Holdings
 from fedrts.data.partition import BY_COLUMN, SITES, by_owner, divide
 from fedrts.engines import choice
@@ -27,6 +29,7 @@ from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note, reason
 from fedrts.methods.base import Method, Sparse
 from fedrts.methods.contract import Round, Setup, State
+from fedrts.models import pretrained
 from fedrts.registry import import_path
 from fedrts.runs.feedback import check_feedback
 from fedrts.runs.initial_weights import load_weights
@@ -83,6 +86,10 @@ class Assembled:
         samples = hashlib.blake2b(held.encode(), digest_size=8).hexdigest()
         layers = [entry.name for entry in self.layout.layers]
         known = {"model": self.layout.fingerprint, "clients": samples, "layers": layers, "data": self.data.fingerprint}
+        if self.layout.frozen:
+            known["frozen"] = hashlib.blake2b(
+                repr([digest_of(tensor.detach()) for tensor in self.layout.frozen.values()]).encode(), digest_size=8
+            ).hexdigest()
         return known | {"task": likeness(self.data.task)} if self.experiment.data == config.CUSTOM else known
 
 
@@ -116,8 +123,7 @@ def assemble(experiment: Experiment, data_dir: str | Path | None = None) -> Asse
 def build_model(experiment: Experiment, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """The model of an experiment with its initial weights, for inputs of this shape."""
     options = {key: value for key, value in experiment.model_options.items() if key != "prune_output"}
-    with torch.random.fork_rng([]):
-        torch.manual_seed(random.seed(random.key(experiment.seed, "model")))
+    with initialising(experiment):
         try:
             module = models.get(experiment.model)(input_shape, classes, **options)
         except InputError:
@@ -127,6 +133,14 @@ def build_model(experiment: Experiment, input_shape: tuple[int, ...], classes: i
     if not isinstance(module, nn.Module):
         raise InputError(f"the model '{experiment.model}' gives {type(module).__name__}, which is no torch.nn.Module")
     return module
+
+
+@contextmanager
+def initialising(experiment: Experiment) -> Iterator[None]:
+    """Inside, weights are drawn by the experiment's seed."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(random.seed(random.key(experiment.seed, "model")))
+        yield
 
 
 def put_together(
@@ -157,6 +171,7 @@ def put_together(
         note(f"topology.unit = {experiment.topology.unit}: {said}")
     weights = layout.flatten(module.state_dict())
     t, e = experiment.train, experiment
+    trained = e.init is not None or origin is not None or _is_trained(module)  # and so as strong as it should be
     setup = Setup(
         layout,
         weights,
@@ -167,7 +182,7 @@ def put_together(
         budget=e.topology.budget,
         layer_density=e.topology.layer_density,
         init_mask=e.topology.init_mask,
-        init_scale=e.topology.init_scale if e.init is None and origin is None else "dense",  # what was trained is as strong as it should be
+        init_scale="dense" if trained else e.topology.init_scale,
         density_start=e.topology.density_start,
     )
     if origin is not None and not method.dense:
@@ -241,21 +256,31 @@ def with_samples(run: Assembled, samples: Sequence[int], held_out: Mapping[int, 
 
 
 def _with_given_mask(experiment: Experiment, setup: Setup, method: Method) -> tuple[Experiment, Setup]:
-    """Where nothing is said of the first mask and the weights to start from show one, it is theirs."""
+    """Where nothing is said of the first mask and the weights to start from show one, it is theirs; of a pretrained model the largest."""
     layout, links = setup.layout, setup.weights[: setup.layout.links]
     said = "init_mask" in experiment.topology.model_fields_set or experiment.origin is not None
-    started = experiment.init is not None or experiment.model == config.CUSTOM
-    if said or method.dense or not started or not setup.shows_mask:
+    trained = setup.module is not None and _is_trained(setup.module)
+    started = experiment.init is not None or experiment.model == config.CUSTOM or trained
+    if said or method.dense or not started or not (setup.shows_mask or trained):
         return experiment, setup
     own = type(method).initial_mask is not Sparse.initial_mask
     if own or method.exchanges(Round.of(-1, Schedule(), Mask.full(layout.sizes), layout)):  # the method, or a set-up, chooses the mask
         return experiment, setup
+    if not setup.shows_mask:
+        note("pretrained weights: the first mask keeps the largest of each layer (topology.init_mask = 'magnitude'; 'snip' asks data)")
+        topology = experiment.topology.model_copy(update={"init_mask": "magnitude"})
+        return experiment.model_copy(update={"topology": topology}), replace(setup, init_mask="magnitude")
     note(
         f"the first mask is that of the given weights: {links.count_nonzero():,} of {layout.links:,} prunable ones are not 0, "
         f"{sum(setup.shown_counts(method.density)):,} are to be active (topology.init_mask = 'given'; 'random' draws another)"
     )
     topology = experiment.topology.model_copy(update={"init_mask": "given"})
     return experiment.model_copy(update={"topology": topology}), replace(setup, init_mask="given", init_scale="dense")
+
+
+def _is_trained(module: nn.Module) -> bool:
+    """Does a builder say so of its module's weights?"""
+    return getattr(module, "pretrained", False) is True
 
 
 def _started(experiment: Experiment, method: Method, module: nn.Module, origin: Origin | None) -> nn.Module:
@@ -279,7 +304,8 @@ def layout_of(experiment: Experiment, module: nn.Module, prunable: Prunable | No
     if prunable is None and experiment.topology.prunable is not None:
         prunable = import_path(experiment.topology.prunable, "rule topology.prunable")  # type: ignore[assignment]
     unit = LINK if config.method_class(experiment.method).dense else experiment.topology.unit
-    return Layout.of(module, prunable, prune_output=bool(experiment.model_options.get("prune_output", False)), unit=unit)
+    prune_output = bool(experiment.model_options.get("prune_output", False))
+    return Layout.of(module, prunable or pretrained.blocks_rule(module, prune_output), prune_output=prune_output, unit=unit)
 
 
 def _check_parameters(module: nn.Module) -> None:
@@ -288,6 +314,8 @@ def _check_parameters(module: nn.Module) -> None:
         raise InputError(f"the model's parameter '{lazy}' has no shape yet: call the model once on an input before")
     if next(module.parameters(), None) is None:
         raise InputError("the model has no parameters: there is nothing to train")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise InputError("all parameters of the model are frozen (requires_grad=False): there is nothing to train")
 
 
 def _check_task(module: nn.Module, held: Data) -> None:

@@ -50,6 +50,7 @@ _IDENTITY = {
     "model": "model (or its rule of what may be pruned)",
     "clients": "clients' data",
     "data": "data (training, validation or test rows)",
+    "frozen": "frozen part of the model",
 }
 """What a checkpoint belongs to; earlier versions did not note all of it."""
 
@@ -138,7 +139,7 @@ class RunFolder:
     def owns(self, file: Path) -> bool:
         """Is it one of the files that the run keeps here, which nothing else may write?"""
         inside = file.resolve().parent == self.path.resolve()
-        return inside and file.name in ("experiment.toml", "clients.json", *_LOGS, *_RESULTS)
+        return inside and file.name in ("experiment.toml", "clients.json", "config.json", *_LOGS, *_RESULTS)
 
     def experiment_file(self) -> Path:
         file = self.path / "experiment.toml"
@@ -302,7 +303,7 @@ class RunFolder:
             what = ", ".join(f"{key} (was {then.get(key)!r}, is {now.get(key)!r})" for key in changed)
             return f"the experiment in {self.path} was changed after its checkpoint: {what}; undo that, or start a new run"
         for what, name in _IDENTITY.items():
-            if saved.facts["identity"].get(what, identity[what]) != identity[what]:
+            if saved.facts["identity"].get(what, identity.get(what)) != identity.get(what):
                 return f"the {name} is not that of the checkpoint in {self.path}: give the same, or start a new run"
         if not alike(*(known.get("task", "") for known in (saved.facts["identity"], identity))):
             return f"the loss, `correct` or task is not that of the checkpoint in {self.path}: give the same (and metrics), or start anew"

@@ -2,6 +2,7 @@
 
 `P` is the number of prunable weights, `n` the length of the vector. Tied tensors occur once. Buffers that are not floating point
 (BatchNorm's `num_batches_tracked`) or not finite (attention masks) are no part of it: they are constants that every client starts from.
+Nor are frozen parameters (a pretrained base under adapters): everybody has them, nobody changes them, and they never travel.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class Layout:
     dense: tuple[Entry, ...]
     buffers: tuple[Entry, ...]
     constants: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    frozen: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    """Parameters that are neither trained nor pruned, by all their names: the module's own tensors."""
 
     @staticmethod
     def of(module: nn.Module, prunable: Prunable | None = None, prune_output: bool = False, unit: str = LINK) -> Layout:
@@ -72,11 +75,16 @@ class Layout:
         rule = prunable or default_rule(module, prune_output)
         layers: list[Entry] = []
         dense: list[Entry] = []
+        frozen: dict[str, Tensor] = {}
         for names, parameter in _grouped(module.named_parameters(remove_duplicate=False)):
+            pruned = rule(names[0], parameter)
+            if not pruned and not parameter.requires_grad:
+                frozen |= dict.fromkeys(names, parameter)
+                continue
             if not parameter.is_floating_point():
                 raise InputError(f"parameter '{names[0]}' is {parameter.dtype}: only floating-point parameters can be trained")
             shape = tuple(parameter.shape)
-            if rule(names[0], parameter):
+            if pruned:
                 layers.append(Entry(names, shape, block_of(unit, shape)))
             else:
                 dense.append(Entry(names, shape))
@@ -90,6 +98,7 @@ class Layout:
             dense=tuple(dense),
             buffers=tuple(Entry(names, tuple(b.shape)) for names, b in buffers if _is_statistic(b)),
             constants={name: b.detach().clone() for names, b in buffers if not _is_statistic(b) for name in names},
+            frozen=frozen,
         )
 
     @cached_property
@@ -122,7 +131,7 @@ class Layout:
 
     @cached_property
     def parameters(self) -> int:
-        """`N_all`: prunable and dense parameters, tied ones counted once."""
+        """`N_all`: prunable and dense parameters, tied ones counted once and frozen ones not at all."""
         return self.links + sum(entry.size for entry in self.dense)
 
     @cached_property
@@ -177,7 +186,7 @@ class Layout:
         """A state dict that `load_state_dict(strict=True)` accepts: own copies, tied names and constants included."""
         views = self.views(vector.detach().cpu())
         tensors = {name: views[entry.name].clone() for entry in self.entries for name in entry.names}
-        return tensors | {name: value.clone() for name, value in self.constants.items()}
+        return tensors | {name: value.detach().cpu().clone() for name, value in (*self.constants.items(), *self.frozen.items())}
 
     def by_name(self, links: Tensor) -> dict[str, Tensor]:
         """A vector over the prunable weights `[P]` (a mask, a posterior) as tensors by parameter name."""

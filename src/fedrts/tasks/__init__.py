@@ -19,7 +19,7 @@ from fedrts import trees
 from fedrts.errors import InputError, note, reason
 from fedrts.sparse.mode import training
 from fedrts.tasks.crossentropy import linear_cross_entropy, rows_at_once
-from fedrts.tasks.measures import Meter, RightAnswers, labelled_rightly
+from fedrts.tasks.measures import IGNORED, Meter, RightAnswers, labelled_rightly
 from fedrts.tasks.metrics import ACCURACY, LOSS, Metric, declaration, may_be_named
 from fedrts.tasks.metrics import names as metric_names
 from fedrts.trees import Tensors
@@ -152,16 +152,26 @@ class Prediction(Classification):
 
     metrics: tuple[str | Metric, ...] = ()
 
+    def shown(self, output: Any, y: Tensors) -> tuple[Any, Any]:
+        """Output and targets of a batch as metrics see them."""
+        return output, y
+
+    def weight(self, y: Tensors) -> int:
+        """How much the mean loss of a batch with these targets counts among those of others: by its samples."""
+        return trees.count(y)
+
     def evaluate(self, module: nn.Module, x: Tensors, y: Tensors, batch_size: int) -> Metrics:
-        loss = 0.0
+        loss, total = 0.0, 0
         meters = {metric.name: self._meter(metric) for metric in _beside_loss(self)}
-        for inputs, targets, rows in batches(module, x, y, batch_size):
+        for inputs, targets, _ in batches(module, x, y, batch_size):
             mean, output = self.judged(module, inputs, targets)
-            loss += mean * rows
+            weight = self.weight(targets)
+            loss, total = loss + mean * weight, total + weight
+            output, targets = self.shown(output, targets)
             for name, meter in meters.items():
                 with _measuring(name, output, targets):
                     meter.update(output, targets)
-        found = {LOSS.name: loss / trees.count(y)}
+        found = {LOSS.name: loss / max(total, 1)}
         for name, meter in meters.items():
             with _measuring(name):
                 found[name] = float(meter.compute())
@@ -327,19 +337,19 @@ class Language:
     say how they project (see `Projecting`) and where a gradient is to be differentiated again.
     """
 
-    padding: int = -100
+    padding: int = IGNORED
     smoothing: ClassVar[float] = 0.0
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "perplexity", "perplexity_corpus")
 
-    def loss(self, module: nn.Module, x: Tensor, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+    def loss(self, module: nn.Module, x: Tensors, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
         target = y.long().flatten()
         plain = not twice and not self.smoothing
         if isinstance(module, Projecting) and plain and y.numel() * len(module.output_matrix) >= FUSED_FROM:
             return linear_cross_entropy(module.hidden(x).flatten(0, 1) / temperature, module.output_matrix, target, self.padding)
-        logits = module(x).flatten(0, 1) / temperature
-        return F.cross_entropy(logits, target, ignore_index=self.padding, label_smoothing=self.smoothing)
+        found = logits(trees.called(module, x)).flatten(0, 1) / temperature
+        return F.cross_entropy(found, target, ignore_index=self.padding, label_smoothing=self.smoothing)
 
-    def evaluate(self, module: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> Metrics:
+    def evaluate(self, module: nn.Module, x: Tensors, y: Tensor, batch_size: int) -> Metrics:
         """`perplexity`: mean over stories of exp(mean token NLL); `perplexity_corpus`: exp of the mean over all tokens."""
         perplexity = accuracy = nll = tokens = 0.0
         stories = 0
@@ -361,19 +371,63 @@ class Language:
             "perplexity_corpus": float(torch.tensor(nll / tokens, dtype=torch.float64).exp()),  # infinite rather than an error
         }
 
-    def _judged(self, module: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _judged(self, module: nn.Module, x: Tensors, y: Tensor) -> tuple[Tensor, Tensor]:
         """NLL of every target `[batch, time]` (0 for padding), and whether it was the likeliest token."""
         losses, hits = [], []
-        for logits, target in _in_parts(module, x, y):
-            losses.append(F.cross_entropy(logits, target, ignore_index=self.padding, reduction="none"))
-            hits.append(logits.argmax(-1) == target)
+        for found, target in _in_parts(module, x, y):
+            losses.append(F.cross_entropy(found, target, ignore_index=self.padding, reduction="none"))
+            hits.append(found.argmax(-1) == target)
         return torch.cat(losses).view_as(y), torch.cat(hits).view_as(y)
 
 
-def _in_parts(module: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+@dataclass(frozen=True)
+class Continuation(Language):
+    """Next-token prediction where targets are the inputs themselves, as `labels` of transformers are: each token's is the one after it."""
+
+    def loss(self, module: nn.Module, x: Tensors, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        return super().loss(module, x, self._next(y), temperature=temperature, twice=twice)
+
+    def evaluate(self, module: nn.Module, x: Tensors, y: Tensor, batch_size: int) -> Metrics:
+        return super().evaluate(module, x, self._next(y), batch_size)
+
+    def _next(self, y: Tensor) -> Tensor:
+        return F.pad(y[..., 1:], (0, 1), value=self.padding)
+
+
+@dataclass(frozen=True)
+class TokenLabels(Prediction):
+    """A label for each token `[batch, time]` (token classification, masked words); those that are −100, padding, do not count."""
+
+    metrics: tuple[str | Metric, ...] = (ACCURACY.name,)
+
+    def loss(self, module: nn.Module, x: Tensors, y: Tensors, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
+        return self._mean(logits(trees.called(module, x)) / temperature, y, self.smoothing)
+
+    def judged(self, module: nn.Module, x: Tensors, y: Tensors) -> tuple[float, Any]:
+        output = logits(trees.called(module, x))
+        return float(self._mean(output, y)), output
+
+    def check_count(self, module: nn.Module, x: Tensors, y: Tensors) -> None:
+        """Batches differ in how many labels count."""
+        return
+
+    def shown(self, output: Any, y: Tensors) -> tuple[Any, Any]:
+        return output.flatten(0, 1), y.flatten()
+
+    def weight(self, y: Tensors) -> int:
+        return int((y != IGNORED).sum())
+
+    def _mean(self, output: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Mean loss of the labels that count; 0 where none does."""
+        target = y.long().flatten()
+        total = F.cross_entropy(output.flatten(0, 1), target, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
+        return total / (target != IGNORED).sum().clamp(min=1)
+
+
+def _in_parts(module: nn.Module, x: Tensors, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits `[rows, vocabulary]` and targets `[rows]` of some tokens at a time, where the model allows it."""
     if not isinstance(module, Projecting):
-        yield module(x).flatten(0, 1), y.flatten()
+        yield logits(trees.called(module, x)).flatten(0, 1), y.flatten()
         return
     matrix = module.output_matrix
     rows = rows_at_once(len(matrix))

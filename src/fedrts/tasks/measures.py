@@ -12,6 +12,8 @@ from torch import Tensor
 from fedrts import trees
 from fedrts.errors import InputError
 
+IGNORED = -100
+"""A label that does not count, as in PyTorch and transformers."""
 Judgement = Callable[[Any, Any], "float | Tensor"]
 """(outputs, targets) of all rows → a number."""
 
@@ -50,18 +52,20 @@ def _kept(part: Any) -> trees.Tensors:
 
 
 class RightAnswers:
-    """The share of samples that `count(output, target)` counts as right."""
+    """The share of samples that `count(output, target)` counts as right; without it, of labels at which the output is largest."""
 
-    def __init__(self, count: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, count: Callable[[Tensor, Tensor], Tensor] | None = None) -> None:
         self.count = count
         self.right, self.samples = 0.0, 0
 
     def update(self, output: Any, target: Any) -> None:
-        self.right += float(self.count(output, target))
+        if self.count is None:
+            output, target = compared(output, target)
+        self.right += float((self.count or labelled_rightly)(output, target))
         self.samples += trees.count(target)
 
     def compute(self) -> float:
-        return self.right / self.samples
+        return self.right / self.samples if self.samples else math.nan
 
 
 def labelled_rightly(output: Any, target: Any) -> Tensor:
@@ -125,7 +129,19 @@ def compared(output: Any, target: Any) -> tuple[Tensor, Tensor]:
     for what, part in given.items():
         if not isinstance(part, Tensor):
             raise InputError(f"the {what} is a {type(part).__name__}, not one tensor: give a metric of your own that knows its parts")
-    return found[0], found[1]
+    return _padding_apart(found[0], found[1])
+
+
+def _padding_apart(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels that count, and their outputs: none of padding (−100); logits `[m, time, classes]` and labels `[m, time]` are one a row."""
+    if target.is_floating_point() or target.dim() > 2:
+        return output, target
+    per_token = target.dim() == 2 and output.dim() == 3 and output.shape[:2] == target.shape
+    if per_token and (output.shape[0], output.shape[2]) != tuple(target.shape):  # otherwise the classes may be the axis in the middle
+        output, target = output.flatten(0, 1), target.flatten()
+    if target.dim() == 1 and len(output) == len(target) and bool((target == IGNORED).any()):
+        output, target = output[target != IGNORED], target[target != IGNORED]
+    return output, target
 
 
 def beside(output: Any, target: Any) -> Tensor:

@@ -32,7 +32,6 @@ from fedrts.tasks.measures import (
     MicroF1,
     RightAnswers,
     area_under_roc,
-    labelled_rightly,
 )
 
 MetricFormat = Literal["number", "percent"]
@@ -141,7 +140,7 @@ def metric(label: str, *, lower_is_better: bool, format: MetricFormat = "number"
 
 _OVER_TOKENS = "perplexity over all tokens"
 
-ACCURACY = register(Metric("accuracy", "accuracy", False, "percent", partial(RightAnswers, labelled_rightly)))
+ACCURACY = register(Metric("accuracy", "accuracy", False, "percent", RightAnswers))
 PERPLEXITY = register(
     Metric("perplexity", "perplexity", True, words="perplexity, mean over stories", decimals=2, followed=False, leads_reports=True)
 )

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fedrts import trees
 from fedrts.errors import InputError
 from fedrts.registry import Registry
-from fedrts.tasks import Classification, Prediction, Task, logits
+from fedrts.tasks import Classification, Continuation, Prediction, Task, TokenLabels, logits
 from fedrts.tasks.measures import beside
 from fedrts.trees import Tensors
 
@@ -50,6 +50,20 @@ def imbalanced(targets: Tensor) -> Task:
     counts = torch.bincount(_labels("imbalanced", targets)).double()
     weights = len(targets) / ((counts > 0).sum() * counts.clamp(min=1))
     return Prediction(partial(balanced, weights=tuple(weights.tolist())), metrics=("f1", "auroc", "accuracy"))
+
+
+@register("language")
+def language(targets: Tensor) -> Task:
+    """Tokens `[n, time]` that are the inputs too, as transformers has `labels`: each predicts the next; −100 (padding) does not count."""
+    _tokens("language", targets)
+    return Continuation()
+
+
+@register("tokens")
+def tokens(targets: Tensor) -> Task:
+    """A label for each token `[n, time]`; −100 (padding, or a word that is not asked for) does not count: accuracy."""
+    _tokens("tokens", targets)
+    return TokenLabels()
 
 
 @register("multilabel")
@@ -113,6 +127,11 @@ class Regression(Prediction):
         output = logits(trees.called(module, x))
         centre, scale = self._units(output)
         return float(self.criterion(output, (y.to(output.dtype) - centre) / scale)), output * scale + centre
+
+
+def _tokens(name: str, targets: Tensor) -> None:
+    if targets.dim() != 2 or targets.is_floating_point():
+        raise InputError(f"task = '{name}' takes whole numbers [n, time], not {targets.dtype} targets of shape {list(targets.shape)}")
 
 
 def _labels(name: str, targets: Tensor) -> Tensor:

@@ -1,0 +1,192 @@
+"""The forms in which a run's model leaves it. A `Format` registered in a file of this package is all that a new one needs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedrts import api, config, data, trees
+from fedrts.data.contract import Data
+from fedrts.errors import InputError
+from fedrts.files import write_atomically
+from fedrts.registry import Registry
+from fedrts.runs.build import assemble, with_metrics
+from fedrts.runs.folder import RunFolder, Trust
+
+CHECKED = 16
+"""Test samples on which a program must agree with the model."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The model of a run, and what it was trained on, as formats ask for them."""
+
+    path: Path
+    data_dir: Path | None = None
+    trust: Trust = False
+    average: bool = False
+    """The average of its late models instead of the last one?"""
+    wishes: frozenset[str] = frozenset()
+    """What was asked for of what formats take."""
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.path)
+
+    @cached_property
+    def experiment(self) -> config.Experiment:
+        return config.resolve(config.from_file(self.folder.experiment_file()), api.ANYWHERE)
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """By name, exact zeros outside the mask; of a finished run they need no model, and no code of whoever made it."""
+        found = self.folder.final_tensors(self.average)
+        return found if found is not None else api.state_dict(self.folder, self._built(), average=self.average)
+
+    def _built(self) -> nn.Module:
+        return assemble(self.experiment, self.data_dir).module
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The module, in evaluation mode."""
+        return api.load(self.path, data_dir=self.data_dir, average=self.average, trust=self.trust).cpu()
+
+    @cached_property
+    def held(self) -> Data:
+        """The data, with all metrics of the experiment."""
+        e = self.experiment
+        if e.data == config.CUSTOM:
+            raise InputError(f"the run in {self.path} was trained on data given in Python: there are no inputs to check this format with")
+        return with_metrics(data.load(e.data, e.data_options, self.data_dir), e)
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """A few test samples as the model reads them."""
+        found = self.held.inputs(trees.at(self.held.test_x, slice(0, CHECKED)))
+        if not isinstance(found, Tensor) or not len(found):
+            raise InputError(f"'{self.experiment.data}' has no test samples of one tensor each to check this format with")
+        return found
+
+
+@dataclass(frozen=True)
+class Format:
+    """One of them."""
+
+    words: str
+    """For --help."""
+    suffix: str
+    """Of the file, with its dot; "" where it is a folder."""
+    write: Callable[[Source, Path], None]
+    """Makes the file or the (new, empty) folder."""
+    takes: Collection[str] = ()
+    """Wishes that it can fulfil."""
+
+
+formats: Registry[Format] = Registry("format", __package__, type=Format)
+register = formats.register
+names = formats.names
+get = formats.get
+
+
+def export_run(
+    path: Path,
+    format: str,
+    out: Path | None,
+    data_dir: Path | None = None,
+    trust: Trust = False,
+    average: bool = False,
+    wishes: Collection[str] = (),
+) -> Path:
+    """Write a run's model, exact zeros outside the mask, in a format."""
+    kind = get(format)
+    source = Source(path, data_dir, trust, average, frozenset(wishes))
+    for wish in sorted(source.wishes - set(kind.takes)):
+        fitting = " or ".join(name for name in names() if wish in get(name).takes)
+        raise InputError(f"--{wish} is for --format {fitting} (got {format})")
+    source.folder.experiment_file()  # is it a run folder?
+    target = out or path / (f"export{kind.suffix}" if kind.suffix else format)
+    _check_target(source.folder, target, kind)
+    with source.folder.trusted(trust):
+        if kind.suffix:
+            kind.write(source, target)
+        else:
+            _write_folder(kind, source, target)
+    return target
+
+
+def as_bytes(make: Callable[[Source], bytes]) -> Callable[[Source, Path], None]:
+    """How to write a format that is one file: whole or not at all."""
+    return lambda source, target: write_atomically(target, make(source))
+
+
+def _check_target(folder: RunFolder, target: Path, kind: Format) -> None:
+    """Can it be written there without harm?"""
+    if kind.suffix and target.is_dir():
+        raise InputError(f"cannot write {target}: it is a folder; name a file in it, such as {target / f'model{kind.suffix}'}")
+    if not kind.suffix and target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"cannot write {target}: it is there already; name a new folder with --out")
+    if folder.owns(target):
+        raise InputError(f"cannot write {target}: it is the run's own; choose another --out")
+    if not target.parent.is_dir():
+        raise InputError(f"cannot write {target}: there is no folder {target.parent}")
+
+
+def _write_folder(kind: Format, source: Source, target: Path) -> None:
+    """A folder under its name when all of it is there."""
+    building = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(building, ignore_errors=True)
+    try:
+        building.mkdir()
+        kind.write(source, building)
+        if target.exists():
+            target.rmdir()
+        building.rename(target)
+    except OSError as error:
+        raise InputError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+class Answering(nn.Module):
+    """A model whose output is one tensor: that of the model, or what it calls logits."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs `[batch, …]` → outputs `[batch, …]`."""
+        output: Tensor = trees.answer(self.module(x))
+        return output
+
+
+def answering(module: nn.Module, inputs: Tensor) -> nn.Module:
+    """The module itself where it gives a tensor; in evaluation mode."""
+    with torch.no_grad():
+        output: Any = module.cpu().eval()(inputs[:1])
+    if isinstance(output, Tensor):
+        return module
+    if not isinstance(trees.answer(output), Tensor):
+        raise InputError(f"the model gives a {type(output).__name__}, not one tensor or one called logits: use --format safetensors")
+    return Answering(module).eval()
+
+
+def checked_batches(inputs: Tensor, language: bool) -> list[Tensor]:
+    """Inputs on which a program is held against its model: several rows, one row and, for language, half the length."""
+    return [inputs, inputs[:1], *([inputs[:, : max(1, inputs.shape[1] // 2)]] if language else [])]
+
+
+def is_language(module: nn.Module, inputs: Tensor) -> bool:
+    """Are there logits `[batch, length, vocabulary]` for every token? Other whole numbers are categories in columns, all of them needed."""
+    if inputs.is_floating_point():
+        return False
+    with torch.no_grad():
+        output: Tensor = module(inputs)
+    return output.dim() == 3 and output.shape[:2] == inputs.shape

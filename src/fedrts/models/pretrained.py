@@ -1,0 +1,287 @@
+"""Models of transformers: from a folder on this machine, `--model hf:FOLDER`, or as objects in Python.
+
+Nothing is downloaded, no code of a folder is run, and nothing is unpickled: a folder gives a configuration (`config.json`) of a kind that
+the installed transformers knows, and tensors (`*.safetensors`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedrts import trees
+from fedrts.errors import InputError, note, optional, reason
+from fedrts.files import require_plain
+from fedrts.models import register
+from fedrts.sparse.layout import Prunable, default_rule, output_layer
+
+CONFIG = "config.json"
+_MOST = 2**24
+"""Bytes of a configuration at most."""
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+_HEADS = {
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+    "token_classification": "AutoModelForTokenClassification",
+    "image_classification": "AutoModelForImageClassification",
+}
+_LABELS = ("sequence_classification", "token_classification", "image_classification")
+_ATTENTIONS = ("sdpa", "eager")
+_DROPPED = ("auto_map", "_attn_implementation", "attn_implementation", "attn_implementation_internal", "_attn_implementation_internal")
+"""Keys of a configuration that name code elsewhere; what they name is never looked for."""
+_REFUSED = {"quantization_config": "a quantised model, which cannot be trained", "use_pretrained_backbone": "a model with a part elsewhere"}
+"""Keys that may not be set."""
+
+
+@register("hf:PATH")
+def from_folder(
+    folder: Path, input_shape: tuple[int, ...], classes: int, head: str = "auto", attention: str = "sdpa", **options: Any
+) -> nn.Module:
+    """Any model of transformers: config.json (random weights) and safetensors, if there are any; other options are keys of the config."""
+    config = _config(folder, options)
+    head = _fitting(config, input_shape) if head == "auto" else head
+    if head in _LABELS:
+        config.num_labels = classes
+    module = built(config, head, attention, folder)
+    _check_sizes(config, input_shape, classes, head)
+    return module
+
+
+def from_python(given: object) -> nn.Module:
+    """A model for `fedrts.train`: of `hf:FOLDER`, or of a configuration object of transformers that names its `architectures`."""
+    if isinstance(given, str) and given.startswith("hf:"):
+        folder = Path(given.removeprefix("hf:")).expanduser()
+        return built(_config(folder, {}), "auto", "sdpa", folder)
+    if isinstance(given, str) or not hasattr(given, "to_json_string"):
+        raise InputError(
+            f"model is {given!r}: give a torch.nn.Module, hf:FOLDER or a configuration of transformers (models by name are for fedrts.run)"
+        )
+    return built(given, "auto", "sdpa")
+
+
+def built(config: Any, head: str, attention: str, folder: Path | None = None) -> nn.Module:
+    """The model of a configuration, with the tensors of a folder where it has any; `head` "auto" is what `architectures` says."""
+    kind = _class(config, head, folder)
+    if attention not in _ATTENTIONS:
+        raise InputError(f"model_options.attention must be {' or '.join(map(repr, _ATTENTIONS))} (got {attention!r})")
+    usual = {"dtype": torch.float32, "attn_implementation": attention}
+    try:
+        with alone():
+            if folder is None or not _has_weights(folder):
+                module: nn.Module = kind._from_config(config, **usual)
+                return module
+            module, found = kind.from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **usual,
+            )
+    except InputError:
+        raise
+    except Exception as error:  # transformers has many
+        raise InputError(f"transformers cannot build {kind.__name__}{f' from {folder}' if folder else ''}: {reason(error)}") from error
+    fresh = sorted({*found["missing_keys"], *(entry[0] for entry in found["mismatched_keys"])})
+    if fresh:
+        note(f"{folder} has no tensors for {_some(fresh)}: {'they begin' if len(fresh) > 1 else 'it begins'} at random")
+    if found["unexpected_keys"]:
+        note(f"of the tensors in {folder} {_some(sorted(found['unexpected_keys']))} are left out: {kind.__name__} has none such")
+    module.pretrained = True  # type: ignore[assignment]
+    return module
+
+
+def is_pretrained_model(module: object) -> bool:
+    """Is it a model of transformers? The package need not be installed."""
+    kinds = type(module).__mro__
+    return any(kind.__name__ == "PreTrainedModel" and kind.__module__.startswith("transformers.") for kind in kinds)
+
+
+def blocks_rule(module: nn.Module, prune_output: bool = False) -> Prunable | None:
+    """What may be pruned of a model of transformers, alone or inside another: the weights of linear layers and convolutions of its blocks.
+
+    Embeddings, norms, poolers and heads are not, nor what is tied to an embedding; `prune_output` adds the output layer. What is around
+    it goes by the usual rule. None: there is no such model.
+    """
+    parts = [part for part in module.modules() if is_pretrained_model(part)]
+    if not parts:
+        return None
+    inside = {id(parameter) for part in parts for parameter in part.parameters()}
+    links = {id(layer.weight) for part in parts for layer in _in_blocks(part) if isinstance(getattr(layer, "weight", None), Tensor)}
+    links -= {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+    links -= {id(parameter) for parameter in module.parameters() if not parameter.requires_grad}
+    if prune_output and (output := output_layer(module)) is not None:
+        links |= {id(parameter) for parameter in output.parameters() if parameter.dim() > 1 and parameter.requires_grad}
+    usual = default_rule(module, prune_output)
+    return lambda name, parameter: id(parameter) in links if id(parameter) in inside else usual(name, parameter)
+
+
+def _in_blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The linear layers and convolutions that lie in lists of blocks."""
+    for blocks in model.modules():
+        if isinstance(blocks, nn.ModuleList):
+            for part in blocks.modules():
+                if isinstance(part, nn.Linear | nn.modules.conv._ConvNd) or type(part).__name__ == "Conv1D":  # the latter is GPT-2's
+                    yield part
+
+
+def task_name(module: nn.Module, targets: trees.Tensors) -> str | None:
+    """The task for which a model of transformers takes a label per token; None: another one."""
+    if not is_pretrained_model(module) or not isinstance(targets, Tensor) or targets.dim() != 2 or targets.is_floating_point():
+        return None
+    name = type(module).__name__
+    return "language" if name.endswith(("ForCausalLM", "LMHeadModel")) else "tokens"
+
+
+def written(module: nn.Module) -> dict[str, Any] | None:
+    """The configuration of a model of transformers, with its class; None of another model."""
+    if not is_pretrained_model(module):
+        return None
+    config: dict[str, Any] = json.loads(module.config.to_json_string())  # type: ignore[operator, union-attr]
+    return {**config, "architectures": [type(module).__name__]}
+
+
+def read(content: Mapping[str, Any], where: str) -> Any:
+    """The configuration object of what `config.json` says, by a class of the installed transformers."""
+    transformers = optional("transformers", "text")
+    if "auto_map" in content and content.get("model_type") not in transformers.CONFIG_MAPPING:
+        raise InputError(f"{where} is of a model with code of its own, which is not run: load it in Python if you trust it")
+    if (key := next((key for key in _REFUSED if _set(content, key)), None)) is not None:
+        raise InputError(f"{where} is of {_REFUSED[key]} ({key}): take another")
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        raise InputError(f"{where} has model_type = {kind!r}, which transformers {transformers.__version__} does not know")
+    try:
+        with alone():
+            return transformers.CONFIG_MAPPING[kind].from_dict(_without_dropped(content))
+    except Exception as error:
+        raise InputError(f"{where} is no configuration of a {kind}: {reason(error)}") from error
+
+
+def _without_dropped(content: Any) -> Any:
+    """A configuration, and those inside it, without the keys that name code elsewhere."""
+    if not isinstance(content, Mapping):
+        return content
+    return {key: _without_dropped(value) for key, value in content.items() if key not in _DROPPED}
+
+
+def _set(content: Any, key: str) -> bool:
+    """Is the key set to anything, in a configuration or in one inside it?"""
+    return isinstance(content, Mapping) and (bool(content.get(key)) or any(_set(value, key) for value in content.values()))
+
+
+def _config(folder: Path, options: Mapping[str, Any]) -> Any:
+    """The configuration in a folder, with `options` in the place of its keys."""
+    if not folder.is_dir():
+        raise InputError(
+            f"--model hf:{folder}: there is no such folder, and nothing is downloaded: save a model there first (save_pretrained)"
+        )
+    file = folder / CONFIG
+    require_plain(file)
+    if (folder / "adapter_config.json").exists():
+        raise InputError(f"{folder} holds adapters of PEFT: load them onto their base in Python, and give that to fedrts.train")
+    try:
+        if file.stat().st_size > _MOST:
+            raise InputError(f"{file} has more than {_MOST:,} bytes: it is no configuration")
+        content = json.loads(file.read_bytes())
+    except OSError as error:
+        raise InputError(f"{folder} holds no model of transformers: cannot read {CONFIG} ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} is no JSON: {reason(error)}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{file} is no configuration of transformers: it holds no table")
+    config = read(content, str(file))
+    known = {*config.to_dict(), *getattr(config, "attribute_map", {})}
+    for key, value in options.items():
+        if key not in known or key in (*_DROPPED, *_REFUSED):
+            raise InputError(f"unknown key 'model_options.{key}': {file} has no such key (nor is it head or attention)")
+        setattr(config, key, value)
+    return config
+
+
+def _has_weights(folder: Path) -> bool:
+    """Are there tensors? Pickled ones are refused."""
+    if any(folder.glob("*.safetensors")):
+        return True
+    if pickled := sorted(entry.name for entry in folder.iterdir() if entry.suffix in _PICKLED):
+        raise InputError(f"{folder} has its weights in {pickled[0]}, which is pickled and not read: save them as safetensors first")
+    return False
+
+
+def _class(config: Any, head: str, folder: Path | None) -> Any:
+    """The class to be built."""
+    transformers = optional("transformers", "text")
+    if head == "auto":
+        name = next(iter(config.architectures or ()), None)
+        if name is None:
+            raise InputError(
+                f"{folder / CONFIG if folder else type(config).__name__} names no architectures: give them, such as "
+                "architectures=['BertForSequenceClassification'], or the model itself"
+            )
+        kind = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+        if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+            raise InputError(f"architectures = [{name!r}] is no model that transformers {transformers.__version__} has")
+        return kind
+    if head not in _HEADS:
+        raise InputError(f"model_options.head must be auto, {', '.join(_HEADS)} (got {head!r})")
+    mapping = getattr(transformers, _HEADS[head])._model_mapping
+    try:
+        return mapping[type(config)]
+    except KeyError as error:
+        raise InputError(f"transformers has no {config.model_type} for model_options.head = '{head}'") from error
+
+
+def _fitting(config: Any, input_shape: tuple[int, ...]) -> str:
+    """The head where nothing is said: what the folder was saved with; otherwise what the form of inputs suggests."""
+    if config.architectures:
+        name = str(config.architectures[0])
+        ends = {"ForSequenceClassification": "sequence_classification", "ForTokenClassification": "token_classification"}
+        ends |= {"ForImageClassification": "image_classification"}
+        return next((head for end, head in ends.items() if name.endswith(end)), "auto")
+    return "image_classification" if len(input_shape) == 3 else "causal_lm"
+
+
+def _check_sizes(config: Any, input_shape: tuple[int, ...], classes: int, head: str) -> None:
+    """Has the model room for these inputs?"""
+    words, positions = (getattr(config, key, None) for key in ("vocab_size", "max_position_embeddings"))
+    if len(input_shape) != 1:
+        return
+    if head not in _LABELS and isinstance(words, int) and words < classes:
+        raise InputError(
+            f"the model has {words:,} words and the data {classes:,}: set model_options.vocab_size = {classes} (random weights)"
+        )
+    if isinstance(positions, int) and 0 < positions < input_shape[0]:
+        raise InputError(
+            f"the model has {positions:,} positions, too few for sequences of {input_shape[0]:,} tokens: shorten them (data_options.length)"
+        )
+
+
+def _some(names: list[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Without transformers' remarks and bars, and without a network."""
+    logging = optional("transformers", "text").utils.logging
+    hub = optional("huggingface_hub.constants", "text")
+    level, bars, offline = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.HF_HUB_OFFLINE
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    hub.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        hub.HF_HUB_OFFLINE = offline
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
