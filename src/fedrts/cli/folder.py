@@ -53,20 +53,39 @@ class ExportFormat(enum.StrEnum):
     safetensors = "safetensors"
     dense = "dense"
     onnx = "onnx"
+    sparse = "sparse"
+
+
+class StoredValues(enum.StrEnum):
+    float32 = "float32"
+    float16 = "float16"
+    int8 = "int8"
 
 
 @app.command()
 def export(
     run_dir: RunDir,
     format: Annotated[
-        ExportFormat, typer.Option(help="safetensors; dense: a PyTorch state dict (.pt); onnx: checked with onnxruntime.")
+        ExportFormat,
+        typer.Option(
+            help="safetensors; dense: a PyTorch state dict (.pt); onnx: checked with onnxruntime; sparse: as small as the density."
+        ),
     ] = ExportFormat.safetensors,
-    out: Annotated[Path | None, typer.Option(help="File to write; default export.safetensors, .pt or .onnx in the run folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; default export.safetensors, .pt, .onnx, .frts in the run folder.")
+    ] = None,
+    value_type: Annotated[
+        StoredValues, typer.Option(help="Of the weights in a sparse archive: float32 (exact), float16 or int8 (nearest).")
+    ] = StoredValues.float32,
     average: Average = False,
     data_dir: DataDir = None,
     allow: Allow = None,
 ) -> None:
-    """Write the model of a run folder for use elsewhere. Tensors load with `load_state_dict(strict=True)`; ONNX needs no PyTorch."""
+    """Write the model of a run folder for use elsewhere.
+
+    Tensors load with `load_state_dict(strict=True)`; ONNX needs no PyTorch; a sparse archive is read by `fedrts.load`, and by a program
+    in C that needs no Python (see the page on export).
+    """
     from fedrts.export.inspection import export_run
 
-    print(export_run(run_dir, format.value, out, data_dir, allow or (), average))
+    print(export_run(run_dir, format.value, out, data_dir, allow or (), average, value_type.value))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
+from torch import Tensor, nn
 
 from fedrts import api, config, data
 from fedrts.errors import InputError
 from fedrts.export.onnx import onnx_bytes
+from fedrts.export.sparse import archived, tensors_alone
 from fedrts.files import write_atomically
+from fedrts.programs.archive import StoredType
 from fedrts.runs import checkpoint
 from fedrts.runs.build import assemble, with_metrics
 from fedrts.runs.folder import RunFolder, Trust, check_saved, resume_command
@@ -78,50 +83,99 @@ def evaluate_run(
         raise InputError(f"the model of {path} cannot read the data set '{data_name}': {str(error).splitlines()[0]}") from error
 
 
-SUFFIXES = {"safetensors": "safetensors", "dense": "pt", "onnx": "onnx"}
-"""Of exported files, by format."""
+@dataclass(frozen=True)
+class Asked:
+    """What a user wants of a run's model."""
+
+    run: Path
+    data_dir: Path | None
+    trust: Trust
+    average: bool
+    """The average of its late models instead of the last one."""
+    value_type: StoredType
+
+    @property
+    def experiment(self) -> config.Experiment:
+        return config.resolve(config.from_file(RunFolder(self.run).experiment_file()), api.ANYWHERE)
+
+    @property
+    def module(self) -> nn.Module:
+        return api.load(self.run, data_dir=self.data_dir, average=self.average, trust=self.trust)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """By name; those of a finished run need no model, and no code of whoever made it."""
+        folder = RunFolder(self.run)
+        tensors = folder.final_tensors(self.average)
+        if tensors is None:
+            tensors = api.state_dict(folder, assemble(self.experiment, self.data_dir).module, average=self.average)
+        return tensors
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of exported files."""
+
+    suffix: str
+    write: Callable[[Asked], bytes]
+    shortens: bool = False
+    """Can it hold values in fewer bits?"""
 
 
 def export_run(
-    path: Path, format: str, out: Path | None, data_dir: Path | None = None, trust: Trust = False, average: bool = False
+    path: Path,
+    format: str,
+    out: Path | None,
+    data_dir: Path | None = None,
+    trust: Trust = False,
+    average: bool = False,
+    value_type: StoredType = "float32",
 ) -> Path:
-    """Write a run's model, exact zeros outside the mask: named tensors (safetensors, or a PyTorch state dict), or all of it as ONNX.
-
-    `average`: the average of its late models instead.
-    """
-    folder = RunFolder(path)
+    """Write a run's model, or the `average` of its late ones, exact zeros outside the mask; FORMATS says in which ways."""
+    folder, kind = RunFolder(path), FORMATS[format]
     folder.experiment_file()  # is it a run folder?
-    target = out or path / f"export.{SUFFIXES[format]}"
+    if value_type != "float32" and not kind.shortens:
+        raise InputError(f"--value-type {value_type} is for --format sparse: {format} holds values as they are")
+    target = out or path / f"export.{kind.suffix}"
     if target.is_dir():
-        raise InputError(f"cannot write {target}: it is a folder; name a file in it, such as {target / f'model.{SUFFIXES[format]}'}")
+        raise InputError(f"cannot write {target}: it is a folder; name a file in it, such as {target / f'model.{kind.suffix}'}")
     if folder.owns(target):
         raise InputError(f"cannot write {target}: it is the run's own; choose another --out")
     if not target.parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}")
     with folder.trusted(trust):
-        content = _onnx(path, data_dir, trust, average) if format == "onnx" else _tensors(path, format, data_dir, average)
+        content = kind.write(Asked(path, data_dir, trust, average, value_type))
     write_atomically(target, content)
     return target
 
 
-def _tensors(path: Path, format: str, data_dir: Path | None, average: bool) -> bytes:
-    folder = RunFolder(path)
-    tensors = folder.final_tensors(average)  # they need no model, and no code of whoever made it
-    if tensors is None:
-        experiment = config.resolve(config.from_file(folder.experiment_file()), api.ANYWHERE)
-        tensors = api.state_dict(folder, assemble(experiment, data_dir).module, average=average)
-    if format == "safetensors":
-        return safetensors.torch.save(tensors)
+def _dense(asked: Asked) -> bytes:
     buffer = io.BytesIO()
-    torch.save(tensors, buffer)
+    torch.save(asked.tensors, buffer)
     return buffer.getvalue()
 
 
-def _onnx(path: Path, data_dir: Path | None, trust: Trust, average: bool) -> bytes:
+def _onnx(asked: Asked) -> bytes:
     """The model as ONNX, checked on the first test samples of the run's data."""
-    model = api.load(path, data_dir=data_dir, average=average, trust=trust)
-    experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
+    model, experiment = asked.module, asked.experiment
     if experiment.data == config.CUSTOM:
-        raise InputError(f"the run in {path} was trained on data given in Python: there are no inputs to check an ONNX file with")
-    held = data.load(experiment.data, experiment.data_options, data_dir)
+        raise InputError(f"the run in {asked.run} was trained on data given in Python: there are no inputs to check an ONNX file with")
+    held = data.load(experiment.data, experiment.data_options, asked.data_dir)
     return onnx_bytes(model, held.inputs(held.test_x[:_CHECKED]))
+
+
+def _sparse(asked: Asked) -> bytes:
+    """The model as an archive; of one that was given in Python its tensors alone."""
+    experiment = asked.experiment
+    if config.CUSTOM in (experiment.model, experiment.data):
+        return tensors_alone(asked.tensors, asked.value_type)
+    held = data.load(experiment.data, experiment.data_options, asked.data_dir)
+    return archived(asked.module, experiment, held, asked.value_type)
+
+
+FORMATS: dict[str, Format] = {
+    "safetensors": Format("safetensors", lambda asked: safetensors.torch.save(asked.tensors)),
+    "dense": Format("pt", _dense),
+    "onnx": Format("onnx", _onnx),
+    "sparse": Format("frts", _sparse, shortens=True),
+}

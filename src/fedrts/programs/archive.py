@@ -1,7 +1,7 @@
 """A trained model as one file whose size follows its density, with what a device needs to run it without Python.
 
-    data = write(Content(about, (3, 32, 32), 10, None, parts, stages), "float32")
-    opened = Opened.of(data)                         # a WireError if `write` cannot have made it
+    data = write(ArchiveContent(about, (3, 32, 32), 10, None, tensors, stages), "float32")
+    opened = OpenedArchive.of(data)                         # a WireError if `write` cannot have made it
     module.load_state_dict(opened.tensors(module.state_dict()))
 
 docs/export.md describes the bytes. `kernels/src/fedrts_kernels/archive.c` reads them in C, operations included; here they are only written,
@@ -37,13 +37,13 @@ StoredType = Literal["float32", "float16", "int8"]
 _CHECKSUM = struct.Struct("<I")
 _VALUE_TYPES: tuple[StoredType, ...] = ("float32", "float16", "int8")
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
-"""Their places are their numbers in the file, those of value types too."""
+"""Types of tensors; their places here, and those of the value types, are their numbers in the file."""
 _MOST = 2**31 - 1
 """Elements of a tensor."""
 
 
 @dataclass(frozen=True)
-class Part:
+class ArchivedTensor:
     """A tensor by all its names, and the output and input channels of an arm where its links are grouped."""
 
     names: tuple[str, ...]
@@ -52,7 +52,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Content:
+class ArchiveContent:
     """All that an archive holds."""
 
     about: Mapping[str, Any]
@@ -62,26 +62,26 @@ class Content:
     """Numbers that the model gives for a sample; classes, where it tells them apart."""
     normalisation: tuple[Sequence[float], Sequence[float]] | None
     """Scale and shift of each channel by which stored pixels become inputs."""
-    parts: Sequence[Part]
+    tensors: Sequence[ArchivedTensor]
     stages: Sequence[Stage]
     """None of a model that the kernels do not know."""
 
 
-def write(content: Content, value_type: StoredType = "float32") -> bytes:
+def write(content: ArchiveContent, value_type: StoredType = "float32") -> bytes:
     """The bytes of an archive; of what is not 0, weights in `value_type`, each rounded to the nearest there is."""
     pieces = [MAGIC, bytes([VERSION]), _text(json.dumps(content.about, sort_keys=True))]
     pieces += [_numbers(len(content.input_shape), *content.input_shape, content.outputs)]
     scale, shift = content.normalisation or ((), ())
-    pieces += [varint(len(scale)), struct.pack(f"<{2 * len(scale)}f", *scale, *shift), varint(len(content.parts))]
-    for part in content.parts:
+    pieces += [varint(len(scale)), struct.pack(f"<{2 * len(scale)}f", *scale, *shift), varint(len(content.tensors))]
+    for part in content.tensors:
         pieces += _tensor(part, value_type)
-    number = {name: place for place, part in enumerate(content.parts) for name in part.names}
+    number = {name: place for place, part in enumerate(content.tensors) for name in part.names}
     pieces += [varint(len(content.stages)), *(_stage(stage, number) for stage in content.stages)]
     data = b"".join(pieces)
     return data + _CHECKSUM.pack(zlib.crc32(data))
 
 
-def _tensor(part: Part, value_type: StoredType) -> Iterator[bytes]:
+def _tensor(part: ArchivedTensor, value_type: StoredType) -> Iterator[bytes]:
     """Names, type, shape, type of the values, arms, positions, values."""
     tensor = part.tensor.detach().cpu()
     whole = tensor.dtype != torch.float32 or tensor.dim() < 2
@@ -159,7 +159,7 @@ def _text(text: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedArchive:
     """An archive whose checksum is right, read as far as its description."""
 
     about: dict[str, Any]
@@ -168,7 +168,7 @@ class Opened:
     rest: memoryview
 
     @staticmethod
-    def of(data: bytes) -> Opened:
+    def of(data: bytes) -> OpenedArchive:
         """The description; a `WireError` if `write` cannot have made the bytes."""
         if len(data) < len(MAGIC) + 1 + _CHECKSUM.size or not data.startswith(MAGIC):
             raise WireError("this is no archive of a model")
@@ -186,7 +186,7 @@ class Opened:
         shape = tuple(reader.varint(_MOST) for _ in range(reader.varint(8)))
         outputs = reader.varint(_MOST)
         reader.take(8 * reader.varint(reader.left // 8))
-        return Opened(about, shape, outputs, reader.take(reader.left).data)
+        return OpenedArchive(about, shape, outputs, reader.take(reader.left).data)
 
     def tensors(self, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The state dict of a model whose tensors look like these; nothing of another shape is made."""
