@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pkgutil
 import time
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from fedrts import config, planning, trees
@@ -28,14 +30,17 @@ from fedrts.data.partition import SITES
 from fedrts.data.ragged import Collate
 from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note, optional
+from fedrts.files import check_expansion
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
 from fedrts.models import pretrained
 from fedrts.observe import Observer, Silent, judging
 from fedrts.observe.notebook import default_observer
 from fedrts.observe.progress import megabytes
+from fedrts.programs import archive
+from fedrts.registry import only_allowing
 from fedrts.runs import checkpoint
-from fedrts.runs.build import Assembled, assemble, initialising, layout_of, put_together
+from fedrts.runs.build import Assembled, assemble, build_model, initialising, layout_of, put_together
 from fedrts.runs.checkpoint import Pace, Saved
 from fedrts.runs.fairness import judged
 from fedrts.runs.folder import RunFolder, Trust, check_finite, check_saved, check_versions, resume_command
@@ -50,6 +55,7 @@ from fedrts.server.rounds import Played
 from fedrts.sparse.layout import Prunable
 from fedrts.tasks import Classification, CountRight, Loss, Task, judged_by, named, of_batches, predicting
 from fedrts.tasks.metrics import LOSS, Metric, leading, of_run
+from fedrts.wire.errors import WireError
 from fedrts.wire.fields import Frame
 
 if TYPE_CHECKING:
@@ -59,6 +65,8 @@ _TUNER = "fedrts.comparison.tuned_run:with_best_rate"
 """Looked up when it is asked for: it plays runs, and so lies in a room above this one."""
 ANYWHERE: dict[str, Any] = {"device": "cpu", "init": None, "origin": None, "callbacks": []}
 """A model can be looked at on a machine that lacks the device it was trained on, what it started from, and who watched it."""
+ARCHIVED = ("model", "model_options", "method", "method_options", "density")
+"""Keys by which an archive says how its module is built."""
 
 
 _SETTINGS = {*Experiment.model_fields, *config.SHORT} - {"callbacks"}
@@ -407,7 +415,7 @@ def load(
     average: bool = False,
     trust: Trust = False,
 ) -> nn.Module:
-    """The model of a run folder: of a finished run its result, of an interrupted one its newest checkpoint.
+    """The model of a run folder: of a finished run its result, of an interrupted one its newest checkpoint; or of an exported archive.
 
     `average`: the average of its late models (`train.average`) instead of the last one.
 
@@ -415,8 +423,58 @@ def load(
     path runs only if you `trust` it: True, or a list of paths such as `["my_package.nets:net"]`.
     """
     folder = RunFolder(path)
+    if _is_archive(folder.path):
+        return _from_archive(folder.path, model, trust)
     with folder.trusted(trust):
         return _load(folder, model, prunable, data_dir, average)
+
+
+def _is_archive(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(archive.MAGIC)) == archive.MAGIC
+
+
+def _from_archive(path: Path, model: nn.Module | None, trust: Trust) -> nn.Module:
+    """The module of `fedrts export --format sparse`: built by name, unless it is given."""
+    data = path.read_bytes()
+    try:
+        opened = archive.OpenedArchive.of(data)
+        if model is None:
+            model = _module_of(opened, path, trust)
+        tensors = opened.tensors(model.state_dict())
+    except WireError as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    check_finite(tensors, str(path))
+    model.load_state_dict(tensors, strict=True)
+    return model.eval()
+
+
+def _module_of(opened: archive.OpenedArchive, path: Path, trust: Trust) -> nn.Module:
+    """A new module as an archive describes it; it is no larger than the archive shows it to be."""
+    about = opened.about
+    if about.get("model") == config.CUSTOM:
+        raise InputError(f"{path} holds a model given in Python: pass it as fedrts.load(path, model=…)")
+    given = [trust] if isinstance(trust, str) else None if trust is True else trust or ()
+    shape, classes = about.get("input_shape"), about.get("classes")
+    if not isinstance(shape, list) or not all(isinstance(side, int) for side in shape) or not isinstance(classes, int):
+        raise InputError(f"cannot read {path}: it does not say what its model reads and gives")
+
+    def remedy(named: str) -> str:
+        return f"if you trust whoever made {path}, add trust=[{named!r}]"
+
+    with contextlib.nullcontext() if given is None else only_allowing(given, remedy):
+        settings = {key: about[key] for key in ARCHIVED if key in about} | {"data": config.CUSTOM}
+        experiment = config.resolve(settings, ANYWHERE)
+        method = config.make_method(experiment)
+        if ":" not in experiment.model:
+            with torch.device("meta"):  # shapes without numbers: they may be any that somebody wrote
+                likeness = method.prepare(build_model(experiment, tuple(shape), classes)).state_dict()
+            expanded = sum(tensor.numel() * tensor.element_size() for tensor in likeness.values())
+            check_expansion(path, path.stat().st_size, expanded, "export it again")
+            opened.tensors(likeness)
+        return method.prepare(build_model(experiment, tuple(shape), classes))
 
 
 def _load(folder: RunFolder, model: nn.Module | None, prunable: Prunable | None, data_dir: str | Path | None, average: bool) -> nn.Module:

@@ -4,7 +4,12 @@
     library.isas                               # ("portable", "avx2", "avx512"), the best last
     library.run("avx2", program, context)      # a program of `structures.Operation`s
 
-`fedrts` assembles the programs (fedrts.programs); this package knows nothing of models.
+`fedrts` assembles the programs (fedrts.programs). A model that was exported with `fedrts export --format sparse` needs nothing else:
+
+    model = fedrts_kernels.Model(Path("model.frts").read_bytes())
+    outputs = model(x)
+
+and `PROGRAM` predicts with it where there is no Python at all.
 """
 
 from __future__ import annotations
@@ -15,13 +20,17 @@ from ctypes import Array, byref, c_int64, sizeof
 from functools import cache
 from pathlib import Path
 
+from fedrts_kernels import build, model
 from fedrts_kernels.build import ISAS, LIBRARY
+from fedrts_kernels.model import Model as Model
 from fedrts_kernels.structures import Context, Operation
 
 __version__ = "0.1.0"
-ABI = 2
+ABI = 3
 FILE = Path(os.environ.get("FEDRTS_KERNELS_LIBRARY") or Path(__file__).resolve().parent / LIBRARY)
 """The library; the environment may name another build of it, such as one with sanitizers."""
+PROGRAM = FILE.with_name(build.PROGRAM)
+"""The program, beside the library."""
 
 _WRONG = {1: "an operation is not known", 2: "a label is no class of the model", 3: "this processor lacks the instruction set"}
 
@@ -39,6 +48,9 @@ class Library:
         sizes = (self._library.fedrts_abi(), self._library.fedrts_size_of_operation(), self._library.fedrts_size_of_context())
         if sizes != (ABI, sizeof(Operation), sizeof(Context)):
             raise OSError(f"{file} is of another version: build it again with python -m fedrts_kernels")
+        model.declare(self._library)
+        self.functions = self._library
+        """Of models (`model.h`)."""
         self.isas: tuple[str, ...] = tuple(isa for number, isa in enumerate(ISAS) if self._library.fedrts_has(number))
         """The instruction sets of this processor, the best last."""
 

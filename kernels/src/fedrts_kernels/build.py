@@ -1,4 +1,4 @@
-"""Compile the library with the machine's C compiler: once for every instruction set, linked together.
+"""Compile the library with the machine's C compiler: once for every instruction set, linked together; and the program `run` beside it.
 
     python -m fedrts_kernels [--sanitize] [--out FILE]
 
@@ -19,6 +19,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = "libfedrts_kernels.so"
+PROGRAM = "run"
+"""Predicts with exported models; lies beside the library."""
 ISAS = {
     "portable": [],
     "avx2": ["-mavx2", "-mfma"],
@@ -44,9 +46,9 @@ def compiler() -> list[str]:
 
 
 def build(out: Path, sanitize: bool = False) -> None:
-    """Compile the library into the file `out`."""
+    """Compile the library into the file `out`, and the program beside it."""
     command, more = compiler(), SANITIZERS if sanitize else []
-    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    x86 = _builds_for(command).startswith(("x86_64", "amd64"))
     with tempfile.TemporaryDirectory() as folder:
         objects = []
         for isa, flags in ISAS.items():
@@ -54,14 +56,26 @@ def build(out: Path, sanitize: bool = False) -> None:
                 objects.append(f"{folder}/{isa}.o")
                 source = str(HERE / "kernels.c")
                 _run([*command, *FLAGS, *more, *flags, f"-DENTRY=fedrts_run_{isa}", "-c", source, "-o", objects[-1]])
-        objects.append(f"{folder}/dispatch.o")
-        told = ["-DWITH_X86"] if x86 else []
-        _run([*command, *FLAGS, *more, *told, "-c", str(HERE / "dispatch.c"), "-o", objects[-1]])
-        whole = f"{folder}/{LIBRARY}"
-        _run([*command, *more, "-shared", "-o", whole, *objects, "-lm"])
+        for name in ("dispatch", "archive", "model", "run"):
+            objects.append(f"{folder}/{name}.o")
+            told = ["-DWITH_X86"] if x86 else []
+            _run([*command, *FLAGS, *more, *told, "-c", str(HERE / f"{name}.c"), "-o", objects[-1]])
+        library, program = f"{folder}/{LIBRARY}", f"{folder}/{PROGRAM}"
+        _run([*command, *more, "-shared", "-o", library, *objects[:-1], "-lm"])
+        _run([*command, *more, "-o", program, *objects, "-lm"])
         out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(whole, f"{out}.new")
-        os.replace(f"{out}.new", out)
+        for made, target in ((library, out), (program, out.with_name(PROGRAM))):
+            shutil.copy(made, f"{target}.new")  # with the right to be run
+            os.replace(f"{target}.new", target)
+
+
+def _builds_for(command: list[str]) -> str:
+    """The machine that a compiler builds for: `CC=aarch64-linux-gnu-gcc` is for another than this."""
+    try:
+        done = subprocess.run([*command, "-dumpmachine"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"the C compiler does not start: {error}") from error
+    return (done.stdout.strip() or platform.machine()).lower()
 
 
 def _run(command: list[str]) -> None:

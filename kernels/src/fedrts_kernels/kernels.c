@@ -123,7 +123,8 @@ INLINE void joined(float *at, const bits *only, int part, vec mean, vec squares,
 }
 
 /* R rows of P positions of all outputs, U sums at a time: as many accumulators as there are registers. The links of one group of channels
-   (`start` to `end` of each output), added to what earlier groups left there (`go_on`), and after the last group what follows a sum. */
+   (`start` to `end` of each output), added to what earlier groups left there (`go_on`); `bias` with the first group, after the last one what
+   follows a sum. */
 INLINE void tile(const int R, const int P, const int U, const int64_t ix, const int64_t ox, const int counts, const int go_on,
                  const int last, const gather_op *g, const float *restrict in, float *restrict out, const int32_t *restrict start,
                  const int32_t *restrict end, const int32_t *restrict offsets, const float *restrict values, const float *restrict bias,
@@ -140,12 +141,13 @@ INLINE void tile(const int R, const int P, const int U, const int64_t ix, const 
     for (int64_t o = 0; o < g->outs; o++, out += g->out_channel) {
         int32_t j = start[o];
         const int32_t stop = end[o];
-        if (j == stop && go_on && !relu && !counting) continue;
+        if (j == stop && go_on && !bias && !relu && !counting) continue;
         vec a[MOST];
         if (go_on) {
             UNROLL for (int r = 0; r < R; r++)
                 UNROLL for (int p = 0; p < P; p++)
                     UNROLL for (int h = 0; h < PARTS; h++) a[(r * P + p) * PARTS + h] = load(out + r * out_row + p * ox + h * VL);
+            if (bias) UNROLL for (int i = 0; i < R * P * PARTS; i++) a[i] += bias[o];
         } else {
             const vec first = splat(bias ? bias[o] : 0.0f);
             UNROLL for (int i = 0; i < R * P * PARTS; i++) a[i] = first;
@@ -219,13 +221,14 @@ SHAPE(1, 2, 1) SHAPE(1, 1, 2)
 static void gather_rows(const int R, const gather_op *g, const context *with, const float *in, float *out, moments *count) {
     const int32_t *starts = with->index + g->starts, *offsets = with->index + g->offsets;
     const float *values = (g->values_in_arena ? with->arena : with->weights) + g->values;
-    const float *bias = g->bias < 0 ? 0 : with->weights + g->bias;
+    const float *biases = g->bias < 0 ? 0 : with->weights + g->bias;
     int64_t x = 0;
 #define TILES(R, P) \
     for (; x + (P) <= g->cols; x += (P)) \
         for (int64_t i = 0; i < g->groups; i++) { \
             const int32_t *start = starts + i * g->outs, *end = start + g->outs; \
             const int go_on = i > 0 || g->add, last = i == g->groups - 1; \
+            const float *bias = i ? 0 : biases; \
             if (g->statistics >= 0) \
                 counted_tile_##R##_##P(go_on, last, g, in + x * g->in_col, out + x * g->out_col, start, end, offsets, values, bias, count); \
             else tile_##R##_##P(go_on, last, g, in + x * g->in_col, out + x * g->out_col, start, end, offsets, values, bias, count); \

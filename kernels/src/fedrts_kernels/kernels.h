@@ -9,7 +9,7 @@
 #define FEDRTS_KERNELS_H
 #include <stdint.h>
 
-#define FEDRTS_ABI 2
+#define FEDRTS_ABI 3
 #define LANES 16
 
 typedef struct {
@@ -19,7 +19,7 @@ typedef struct {
 /* Links come output by output, and each output's by input channel. They are worked through in groups of neighbouring channels, so that what
    many outputs read of the input stays in the nearest cache: those of output o in group g are starts[g][o] to starts[g + 1][o]. */
 
-/* out[b, o, y, x] = bias[o] + sum over links j of o: values[j] * in[b, y * in_row + x * in_col + offsets[j]] */
+/* out[b, o, y, x] = bias[o] + sum over links j of o: values[j] * in[b, y * in_row + x * in_col + offsets[j]]; `add`: to what is there */
 typedef struct {
     int64_t blocks, rows, cols, outs;
     int64_t in, in_block, in_row, in_col;

@@ -17,6 +17,7 @@ from fedrts.cli import run  # noqa: F401
 from fedrts.cli import compare  # noqa: F401
 from fedrts.cli import reproduce  # noqa: F401
 from fedrts.cli import folder  # noqa: F401
+from fedrts.cli import bench  # noqa: F401
 from fedrts.cli import report  # noqa: F401
 from fedrts.cli import watch  # noqa: F401
 from fedrts.cli import plan  # noqa: F401

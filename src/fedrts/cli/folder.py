@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from pathlib import Path
 from typing import Annotated
@@ -48,6 +49,12 @@ def evaluate(
     print(json.dumps(finite(metrics)) if as_json else "\n".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 
+class StoredValues(enum.StrEnum):
+    float32 = "float32"
+    float16 = "float16"
+    int8 = "int8"
+
+
 @app.command()
 def export(
     run_dir: RunDir,
@@ -55,16 +62,22 @@ def export(
         str,
         typer.Option(
             help="safetensors; dense: a PyTorch state dict (.pt); onnx, torch (.pt2): programs, checked against the model; "
-            "transformers: a folder for from_pretrained, with a model card."
+            "sparse: an archive as small as the density; transformers: a folder for from_pretrained, with a model card."
         ),
     ] = "safetensors",
     out: Annotated[Path | None, typer.Option(help="File or folder to write; default export.SUFFIX in the run folder.")] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="ONNX with weights of 8 bits; says what that does to the metrics.")] = False,
+    value_type: Annotated[
+        StoredValues, typer.Option(help="Of the weights: float32 (exact); int8 (onnx, sparse) and float16 (sparse) round to nearest.")
+    ] = StoredValues.float32,
     average: Average = False,
     data_dir: DataDir = None,
     allow: Allow = None,
 ) -> None:
-    """Write the model of a run folder for use elsewhere. Tensors load with `load_state_dict(strict=True)`; ONNX needs no PyTorch."""
+    """Write the model of a run folder for use elsewhere.
+
+    Tensors load with `load_state_dict(strict=True)`; ONNX needs no PyTorch; a sparse archive is read by `fedrts.load`, and by a program
+    in C that needs no Python (see the page on export).
+    """
     from fedrts.export.formats import export_run
 
-    print(export_run(run_dir, format, out, data_dir, allow or (), average, ["int8"] if int8 else []))
+    print(export_run(run_dir, format, out, data_dir, allow or (), average, value_type.value))

@@ -16,6 +16,7 @@ from fedrts import api, config, data, trees
 from fedrts.data.contract import Data
 from fedrts.errors import InputError
 from fedrts.files import write_atomically
+from fedrts.programs.archive import StoredType
 from fedrts.registry import Registry
 from fedrts.runs.build import assemble, with_metrics
 from fedrts.runs.folder import RunFolder, Trust
@@ -33,8 +34,8 @@ class Source:
     trust: Trust = False
     average: bool = False
     """The average of its late models instead of the last one?"""
-    wishes: frozenset[str] = frozenset()
-    """What was asked for of what formats take."""
+    value_type: StoredType = "float32"
+    """In what weights are written."""
 
     @property
     def folder(self) -> RunFolder:
@@ -85,8 +86,8 @@ class Format:
     """Of the file, with its dot; "" where it is a folder."""
     write: Callable[[Source, Path], None]
     """Makes the file or the (new, empty) folder."""
-    takes: Collection[str] = ()
-    """Wishes that it can fulfil."""
+    value_types: Collection[StoredType] = ("float32",)
+    """In which it can hold weights."""
 
 
 formats: Registry[Format] = Registry("format", __package__, type=Format)
@@ -102,14 +103,14 @@ def export_run(
     data_dir: Path | None = None,
     trust: Trust = False,
     average: bool = False,
-    wishes: Collection[str] = (),
+    value_type: StoredType = "float32",
 ) -> Path:
     """Write a run's model, exact zeros outside the mask, in a format."""
     kind = get(format)
-    source = Source(path, data_dir, trust, average, frozenset(wishes))
-    for wish in sorted(source.wishes - set(kind.takes)):
-        fitting = " or ".join(name for name in names() if wish in get(name).takes)
-        raise InputError(f"--{wish} is for --format {fitting} (got {format})")
+    source = Source(path, data_dir, trust, average, value_type)
+    if value_type not in kind.value_types:
+        fitting = " or ".join(name for name in names() if value_type in get(name).value_types)
+        raise InputError(f"--value-type {value_type} is for --format {fitting} (got {format})")
     source.folder.experiment_file()  # is it a run folder?
     target = out or path / (f"export{kind.suffix}" if kind.suffix else format)
     _check_target(source.folder, target, kind)

@@ -70,7 +70,7 @@ def int8_bytes(content: bytes, inputs: Tensor, training: Tensor) -> bytes:
                 quantization.quantize_dynamic(str(whole), str(small), weight_type=quantization.QuantType.QInt8)
             return small.read_bytes()
         except Exception as error:  # onnx and onnxruntime have classes of their own for every kind
-            raise InputError(f"onnxruntime cannot make this model one of 8 bits: {reason(error)[:300]}; leave --int8 out") from error
+            raise InputError(f"onnxruntime cannot make this model one of 8 bits: {reason(error)[:300]}; leave --value-type out") from error
 
 
 class InSession(nn.Module):
@@ -186,7 +186,7 @@ def _quiet(name: str = "torch.onnx") -> Iterator[None]:
 def _exported(source: Source) -> bytes:
     """The model as ONNX, checked on the first test samples of the run's data."""
     content = onnx_bytes(source.model, source.inputs)
-    if "int8" not in source.wishes:
+    if source.value_type == "float32":
         return content
     held = source.held
     small = int8_bytes(content, source.inputs, held.inputs(held.x[:CALIBRATING]))
@@ -194,4 +194,4 @@ def _exported(source: Source) -> bytes:
     return small
 
 
-register("onnx")(Format("a program for any ONNX runtime", ".onnx", as_bytes(_exported), takes=("int8",)))
+register("onnx")(Format("a program for any ONNX runtime", ".onnx", as_bytes(_exported), ("float32", "int8")))
