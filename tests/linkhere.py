@@ -13,12 +13,6 @@ pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
-from flwr.supercore.task_identity import TaskIdentity
 
 from federating import trusting
 from fedrts import config
@@ -27,6 +21,16 @@ from fedrts.flower import HELLO, engine, fleet, messages
 from fedrts.flower.deployment import _in_secret, introduction
 from fedrts.flower.engine import FlowerEngine
 from fedrts.flower.fleet import Fleet
+from fedrts.flower.inside import (
+    NodeInfo,
+    ObjectUnavailableError,
+    TaskIdentity,
+    get_all_nested_objects,
+    get_object_tree,
+    message_to_proto,
+    named,
+    remove_content_from_message,
+)
 from fedrts.flower.node import Worker
 from fedrts.flower.roster import Roster
 from fedrts.flower.state import Records
@@ -84,7 +88,7 @@ class LinkHere:
         name, node = message.object_id, message.metadata.dst_node_id
         if node in self.unknown:
             return None
-        message.metadata.__dict__["_message_id"] = name
+        named(message, name)
         if message.metadata.message_type != HELLO:
             self.down += sum(map(len, messages.opened(message)[1].values()))
         answer = self.manners.get(node, lambda message, worker: worker.reply(message))(message, self.workers[node])
@@ -94,7 +98,7 @@ class LinkHere:
 
     def answer(self, message: Message, answer: Message) -> None:
         """A node's answer has come."""
-        answer.metadata.__dict__["_message_id"] = answer.object_id
+        named(answer, answer.object_id)
         self.pieces |= {key: part.deflate() for key, part in get_all_nested_objects(answer).items()}
         head = remove_content_from_message(answer) if answer.has_content() else answer
         self.waiting[message.metadata.message_id] = (message_to_proto(head), get_object_tree(answer))

@@ -16,7 +16,6 @@ pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 import safetensors.torch
 import torch
 from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode
 
 from federating import trusting
 from fedrts import config
@@ -27,6 +26,7 @@ from fedrts.flower.deployment import _explained, introduction
 from fedrts.flower.engine import FlowerEngine, Paces
 from fedrts.flower.fleet import Fleet
 from fedrts.flower.host import Host
+from fedrts.flower.inside import ErrorCode
 from fedrts.flower.keys import Authority, issue
 from fedrts.flower.node import Parting, Worker, serve
 from fedrts.flower.roster import Member, Roster

@@ -17,7 +17,6 @@ import tomllib
 import tomli_w
 import torch
 from flwr.app import Message
-from flwr.supercore.task_identity import TaskIdentity
 
 import fedrts
 from federating import NO_LIMITS, Folder, processes, trusting
@@ -25,6 +24,7 @@ from fedrts import config, models
 from fedrts.errors import InputError
 from fedrts.flower import HELLO, PROTOCOL, STRANGER, WORK, consent, messages, policy
 from fedrts.flower.host import Host, Limits, digest_prefix, memory_size
+from fedrts.flower.inside import TaskIdentity
 from fedrts.flower.node import Worker
 from fedrts.flower.site import Site, accepted
 

@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
 from flwr.app import Message
-from flwr.supercore.task_identity import TaskIdentity
 from scipy import stats
 
 from federating import trusting
@@ -23,6 +22,7 @@ from fedrts.client.workbench import Workbench
 from fedrts.errors import InputError
 from fedrts.flower import HELLO, WORK, messages
 from fedrts.flower.deployment import introduction
+from fedrts.flower.inside import TaskIdentity
 from fedrts.flower.node import Worker
 from fedrts.flower.site import Site
 from fedrts.flower.state import Records

@@ -15,8 +15,6 @@ pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
 import torch
 from flwr.app import Message
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 
 from federating import trusting
 from fedrts.client.privacy import Protection, spent
@@ -25,6 +23,7 @@ from fedrts.flower import HELLO, PROTOCOL, messages
 from fedrts.flower.deployment import engaged, introduction
 from fedrts.flower.engine import FlowerEngine
 from fedrts.flower.fleet import Fleet
+from fedrts.flower.inside import ObjectUnavailableError, get_all_nested_objects, get_object_tree
 from fedrts.flower.link import Address, _await
 from fedrts.flower.messages import Incoming
 from fedrts.flower.node import Worker

@@ -92,6 +92,19 @@ def _first_line(name: str) -> str:
     return words.splitlines()[0]
 
 
+def test_flower_is_used_from_inside_in_one_file():
+    """All others import its public packages alone, and no name with an underscore."""
+    public = {"flwr", "flwr.app", "flwr.clientapp", "flwr.serverapp"}
+    for file in FILES:
+        if file.relative_to(SOURCE).parts == ("flower", "inside.py"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            named = [node.module] if isinstance(node, ast.ImportFrom) else []
+            named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found = {name for name in named if name and name.split(".")[0] == "flwr"}
+            assert found <= public, f"{file} imports {found - public}"
+
+
 def test_no_method_is_named_outside_its_folder():
     names = set(methods.names()) - {"fedrts"}  # which is the package's name too
     names |= {methods.get(name).__name__ for name in methods.names()}

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
-from fedrts.errors import optional
+from fedrts.errors import note, optional
 
 HELLO, WELCOME, WORK, FAREWELL = "query.hello", "query.welcome", "train.work", "query.farewell"
 """Kinds of message: who are you, you take part, do this order, and go."""
 PROTOCOL = 2
 """The version of what server and nodes say to each other; both sides name theirs when they meet. Before 2 none was named."""
+FLOWER = ("1.41", "1.42")
+"""The versions of Flower that this has been tested with; what we use of its inside is in `inside.py`."""
 STRANGER = "stranger"
 """The fact by which a node says that it was started anew, and has not been introduced to the experiment."""
 
@@ -30,3 +33,14 @@ def prepare(home: Path | None = None) -> None:
         os.environ["FLWR_HOME"] = str(home)
     optional("cryptography", "flower")
     optional("flwr", "flower")
+    if words := untested():
+        note(words)
+
+
+def untested() -> str:
+    """What to say of a Flower that nobody has tested this with; empty of one that was."""
+    version = metadata.version("flwr")
+    if ".".join(version.split(".")[:2]) in FLOWER:
+        return ""
+    after = f"{FLOWER[-1].partition('.')[0]}.{int(FLOWER[-1].partition('.')[2]) + 1}"
+    return f"Flower {version} is none of the versions tested, {' and '.join(FLOWER)}: pip install 'flwr>={FLOWER[0]},<{after}'"

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import ServerApp
 
 from fedrts.errors import InputError
 from fedrts.flower import FAREWELL, HELLO, WELCOME, WORK
 from fedrts.flower.consent import told
 from fedrts.flower.host import Host, Limits, digest_prefix, memory_size
+from fedrts.flower.inside import ErrorCode
 from fedrts.flower.messages import content, opened
 from fedrts.flower.node import Worker, recorded
 from fedrts.flower.policy import bound_memory

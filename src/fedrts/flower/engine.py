@@ -13,8 +13,6 @@ from typing import IO, Any
 
 import torch
 from flwr.app import Message
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.proto.message_pb2 import ObjectTree
 
 from fedrts.audit.witness import entries
 from fedrts.client import envelope
@@ -23,6 +21,7 @@ from fedrts.client.workbench import Workbench
 from fedrts.errors import printable
 from fedrts.flower import STRANGER, WORK
 from fedrts.flower.fleet import LOST, Fleet
+from fedrts.flower.inside import SUPERLINK_NODE_ID, ErrorCode, ObjectTree
 from fedrts.flower.messages import HEAD, SUM, Incoming, content, memory_facts, named_memories, numbers, opened
 from fedrts.methods.contract import Round, State
 from fedrts.server.collect import LATE, UNASKED, UNREACHABLE

@@ -18,29 +18,38 @@ from typing import IO, Any
 
 import httpx
 from flwr.app import Message
-from flwr.cli.build import build_fab_from_files
-from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto import control_pb2, runtime_pb2
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.constant import TaskType
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 
 import fedrts
 from fedrts.errors import InputError, note, printable
 from fedrts.flower import Say, superlink
+from fedrts.flower.inside import (
+    ACQUIRE,
+    SERVER_OPTIONS,
+    ControlHttpClient,
+    Fab,
+    HeartbeatSender,
+    HttpGrid,
+    NodeInfo,
+    ObjectTree,
+    RuntimeHttpClient,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+    TaskType,
+    build_fab_from_files,
+    control_pb2,
+    fab_to_proto,
+    make_pull_object_fn_protobuf,
+    make_task_heartbeat_fn_http,
+    message_pb2,
+    run_from_proto,
+    runtime_pb2,
+    take_the_place,
+)
+from fedrts.flower.inside import grid as connected
 from fedrts.flower.keys import Authority, trusting
 from fedrts.flower.limits import REFUSED, is_loopback
 from fedrts.flower.processes import child
 
-_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _STARTING = 60.0
 _LOST = 20.0
 """Seconds after which a SuperLink that does not answer is given up."""
@@ -92,8 +101,8 @@ class Address:
 class Link:
     """Messages to and from nodes."""
 
-    def __init__(self, grid: HttpGrid, control: ControlHttpClient, run_id: int) -> None:
-        self._grid, self._client, self._control = grid, grid._runtime_client, control
+    def __init__(self, grid: HttpGrid, client: RuntimeHttpClient, control: ControlHttpClient, run_id: int) -> None:
+        self._grid, self._client, self._control = grid, client, control
         self._pull = make_pull_object_fn_protobuf(self._client.PullObject, grid.node, run_id)
 
     def nodes(self) -> dict[int, NodeInfo]:
@@ -120,7 +129,7 @@ class Link:
         """A reply need no longer be kept."""
         with contextlib.suppress(httpx.HTTPError):
             self._client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=name)
+                message_pb2.ConfirmMessageReceivedRequest(node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=name)
             )
 
     def register(self, public_key: bytes, name: str) -> int:
@@ -152,8 +161,8 @@ def opened(address: Address, authority: Authority | None, log: Path | None, say:
         secret = secrets.token_bytes(32)
         (home / "secret").touch(0o600)
         (home / "secret").write_bytes(secret)
-        command = [sys.executable, "-m", superlink.__name__, "--host", address.host, "--port", str(address.port), "--isolation", "process"]
-        command += ["--superexec-auth-secret-file", str(home / "secret"), "--disable-runtime-dependency-installation"]
+        command = [sys.executable, "-m", superlink.__name__, "--host", address.host, "--port", str(address.port), *SERVER_OPTIONS]
+        command += ["--superexec-auth-secret-file", str(home / "secret")]
         if authority is None:
             command.append("--insecure")
         else:
@@ -183,24 +192,22 @@ def _run(stack: contextlib.ExitStack, address: Address, certificate: bytes | Non
     stack.callback(control.close)
     fab = build_fab_from_files({"pyproject.toml": _APP.encode(), "README.md": b"fedrts"})[0]
     started = control.StartRun(control_pb2.StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))))
-    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
+    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
     with contextlib.closing(
         RuntimeHttpClient.from_server_address(address.own, insecure, certificate, interceptors=[version, signed])
     ) as ask:
         token = ask.AcquireTask(runtime_pb2.AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])).token
     if not token:
         raise InputError("the SuperLink gives this run to nobody: see superlink.log")
-    grid = HttpGrid(address.own, insecure, certificate, token=token)
-    grid._retry_invoker.max_time = _LOST
+    grid, client = connected(address.own, insecure, certificate, token, _LOST)
     stack.callback(grid.close)
-    client = grid._runtime_client
     heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heart.start()
     stack.callback(lambda: heart.stop() if heart.is_running else None)
     task = client.PullTaskInput(runtime_pb2.PullTaskInputRequest())
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, task.run.run_id, task.context.node_id
+    take_the_place(task)
     grid.set_run(run_from_proto(task.run))
-    return Link(grid, control, started.run_id)
+    return Link(grid, client, control, started.run_id)
 
 
 def _await(process: Any, address: Address, certificate: bytes | None, word: str, tail: list[str]) -> None:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable import inflatable_object as objects
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError, inflate_object_from_contents
 
+from fedrts.flower import inside
+from fedrts.flower.inside import ObjectPullError, ObjectTree, ObjectUnavailableError, inflate_object_from_contents
 from fedrts.wire.errors import WireError
 
 SUM = "sum"
@@ -69,7 +68,7 @@ class Incoming:
     def __post_init__(self) -> None:
         self.missing: list[str] = []
         most = 64 + self.limit // _PIECE
-        for node in objects.iterate_object_tree(self.tree):
+        for node in inside.iterate_object_tree(self.tree):
             self.missing.append(node.object_id)
             if len(self.missing) > most:
                 raise WireError(f"a message in more than {most} pieces")
@@ -102,10 +101,10 @@ class Incoming:
 
     def _unpacked(self, piece: bytes) -> int:
         """Bytes of an array that names pieces, some perhaps many times; 0 of anything else."""
-        kind, children, _ = objects.get_object_head_values_from_object_content(piece)
+        kind, children, _ = inside.get_object_head_values_from_object_content(piece)
         if kind != Array.__qualname__:
             return 0
-        named = json.loads(objects.get_object_body(piece, Array))["arraychunk_ids"]
+        named = json.loads(inside.get_object_body(piece, Array))["arraychunk_ids"]
         return sum(len(self.contents[children[index]]) for index in named)
 
     def _fits(self, size: int) -> None:

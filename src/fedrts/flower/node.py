@@ -19,24 +19,6 @@ import safetensors.torch
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto import fleet_pb2, heartbeat_pb2
-from flwr.proto.node_pb2 import Node as NodeProto
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, push_objects
-from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from flwr.supercore.protobuf.client import ProtobufClientInterceptor
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 import fedrts
 from fedrts.audit.log import FILE, AuditLog
@@ -47,6 +29,30 @@ from fedrts.flower import FAREWELL, HELLO, PROTOCOL, STRANGER, WELCOME, Say
 from fedrts.flower.confidant import NodeKey
 from fedrts.flower.consent import SHOWN, DeclinedError, described, digest, told
 from fedrts.flower.host import ANY, Host
+from fedrts.flower.inside import (
+    HEARTBEAT_DEFAULT_INTERVAL,
+    ErrorCode,
+    FleetHttpClient,
+    HeartbeatSender,
+    Node,
+    NodeAuthHttpInterceptor,
+    ObjectPullError,
+    ObjectPushError,
+    RuntimeVersionHttpInterceptor,
+    answering,
+    fleet_pb2,
+    generate_key_pairs,
+    heartbeat_pb2,
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+    message_from_proto,
+    named,
+    no_object_id_recompute,
+    packed,
+    public_key_to_bytes,
+    push_objects,
+)
 from fedrts.flower.keys import outdated, read_private_key, seal_of, trusting
 from fedrts.flower.limits import is_loopback
 from fedrts.flower.messages import HEAD, SUM, Incoming, content, opened
@@ -359,9 +365,10 @@ class Connection:
 
     def __init__(self, server: Server, keys: tuple[Any, Any], registered: bool) -> None:
         version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
-        interceptors: list[ProtobufClientInterceptor] = [version, NodeAuthHttpInterceptor(*keys)]
         scheme, trusted = ("http", False) if server.insecure else ("https", trusting(server.authority()))
-        self.client = FleetHttpClient(f"{scheme}://{server.address}", interceptors=interceptors, verify=trusted)
+        self.client = FleetHttpClient(
+            f"{scheme}://{server.address}", interceptors=[version, NodeAuthHttpInterceptor(*keys)], verify=trusted
+        )
         self.public, self.registered, self.address = public_key_to_bytes(keys[1]), registered, server.address
         self.heart: HeartbeatSender | None = None
 
@@ -370,7 +377,7 @@ class Connection:
             if not self.registered:
                 self._register()
             request = fleet_pb2.ActivateNodeRequest(public_key=self.public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-            self.node = NodeProto(node_id=self.client.ActivateNode(request).node_id)
+            self.node = Node(node_id=self.client.ActivateNode(request).node_id)
         except httpx.HTTPStatusError as error:
             self.client.close()
             if error.response.status_code >= 500 or error.response.status_code in (408, 429):  # too slow, too many: later
@@ -406,22 +413,15 @@ class Connection:
                 return True
             time.sleep(_POLL)
         make_confirm_message_received_fn_protobuf(self.client.ConfirmMessageReceived, self.node, run)(name)
-        message = incoming.message()
-        message.metadata.__dict__["_message_id"] = name
-        reply = answer(message)
-        # It lives as long as its order does, by the server's clock: what our clock would make of that may be below nothing.
-        reply.metadata.__dict__ |= {"_created_at": message.metadata.created_at, "_ttl": message.metadata.ttl}
-        self._send(reply, run)
+        message = named(incoming.message(), name)
+        self._send(answering(answer(message), message, self.node.node_id), run)
         return True
 
     def _send(self, reply: Message, run: int) -> None:
-        reply.metadata.__dict__["_src_node_id"] = self.node.node_id
         with no_object_id_recompute():
-            reply.metadata.__dict__["_message_id"] = reply.object_id
-            tree, pieces = get_object_tree(reply), get_all_nested_objects(reply)
-            proto = message_to_proto(remove_content_from_message(reply) if reply.has_content() else reply)
+            head, tree, pieces = packed(reply)
             request = fleet_pb2.PushMessagesRequest(
-                node=self.node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[0.0]
+                node=self.node, messages_list=[head], message_object_trees=[tree], clientapp_runtime_list=[0.0]
             )
             response = self.client.PushMessages(request)
             push = make_push_object_fn_protobuf(self.client.PushObject, self.node, run, response.session_id)

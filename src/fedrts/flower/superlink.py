@@ -12,7 +12,6 @@ import base64
 import binascii
 import datetime
 import functools
-import importlib
 import os
 import ssl
 import sys
@@ -20,6 +19,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fedrts.flower import inside
+from fedrts.flower.inside import FLEET, KEY_HEADER, REGISTER, SIGNATURE_HEADER, TIME_HEADER
 from fedrts.flower.keys import fingerprint
 from fedrts.flower.limits import (
     CONNECTION,
@@ -34,8 +35,6 @@ from fedrts.flower.limits import (
     refused,
 )
 
-OPEN = "/v1/fleet/"
-"""What nodes need."""
 LONGEST = 16 * 2**20
 """Bytes of a request; Flower sends arrays in pieces of 5 MiB."""
 CLOCKS = 300.0
@@ -46,7 +45,6 @@ NAME = "FEDRTS_SUPERLINK"
 """A word by which the process that started this SuperLink knows it from another service on its port: it is the answer to GET /WORD."""
 CLOSED_UNTIL = "FEDRTS_CLOSED_UNTIL"
 """Names a file; while it is not there nodes are told to come back (503): their keys are not registered yet."""
-_KEY_HEADER, _SIGNATURE_HEADER, _TIME_HEADER = b"flwr-public-key", b"flwr-signature", b"flwr-timestamp"
 
 Headers = dict[bytes, bytes]
 
@@ -95,7 +93,7 @@ class Gate:
 
     async def _admit(self, scope: Any, headers: Headers, peer: str, receive: Any, send: Any, who: str) -> None:
         """Check all that can be known before the body is read; then read it, and pass the request on."""
-        for_nodes = scope["path"].startswith(OPEN)
+        for_nodes = scope["path"].startswith(FLEET)
         if not for_nodes and not _is_local(peer, scope.get("server")):
             raise RefusedRequestError(403, "this address is for the server itself")
         if self.closed_until and for_nodes:
@@ -106,7 +104,7 @@ class Gate:
         size = self._size(headers)
         owner = neighbourhood(peer) if for_nodes else "localhost"
         if self.registered is not None and for_nodes:
-            if scope["path"] == f"{OPEN}register-node":
+            if scope["path"] == REGISTER:
                 raise RefusedRequestError(403, "a node must be registered by the coordinator")
             owner = fingerprint(signer(headers, self.registered))
         if CONNECTION in scope and not self.connections.known(scope[CONNECTION], owner):
@@ -145,7 +143,7 @@ class Gate:
             await send(event)
 
         await self.app(scope, once_more, watch)
-        if status >= 400 and scope["path"].startswith(OPEN):
+        if status >= 400 and scope["path"].startswith(FLEET):
             peer = scope["client"][0] if scope.get("client") else ""
             refused(peer, str(status), f"{who}: {status} {said.decode('utf-8', 'replace')}")
 
@@ -155,14 +153,12 @@ def signer(headers: Headers, registered: Callable[[bytes], bool]) -> bytes:
 
     Flower checks the same, when it has read the body: nothing of the body is signed.
     """
-    from flwr.supercore.date import now
-
     try:
-        key, signature = (base64.b64decode(headers[name], validate=True) for name in (_KEY_HEADER, _SIGNATURE_HEADER))
-        stamp = headers[_TIME_HEADER]
+        key, signature = (base64.b64decode(headers[name], validate=True) for name in (KEY_HEADER, SIGNATURE_HEADER))
+        stamp = headers[TIME_HEADER]
         signed = datetime.datetime.fromisoformat(stamp.decode("ascii"))
-        late = (now() - signed).total_seconds()  # a time without its zone is no time
-        theirs, ours = (f"{moment.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC" for moment in (signed, now()))
+        late = (inside.now() - signed).total_seconds()  # a time without its zone is no time
+        theirs, ours = (f"{moment.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC" for moment in (signed, inside.now()))
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise RefusedRequestError(401, "no key and signature of a node") from error
     if not registered(key):
@@ -177,9 +173,7 @@ def signer(headers: Headers, registered: Callable[[bytes], bool]) -> bytes:
 
 @functools.lru_cache(4096)  # Flower asks the same once more
 def _verified(pem: bytes, text: bytes, signature: bytes) -> bool:
-    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
-
-    return verify_signature(bytes_to_public_key(pem), text, signature)
+    return inside.verify_signature(inside.bytes_to_public_key(pem), text, signature)
 
 
 async def _read(receive: Any, longest: int) -> bytes | None:
@@ -201,7 +195,7 @@ async def _read(receive: Any, longest: int) -> bytes | None:
 def key_name(headers: Headers) -> str:
     """` with key …`: the fingerprint of the public key that a request claims; empty without one."""
     try:
-        return f" with key {fingerprint(base64.b64decode(headers[_KEY_HEADER], validate=True))}"
+        return f" with key {fingerprint(base64.b64decode(headers[KEY_HEADER], validate=True))}"
     except (KeyError, binascii.Error):
         return ""
 
@@ -232,31 +226,6 @@ def _report_handshakes() -> None:
     protocol._on_handshake_complete = complete
 
 
-def _let_nodes_return() -> None:
-    """A node that was killed is online for another minute, and Flower would not let it in again: it takes its own place."""
-    from flwr.superlink.servicer.fleet import fleet_handlers
-
-    stock = fleet_handlers.activate_node
-
-    def activate_node(request: Any, state: Any) -> Any:
-        node = state.get_node_id_by_public_key(request.public_key)  # the request is signed with this key
-        if node is not None:
-            state.deactivate_node(node)
-        return stock(request, state)
-
-    fleet_handlers.activate_node = activate_node
-
-
-def _agree_on_signatures() -> None:
-    """Flower checks them when the body has come: with clocks as the gate has them, and what the gate has found out already.
-
-    By itself it lets a node's clock be ahead by 5 seconds.
-    """
-    node_auth: Any = importlib.import_module("flwr.superlink.routers.fleet.node_auth")
-    node_auth.SYSTEM_TIME_TOLERANCE, node_auth.TIMESTAMP_TOLERANCE = CLOCKS, WHOLE
-    node_auth.bytes_to_public_key, node_auth.verify_signature = bytes, _verified
-
-
 def _newest_tls(config: Any, stock: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
     context = stock()
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -269,14 +238,10 @@ def main() -> None:
 
     end_with_parent()
     import uvicorn
-    from flwr.superlink.main import create_app
 
     from fedrts.flower.punctual import Loop, Punctual
 
-    stock = importlib.import_module("flwr.superlink.cli.flower_superlink")  # its package has a function of the same name
-    config = stock._parse_superlink_lifespan_config()
-    app = create_app(config, stock.SuperLinkLifespan)
-    state = app.state.linkstate_factory.state()
+    app, config, state = inside.superlink()
     keyed = config.enable_supernode_auth
     connections = Connections(most=most_connections())
     app.add_middleware(
@@ -287,8 +252,8 @@ def main() -> None:
         connections=connections,
     )
     _report_handshakes()
-    _let_nodes_return()
-    _agree_on_signatures()
+    inside.let_nodes_return()
+    inside.agree_on_signatures(CLOCKS, WHOLE, _verified)
     settings = uvicorn.Config(
         app,
         loop=f"{Loop.__module__}:{Loop.__name__}",
