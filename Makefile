@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 COVERAGE := --cov --cov-report=term:skip-covered --cov-fail-under=94
 
-.PHONY: help run test test-all lint docs bench sanitize hooks clean
+.PHONY: help run test test-all lint docs notebooks bench dist sanitize hooks clean
 
 help:                    ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +27,10 @@ lint: $(READY)           ## style, types, width of Markdown
 
 docs: $(READY)           ## the documentation as a site in build/site; every warning is an error
 	$(BIN)/python docs/generate.py --check
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+notebooks: $(READY)      ## play the tutorial's notebooks in full; their outputs are kept in them
+	$(BIN)/python docs/notebooks.py
 
 bench: $(READY)          ## measurements, printed as tables; benchmarks/results holds one run of each
 	$(BIN)/python benchmarks/server.py
@@ -47,6 +50,12 @@ bench: $(READY)          ## measurements, printed as tables; benchmarks/results 
 	$(BIN)/python benchmarks/million.py
 	$(BIN)/python benchmarks/ray_overhead.py
 	$(BIN)/python benchmarks/audit.py
+
+dist: $(READY)           ## the packages to publish, in dist/, checked
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[release]"
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 sanitize: $(READY)       ## the tests of the kernels under the address and undefined-behaviour sanitizers
 	$(BIN)/python -m fedrts_kernels --sanitize --out build/sanitized.so

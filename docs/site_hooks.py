@@ -1,16 +1,22 @@
-"""What the documentation site adds to the pages under docs/: files of the repository that they link to, and a list of pages."""
+"""What the site adds to the pages under docs/: the tutorial's notebooks, files of the repository that pages link to, a list of pages."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).parents[1]
 BROUGHT_IN = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 MEASURED = ("diagnosis/cifar10", "diagnosis/digits", "diagnosis/norms", "transplant/norms")
+LOADS = re.compile(r"""<(?!a\b)\w+[^>]*\s(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""")
+"""A tag, but for a link to click on, with an address elsewhere."""
 FOLDERS = ("benchmarks/results", *(f"benchmarks/results/{folder}" for folder in MEASURED), "deploy", "examples")
 
 
@@ -21,6 +27,8 @@ def on_files(files: Files, config: Any) -> Files:
         outside |= {path.relative_to(ROOT).as_posix(): path for path in sorted((ROOT / folder).glob("*.*"))}
     for name, path in outside.items():
         files.append(File.generated(config, name, abs_src_path=str(path)))
+    for file in _tutorial(config):
+        files.append(file)
     there = sorted(file.src_uri for file in files.documentation_pages())
     config.nav = _listed(config.nav, there)
     return files
@@ -34,8 +42,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = markdown.replace("](docs/", "](")
     if page.file.src_uri.startswith(FOLDERS):
         markdown = markdown.replace(f"]({inside}docs/", f"]({inside}")
+    markdown = re.sub(r"(\]\((?:\.\./)*tutorial/\w+)\.ipynb", r"\1.md", markdown)
     markdown = re.sub(rf"\]\({re.escape(leaving)}(CHANGELOG|CONTRIBUTING)\.md", lambda found: f"]({inside}{found[1].lower()}.md", markdown)
     return re.sub(rf"\]\({re.escape(leaving)}({'|'.join(FOLDERS)})/", rf"]({inside}\1/", markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Refuse a page that would load anything from the network."""
+    if found := LOADS.search(output):
+        raise PluginError(f"{page.file.src_uri} would load {found[1]}: bring it into docs/")
+    return output
 
 
 def _listed(entries: list[Any], there: list[str]) -> list[Any]:
@@ -44,10 +60,25 @@ def _listed(entries: list[Any], there: list[str]) -> list[Any]:
     for entry in entries:
         if isinstance(entry, dict):
             ((title, inner),) = entry.items()
-            result += [{title: kept}] if (kept := _listed(inner, there)) else []
+            kept = inner if isinstance(inner, str) else _listed(inner, there)
+            result += [{title: kept}] if kept else []
         elif entry.endswith("/*.md"):
             folder = entry.removesuffix("*.md")
             result += [page for page in there if page.startswith(folder) and not page.endswith("README.md")]
         elif entry in there:
             result.append(entry)
     return result
+
+
+def _tutorial(config: Any) -> Iterator[File]:
+    """The notebooks as pages with their outputs, and as they are, to be taken home."""
+    for path in sorted((ROOT / "docs" / "tutorial").glob("*.ipynb")):
+        page, place = nbformat.read(path, as_version=4), f"tutorial/{path.stem}"
+        markdown, rest = MarkdownExporter().from_notebook_node(page, {"unique_key": path.stem})
+        markdown = re.sub(r"<style scoped>.*?</style>\n?", "", markdown, flags=re.S).replace(
+            '<table border="1" class="dataframe">', "<table>"
+        )
+        markdown = markdown.replace("```python\n%%bash\n", "```bash\n").replace(".ipynb)", ".md)")
+        yield File.generated(config, f"{place}.md", content=f"{markdown}\n[Take this notebook with you]({path.name}).\n")
+        for name, picture in rest["outputs"].items():
+            yield File.generated(config, f"tutorial/{name}", content=picture)
