@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedrts.costs import cost as cost
     from fedrts.planning import plan as plan
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["InputError", "Result", "callbacks", "compare", "cost", "data", "fine_tune", "load", "methods", "models", "plan", "report"]
 __all__ += ["resume", "run", "train"]
