@@ -27,6 +27,7 @@
 typedef float vec __attribute__((vector_size(4 * VL)));
 typedef float near_vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef int32_t bits __attribute__((vector_size(4 * VL)));
+typedef double sum_t __attribute__((may_alias)); /* sums in the arena, which is of floats */
 typedef uint32_t ubits __attribute__((vector_size(4 * VL)));
 
 INLINE vec load(const float *p) { return *(const near_vec *)p; }
@@ -412,7 +413,7 @@ static void counted(const norm_op *o, const context *with, const lanes *l, int64
 }
 
 /* The same in two passes, for whatever was not. `sums` [channels] gets Σ x, or Σ (x − mean)² with `means`. */
-static void summed(const norm_op *o, const context *with, const lanes *l, const double *means, double *sums) {
+static void summed(const norm_op *o, const context *with, const lanes *l, const sum_t *means, sum_t *sums) {
     for (int64_t c = 0; c < o->in.channels; c++) sums[c] = 0;
     EACH_ROW(&o->in) {
         const float *s = cell(with->arena, &o->in, b, y, c), shift = means ? (float)means[c] : 0.0f;
@@ -454,7 +455,7 @@ static void batch_norm(const norm_op *o, const context *with, const lanes *l) {
     const int64_t channels = o->in.channels;
     float *mean = with->arena + o->saved, *inverse = mean + channels;
     float *k = inverse + channels, *d = k + channels;
-    double *sums = (double *)(with->arena + o->statistics), *means = sums + channels; /* [channels][2][16] floats are enough */
+    sum_t *sums = (sum_t *)(with->arena + o->statistics), *means = sums + channels; /* [channels][2][16] floats are enough */
     const double n = (double)with->samples * (double)(o->in.height * (o->wide ? 1 : o->in.width));
     if (o->training && !o->counted) {
         summed(o, with, l, 0, sums);

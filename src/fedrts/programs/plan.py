@@ -1,4 +1,4 @@
-"""Parts of a model, a mask and a batch size as a program: fused operations, an index of the active links, and places in an arena.
+"""Stages of a model, a mask and a batch size as a program: operations, an index of the active links, and places in an arena.
 
 Sixteen samples lie innermost, so that one active link is one multiplication of vectors. Images are `[blocks, height, channels, width, 16]`
 with a border of zeros in place of padding; features are "wide": the blocks of 16 samples lie along the width (see `kernels.h`).
@@ -7,7 +7,7 @@ with a border of zeros in place of padding; features are "wide": the blocks of 1
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from ctypes import Array
 from dataclasses import dataclass, field
@@ -17,31 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrts.errors import InputError
-from fedrts.programs.parts import (
-    Extent,
-    FlattenPart,
-    InputPart,
-    KnownPart,
-    LinksPart,
-    MeanPart,
-    NormPart,
-    Pair,
-    PoolPart,
-    ReluPart,
-    SumPart,
-    UnknownPartError,
-)
+from fedrts.programs.index import LANES, Index, Linked, Numbers
+from fedrts.programs.parts import Extent, FlattenPart, LinksPart, MeanPart, NormPart, PoolPart, ReluPart, SumPart
+from fedrts.programs.stages import NOWHERE, Stage
 
 if TYPE_CHECKING:
     from fedrts_kernels.structures import Operation, Tensor
-
-LANES = 16
-NOWHERE = -1
-NEAR = 32 * 1024
-"""Bytes of the nearest cache that a group of input channels may fill; the rest is for outputs, weights and index."""
-WORTH_A_GROUP = 4
-"""Links of an output in a group, on the average: with fewer, groups cost more than they save."""
-LinkIndex = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -79,102 +60,6 @@ class Places:
 
 
 @dataclass
-class Stage:
-    """Parts that compute together, and what they give."""
-
-    part: KnownPart
-    shape: Extent
-    source: int
-    """The stage whose value it takes."""
-    other: int | None = None
-    """The stage whose value is added."""
-    relu: bool = False
-    border: int = 0
-
-    @property
-    def wide(self) -> bool:
-        return len(self.shape) == 1
-
-
-def fused(parts: Sequence[KnownPart]) -> list[Stage]:
-    """Stages in the order in which they compute: ReLU and sums join what comes before them."""
-    readers = Counter(place for part in parts for place in part.inputs)
-    stages: list[Stage] = []
-    value: dict[int, int] = {}
-    """The stage that gives each part's value."""
-    waiting: dict[int, NormPart] = {}
-    """Norms that a sum will join."""
-
-    def add(stage: Stage) -> int:
-        stages.append(stage)
-        return len(stages) - 1
-
-    def settle(place: int) -> int:
-        if place in waiting:
-            norm = waiting.pop(place)
-            value[place] = add(Stage(norm, _form(stages, norm, value[norm.inputs[0]]), value[norm.inputs[0]]))
-        return value[place]
-
-    def joins_a_sum(place: int) -> bool:
-        return readers[place] == 1 and any(isinstance(part, SumPart) and place in part.inputs for part in parts)
-
-    for place, part in enumerate(parts):
-        if isinstance(part, InputPart):
-            flat = len(part.shape) == 1 or all(isinstance(other, FlattenPart) for other in parts if place in other.inputs)
-            shape = (math.prod(part.shape),) if flat else part.shape
-            if len(shape) not in (1, 3):
-                raise UnknownPartError(f"inputs of shape {list(part.shape)}")
-            value[place] = add(Stage(part, shape, NOWHERE))
-            continue
-        if isinstance(part, NormPart) and joins_a_sum(place):
-            settle(part.inputs[0])
-            waiting[place] = part
-            continue
-        if isinstance(part, SumPart):
-            norm_at = next((source for source in part.inputs if source in waiting), None)
-            if norm_at is not None and part.inputs[0] != part.inputs[1]:
-                norm = waiting.pop(norm_at)
-                other = settle(next(source for source in part.inputs if source != norm_at))
-                source = value[norm.inputs[0]]
-                value[place] = add(Stage(norm, _form(stages, norm, source), source, other))
-            else:
-                first, second = (settle(source) for source in part.inputs)
-                value[place] = add(Stage(part, stages[first].shape, first, second))
-            if stages[-1].other is not None and stages[stages[-1].other].wide != stages[-1].wide:
-                raise UnknownPartError("a sum of features and images")
-            continue
-        source = settle(part.inputs[0])
-        before = stages[source]
-        if isinstance(part, ReluPart):
-            if readers[part.inputs[0]] == 1 and not before.relu and isinstance(before.part, LinksPart | NormPart | SumPart):
-                before.relu, value[place] = True, source
-            else:
-                value[place] = add(Stage(part, before.shape, source, relu=True))
-        elif isinstance(part, FlattenPart | MeanPart) and before.wide:  # of one position
-            value[place] = source
-        else:
-            value[place] = add(Stage(part, _form(stages, part, source), source))
-    for stage in stages:
-        if isinstance(stage.part, LinksPart):
-            stages[stage.source].border = max(stages[stage.source].border, *stage.part.padding)
-    return stages
-
-
-def _form(stages: Sequence[Stage], part: KnownPart, source: int) -> Extent:
-    """The shape of a stage's value as the kernels hold it: what has one position is features."""
-    wide = stages[source].wide
-    if isinstance(part, LinksPart) and wide and (part.kernel, part.padding) != ((1, 1), (0, 0)):
-        raise UnknownPartError("a convolution with a window after the image has become features")
-    if isinstance(part, NormPart) and part.groups and wide:
-        raise UnknownPartError("GroupNorm of features")
-    if isinstance(part, PoolPart) and wide:
-        raise UnknownPartError("pooling after the image has become features")
-    if isinstance(part, MeanPart | FlattenPart) or wide:
-        return (math.prod(part.shape),)
-    return part.shape
-
-
-@dataclass
 class Arena:
     """Places for tensors. Those of one form are used again, so that what nobody writes, borders, stays 0."""
 
@@ -200,31 +85,12 @@ class LinkPlan:
     """A program for one mask and one batch size; threads share it, each with an arena of its own."""
 
     program: Array[Operation]
-    index: LinkIndex
+    index: Numbers
     arena: int
     """Floats."""
     samples: int
     outputs: int
     evaluates: bool
-
-
-@dataclass(frozen=True)
-class Linked:
-    """The active links of a layer, as the program finds them in the index."""
-
-    groups: int
-    starts: int
-    offsets: int
-    largest: int
-    """Links of the largest group."""
-    border: int
-    """That the gradient of its output needs."""
-    classes: tuple[tuple[int, int, int, int, int, int, int, int], ...]
-    """Of the input's positions: phase (y, x), rows and columns, groups, starts, offsets, and where its links begin in the order."""
-    order: int
-    """Places in the weights, by input channel."""
-    ordered: int
-    """How many of them reach the input."""
 
 
 class Planner:
@@ -234,10 +100,9 @@ class Planner:
         from fedrts_kernels import structures
 
         self.c, self.stages, self.places, self.samples = structures, stages, places, samples
-        self.blocks = -(-samples // LANES)
         self.operations: list[Operation] = []
-        self.index: list[LinkIndex] = []
-        self.indexed = 0
+        self.index = Index(samples)
+        self.blocks = self.index.blocks
         self.arena = Arena()
         self.scratch = 0
         """Floats at the end of the arena that any operation may use: their number depends on the mask, all other places do not."""
@@ -265,83 +130,8 @@ class Planner:
     def nothing(self) -> Tensor:
         return self.c.Tensor(NOWHERE)
 
-    def indices(self, values: NDArray[Any]) -> int:
-        """Where these are in the index."""
-        if len(values) and max(-int(values.min()), int(values.max())) >= 2**31:
-            raise InputError(f"the sparse kernel cannot reach all of a layer's inputs in batches of {self.samples}: use smaller ones")
-        at = self.indexed
-        self.index.append(values.astype(np.int32))
-        self.indexed += len(values)
-        return at
-
     def emit(self, kind: type[Any], **fields: Any) -> None:
         self.operations.append(self.c.Operation.of(kind(**fields)))
-
-    # ---- links ----
-
-    def link(self, place: int, backward: bool) -> Linked:
-        """The index of a layer's active links."""
-        stage = self.stages[place]
-        part, before = stage.part, self.stages[stage.source]
-        assert isinstance(part, LinksPart)
-        (ky, kx), (sy, sx), (py, px), (dy, dx) = part.kernel, part.stride, part.padding, part.dilation
-        outs, group_channels = self.places.shapes[part.weight][:2]
-        channels = before.shape[0]
-        if before.wide:
-            height, width, rows, cols, in_width = 1, self.blocks, 1, self.blocks, self.blocks
-        else:
-            _, height, width = before.shape
-            _, rows, cols = stage.shape
-            in_width = width + 2 * before.border
-        bits = self.places.bits.get(part.weight)
-        flat = np.arange(outs * group_channels * ky * kx) if bits is None else np.flatnonzero(bits)
-        rest, x = np.divmod(flat.astype(np.int64), kx)
-        rest, y = np.divmod(rest, ky)
-        out, channel = np.divmod(rest, group_channels)
-        channel += out // (outs // part.groups) * group_channels
-        x, y = x * dx - px, y * dy - py
-        reach = (dy * (ky - 1), dx * (kx - 1))
-        cuts = self.cuts(out, channel, outs, channels, rows, cols, (sy, sx), reach)
-        groups, starts, largest = len(cuts) - 1, self.indices(cuts.ravel()), int(np.diff(cuts.sum(1)).max(initial=0))
-        offsets = self.indices(((y * channels + channel) * in_width + x) * LANES)
-        if not backward:
-            return Linked(groups, starts, offsets, largest, 0, (), 0, 0)
-        border = 0
-        if before.wide:
-            sy, sx = 1, 1
-        else:
-            border = max(_overhang(ky, sy, py, dy, height, rows), _overhang(kx, sx, px, dx, width, cols))
-        phases = [(a, b) for a in range(min(sy, height)) for b in range(min(sx, width))]
-        slope_width = cols + 2 * border
-        classes, orders, begin = [], [], 0
-        by_channel = np.argsort(channel.astype(np.uint16 if channels < 2**16 else np.int64), kind="stable")
-        for a, b in phases:
-            some = by_channel[((a - y[by_channel]) % sy == 0) & ((b - x[by_channel]) % sx == 0)]
-            at = (((a - y[some]) // sy * outs + out[some]) * slope_width + (b - x[some]) // sx) * LANES
-            size = (height - a + sy - 1) // sy, (width - b + sx - 1) // sx
-            cuts = self.cuts(channel[some], out[some], channels, outs, *size, (1, 1), (reach[0] // sy, reach[1] // sx))
-            classes.append((a, b, *size, len(cuts) - 1, self.indices(cuts.ravel()), self.indices(at), begin))
-            orders.append(some)
-            begin += len(some)
-        return Linked(groups, starts, offsets, largest, border, tuple(classes), self.indices(np.concatenate(orders)), begin)
-
-    @staticmethod
-    def cuts(
-        out: NDArray[Any], channel: NDArray[Any], outs: int, channels: int, rows: int, cols: int, stride: Pair, reach: Pair
-    ) -> NDArray[Any]:
-        """Where the links of each group of input channels begin `[groups + 1, outs]`; links lie by (`out`, `channel`).
-
-        What a group's links read of the input for one tile of outputs should fit in the nearest cache; but a group takes up and puts
-        down the sums of all outputs, for which there must be links enough.
-        """
-        high, wide = _tile(rows, cols)
-        read = ((high - 1) * stride[0] + reach[0] + 1) * ((wide - 1) * stride[1] + reach[1] + 1) * LANES * 4
-        groups = max(1, min(-(-channels * read // NEAR), len(out) // (outs * WORTH_A_GROUP)))
-        size = -(-channels // groups)
-        groups = -(-channels // size)
-        key = out.astype(np.int64) * groups + channel // size
-        found: NDArray[Any] = np.searchsorted(key, np.arange(outs)[None] * groups + np.arange(groups + 1)[:, None])
-        return found
 
     def origin(self, tensor: Tensor) -> int:
         """Where the first position of a tensor's first channel is."""
@@ -384,7 +174,7 @@ class Planner:
             return
         match part:
             case LinksPart():
-                linked = self.linked[place] = self.link(place, training)
+                linked = self.linked[place] = self._link(place, part, training)
                 in_block, in_row, _ = self.strides(source)
                 out_block, out_row, out_channel = self.strides(out)
                 sy, sx = (1, 1) if stage.wide else part.stride
@@ -399,6 +189,8 @@ class Planner:
                     statistics=self._moments(place) if counts else NOWHERE, relu=stage.relu,
                 )  # fmt: skip
             case NormPart():
+                if training and not part.groups and self.samples * math.prod(stage.shape[1:]) == 1:
+                    raise InputError("BatchNorm has no statistics of one sample: use batches of at least 2")
                 self.emit(
                     c.Norm,
                     in_=source, out=out, shortcut=other, **self._norm_fields(place, part, out),
@@ -414,6 +206,11 @@ class Planner:
                 self.emit(c.Flatten, in_=source, out=out, mean=isinstance(part, MeanPart))
             case _:
                 raise TypeError(f"no operation for {part}")
+
+    def _link(self, place: int, part: LinksPart, backward: bool) -> Linked:
+        stage = self.stages[place]
+        outs, bits = self.places.shapes[part.weight][0], self.places.bits.get(part.weight)
+        return self.index.link(stage, self.stages[stage.source], outs, bits, backward)
 
     def _moments(self, place: int) -> int:
         self.moments[place] = self.arena.take(self.stages[place].shape[0], 2, LANES)
@@ -531,7 +328,7 @@ class Planner:
             to, add = self._slope(stage.source, slopes)
             to_block, to_row, to_channel = self.strides(to)
             self.emit(c.Permute, links=linked.ordered, values=weight, order=linked.order, out=NOWHERE)
-            for a, b, rows, cols, groups, starts, offsets, begin in linked.classes:
+            for a, b, rows, cols, groups, starts, offsets, begin in linked.phases:
                 self.emit(
                     c.Gather,
                     blocks=to.blocks, rows=rows, cols=cols, outs=to.channels,
@@ -557,8 +354,7 @@ class Planner:
                 case self.c.Gather if operation.as_.Gather.values_in_arena:
                     operation.as_.Gather.values += base
         program = (self.c.Operation * len(self.operations))(*self.operations)
-        index = np.concatenate(self.index) if self.index else np.zeros(1, np.int32)
-        return LinkPlan(program, index, base + self.scratch, self.samples, self.stages[-1].shape[0], evaluates)
+        return LinkPlan(program, self.index.whole(), base + self.scratch, self.samples, self.stages[-1].shape[0], evaluates)
 
 
 def trained(stages: Sequence[Stage], places: Places, samples: int, loss: Criterion, descent: Descent | None) -> LinkPlan:
@@ -578,23 +374,6 @@ def evaluated(stages: Sequence[Stage], places: Places, samples: int) -> LinkPlan
     values = planner.forward(training=False)
     planner.emit(planner.c.Output, in_=values[-1])
     return planner.plan(evaluates=True)
-
-
-def _tile(rows: int, cols: int) -> Pair:
-    """How many positions the kernels sum at once, as rows and columns: sixteen, where the image has them (`kernels.c`)."""
-    wide = min(16, cols)
-    return min(rows, 1 if wide == 16 else 2 if wide >= 8 else 4), wide
-
-
-def _overhang(kernel: int, stride: int, padding: int, dilation: int, size: int, outs: int) -> int:
-    """How far the gradient of an input of `size` looks beyond an output of `outs`."""
-    most = 0
-    for phase in range(min(stride, size)):
-        last = (size - phase + stride - 1) // stride - 1
-        taps = [phase + padding - tap * dilation for tap in range(kernel)]
-        shifts = [tap // stride for tap in taps if tap % stride == 0]
-        most = max([most, *(-shift for shift in shifts), *(last + shift - (outs - 1) for shift in shifts)])
-    return most
 
 
 def _window(part: PoolPart) -> dict[str, int]:

@@ -22,7 +22,8 @@ from torch.nn import functional as F
 
 from fedrts.programs import library
 from fedrts.programs.parts import LinksPart, NormPart, UnknownPartError, read
-from fedrts.programs.plan import Criterion, Descent, LinkPlan, Places, Stage, evaluated, fused, trained
+from fedrts.programs.plan import Criterion, Descent, LinkPlan, Places, evaluated, trained
+from fedrts.programs.stages import Stage, fused
 from fedrts.sparse.layout import Layout, starts
 from fedrts.sparse.mask import Mask
 from fedrts.tasks import Classification, Prediction, Task, cross_entropy

@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,10 +14,12 @@ from torch.nn import functional as F
 from fedrts import models
 from fedrts.client.local_step import Learner
 from fedrts.client.training import LocalTraining
-from fedrts.programs import plan
-from fedrts.programs.parts import UnknownPartError
+from fedrts.errors import InputError
+from fedrts.programs import index
+from fedrts.programs.parts import InputPart, LinksPart, UnknownPartError
 from fedrts.programs.plan import Descent
 from fedrts.programs.program import Feed, LinkProgram
+from fedrts.programs.stages import Stage
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.tasks import Classification, Prediction, smoothed
@@ -91,8 +94,8 @@ def test_a_part_computes_what_autograd_does(name, samples, isa):
 @pytest.mark.parametrize("name", PARTS)
 def test_links_in_groups_of_channels_compute_the_same(name, isa, monkeypatch):
     """As many groups as there can be, which only wide layers have by themselves."""
-    monkeypatch.setattr(plan, "NEAR", 1)
-    monkeypatch.setattr(plan, "WORTH_A_GROUP", 1)
+    monkeypatch.setattr(index, "NEAR", 1)
+    monkeypatch.setattr(index, "WORTH_A_GROUP", 1)
     case = Case(built(PARTS[name](), (2, 7, 7)), (2, 7, 7), 21, isa=isa)
     case.check()
     (made,) = [made for made in case.program._plans.values() if made.samples == 21]
@@ -100,12 +103,12 @@ def test_links_in_groups_of_channels_compute_the_same(name, isa, monkeypatch):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("near", [1, plan.NEAR])
+@pytest.mark.parametrize("near", [1, index.NEAR])
 @pytest.mark.parametrize(("size", "samples"), [(4, 9), (4, 16), (4, 20), (2, 16), (2, 3)])
 def test_images_of_one_tile(size, samples, near, isa, monkeypatch):
     """Those gradients of weights need no scratch."""
-    monkeypatch.setattr(plan, "NEAR", near)
-    monkeypatch.setattr(plan, "WORTH_A_GROUP", 1)
+    monkeypatch.setattr(index, "NEAR", near)
+    monkeypatch.setattr(index, "WORTH_A_GROUP", 1)
     module = nn.Sequential(nn.Conv2d(2, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 4, 3, padding=1), nn.Flatten())
     Case(nn.Sequential(*module, nn.Linear(4 * size * size, 3)), (2, size, size), samples, isa=isa).check()
 
@@ -401,6 +404,22 @@ def test_an_unknown_loss_is_named():
             LinkProgram.read(module, Layout.of(module), task, torch.randn(2, 9), y, BEST)  # type: ignore[arg-type]
     with pytest.raises(UnknownPartError, match="float64"):
         LinkProgram.read(module.double(), Layout.of(module), Prediction(F.mse_loss), torch.randn(2, 9).double(), y, BEST)
+
+
+def test_one_sample_has_no_statistics():
+    case = Case(nn.Sequential(nn.Linear(9, 4), nn.BatchNorm1d(4), nn.ReLU()), (9,), 5)
+    with pytest.raises(InputError, match="no statistics of one sample"):
+        case.program.gradient(case.mask.compact(case.weights), case.mask, Feed(case.x, case.y, case.rows[:, :1]))
+
+
+def test_inputs_beyond_an_index_of_31_bits_are_refused():
+    part = LinksPart(weight="weight")
+    first, second = Stage(InputPart(), (2**20,), -1), Stage(part, (1,), 0)
+    bits = np.zeros(2**20, bool)
+    bits[-1] = True
+    assert index.Index(16).link(second, first, 1, bits, backward=False).largest == 1
+    with pytest.raises(InputError, match="batches of 4096: use smaller ones"):
+        index.Index(4096).link(second, first, 1, bits, backward=False)
 
 
 def test_bad_batches_are_refused_before_memory_is_touched():
