@@ -68,6 +68,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "digits, cnn": ({**DIGITS, **_few(4), "model": "cnn", "clients": {"total": 10}}, EVERY),
     "sentences, tiny_gpt": ({"data": "sentences", **_few(5)}, EVERY),
     "svhn, cnn": ({"data": "svhn", **_large(586, model="cnn")}, KINDS),
+    "fashion_mnist, cnn": ({"data": "fashion_mnist", **_large(600, model="cnn")}, KINDS),
     "tinystories (1,000 words), gpt2 of width 64": (
         {"data": "tinystories", "data_options": {"length": 64, "words": 1000}, **_large(100, **GPT)},
         KINDS,
@@ -78,6 +79,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "digits, mlp, density 0.05": ({**DIGITS, "density": 0.05}, FEW),
     "digits, resnet18_small of width 8": ({**DIGITS, **_few(6), **SMALL, "train": {"epochs": 1}}, FEW),
     "cifar10, shufflenet_v2": ({"data": "cifar10", **_large(800, model="shufflenet_v2")}, FEW),
+    "cifar10, shufflenet_v2, density 0.2": ({"data": "cifar10", **_large(800, model="shufflenet_v2"), "density": 0.2}, FEW),
     "cifar10, resnet18": ({"data": "cifar10", **_large(1000, model="resnet18")}, FEW),
     "digits, mlp, sizes from 16 up": ({**DIGITS, "clients": {"partition": "quantity", "alpha": 0.2}}, FEW),
     "digits, mlp, two labels a client": ({**DIGITS, "clients": {"partition": "shards"}}, FEW),

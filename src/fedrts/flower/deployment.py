@@ -165,9 +165,9 @@ def _normalisation(engine: FlowerEngine, run: Assembled, folder: Path | None) ->
         if channels and found is None:
             engine.fleet.say(f"{len(channels)} sites say what their images are like, too few for a sum: each normalises by its own")
         return found
-    told = ((site.samples, Normalisation.told(list(site.statistics))) for site in sites)
-    parts = [(samples, part) for samples, part in told if part is not None]
-    return settled(folder, partial(common, parts))
+    told = {client: part for client, site in enumerate(sites) if (part := Normalisation.told(list(site.statistics))) is not None}
+    weights = run.plan.guard.weights({client: sites[client].samples for client in told})
+    return settled(folder, partial(common, [(weights[client], part) for client, part in told.items()]))
 
 
 def _in_secret(engine: FlowerEngine, run: Assembled, folder: Path | None) -> SecretEngine:

@@ -53,8 +53,8 @@ class Hearing:
             values = carried(weights, Tensor)[: self.mask.number]
             kept = torch.ones_like(values, dtype=torch.bool)
         for told in contribution.values():
-            if isinstance(told, Tensor) and told.dtype == torch.bool and told.shape == kept.shape:
-                kept = kept & told
+            if isinstance(told, Tensor) and told.dtype == torch.bool and told.shape == (self.mask.arms.number,):
+                kept = kept & self.mask.sizes.spread(self.mask.arms.expand(told))[self.mask.active]
         share = self._added(kept[self._watched].double()) / self._added(torch.ones_like(self._watched)).clamp(min=1)
         return torch.stack([share.float(), self.norms(values)])
 
