@@ -225,6 +225,29 @@ def test_aligned_leaves_out_who_points_against_the_others_and_nobody_else(run):
     assert float(reduced(run, long, reducer="aligned", trim=0.4).norm()) < 1.2
 
 
+@pytest.mark.parametrize("reducer", ["geometric_median", "aligned", "centred_clip", "krum", "multi_krum"])
+def test_statistics_are_medians_and_say_nothing_of_the_updates(toy, reducer):
+    run = toy("fedrts", "cnn")
+    state = run.method.begin(run.setup)
+    order = order_of(run, run.method.exchanges(run.plan.round(1, state.mask))[0], state, 1)
+    first = len(order.values) - order.frame.statistics
+    assert first < len(order.values)
+
+    def result(statistics: Tensor) -> Tensor:
+        made = reducers.reduction(Guard(reducer=reducer), order)
+        assert made is not None
+        for row, told in zip(points(5, first), statistics, strict=True):
+            made.add(torch.cat([row, told]).float(), 1)
+        return made.result()
+
+    told = points(5, order.frame.statistics, seed=3).float()
+    found, far = result(told), result(torch.cat([torch.full_like(told[:1], 9e8), told[1:]]))
+    middle = [sorted(column)[2] for column in told.T.tolist()]
+    assert found[first:].tolist() == pytest.approx(middle)
+    assert float(far[first:].max()) <= float(told[1:].max())
+    assert torch.equal(found[:first], far[:first])
+
+
 def test_nearest_mixes_everybody_with_their_neighbours(run):
     rows = points(5)
     mixed = [rows[sorted(range(5), key=lambda j: float((rows[i] - rows[j]).norm()))[:4]].mean(0) for i in range(5)]
@@ -232,12 +255,17 @@ def test_nearest_mixes_everybody_with_their_neighbours(run):
     torch.testing.assert_close(reduced(run, rows, mixing="nearest", reducer="median", trim=0.2), torch.stack(mixed).median(0).values)
 
 
-def test_parameters_alone_say_who_is_near():
+def test_parameters_alone_say_who_is_near(toy):
     """Two clients of each kind, whose statistics are those of the other kind."""
     rows = torch.tensor([[0.0, 100.0], [0.1, 900.0], [5.0, 100.0], [5.1, 900.0]])
     mixed = reducers.nearest(rows, 1, Guard(trim=0.49), 0)  # of four, each with all but one
     first, last = rows[[0, 1, 2]].mean(0), rows[[1, 2, 3]].mean(0)
     torch.testing.assert_close(mixed, torch.stack([first, first, last, last]))
+    run = toy("fedrts", "cnn")
+    state = run.method.begin(run.setup)
+    made = reducers.reduction(Guard(mixing="nearest"), order_of(run, run.method.exchanges(run.plan.round(1, state.mask))[0], state, 1))
+    assert isinstance(made, reducers.Mixed)
+    assert made.parameters == state.mask.number + run.layout.parameters - run.layout.links < len(state.values)
 
 
 @pytest.mark.parametrize(("trim", "clients", "expected"), [(0.29, 100, 29), (0.25, 10, 2), (0.2, 5, 1), (0.49, 2, 0), (0.0, 7, 0)])

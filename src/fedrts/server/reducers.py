@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class Reducer(ABC):
-    """Makes one vector of the clients' weights: made anew for every exchange, told of one client after the other."""
+    """Combines the clients' weights into one vector. Every exchange has a new one, which is given one client after the other."""
 
     mergeable: ClassVar[bool] = False
-    """Can what several came to over shares of the clients be merged, so that no place needs every client's weights?"""
+    """Whether results over parts of the clients can be merged, so that no process needs all clients' weights."""
     takes_own_masks: ClassVar[bool] = False
-    """Can it do with clients whose weights are on masks of their own?"""
+    """Whether clients may send weights on masks of their own."""
     is_sum: ClassVar[bool] = False
-    """Is it what sums come to, so that nobody need see a client's weights?"""
+    """Whether sums over clients are enough for it, so that nobody need see one client's weights."""
     bounds_updates: ClassVar[bool] = False
-    """Does it bound updates itself, so that the guard need not reject those above its bound?"""
+    """Whether it bounds updates itself, so that the guard rejects none for their size."""
     remembers: ClassVar[bool] = False
-    """Does it need to know how the last round moved the weights (`Order.drift`)?"""
+    """Whether it needs to know how the last round moved the weights (`Order.drift`)."""
 
     @classmethod
     def of(cls, guard: Guard, order: Order) -> Reducer | None:
@@ -53,7 +53,7 @@ class Reducer(ABC):
 
     @abstractmethod
     def result(self) -> Tensor:
-        """What all of them come to."""
+        """The combined weights."""
 
 
 reducers: Registry[type[Reducer]] = Registry("reducer", base=Reducer)
@@ -88,14 +88,14 @@ def those(trait: str) -> str:
 
 
 def unlike(guard: Guard, trait: str) -> str | None:
-    """The setting of a guard that stands against a trait of its reducer, as one names it; None if it has it."""
+    """The guard's setting that rules a trait out, as a user writes it; None if its reducer has the trait."""
     if mixings.get(guard.mixing) is not unmixed:
         return f"guard.mixing = '{guard.mixing}'"
     return None if getattr(get(guard.reducer), trait) else f"guard.reducer = '{guard.reducer}'"
 
 
 def check_reducer(guard: Guard, fields: Mapping[str, Field]) -> None:
-    """Can the guard's reducer make one model of uploads of these fields?"""
+    """Refuse a guard whose reducer cannot combine uploads of these fields."""
     setting = unlike(guard, "takes_own_masks")
     if setting is not None and "weights" in fields and not isinstance(fields["weights"], Values | Largest):
         raise InputError(
@@ -186,7 +186,7 @@ class Median(Sorted):
 
 @dataclass
 class Together(Reducer):
-    """Holds every client's weights, and makes one update of all of them; statistics are medians, coordinate by coordinate."""
+    """Holds every client's weights and combines their updates into one; statistics are medians, coordinate by coordinate."""
 
     reference: Tensor
     parameters: int
@@ -281,7 +281,7 @@ class MultiKrum(Together):
         return updates[chosen].mean(0)
 
     def lonely(self, updates: Tensor) -> Tensor:
-        """Of every update, the sum of its squared distances to the k − f − 2 nearest others: Krum's score."""
+        """Krum's score of every update: the sum of its squared distances to the k − f − 2 nearest others."""
         near = max(1, len(updates) - few(self.trim, len(updates)) - 2)
         distances = torch.cdist(updates, updates).square()
         distances.fill_diagonal_(torch.inf)
