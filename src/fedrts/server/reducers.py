@@ -224,7 +224,7 @@ _STEPS = 32
 def geometric_median(updates: Tensor, shares: Tensor) -> Tensor:
     """The point `[N]` with the least sum of distances to `updates [k, N]`, by smoothed Weiszfeld steps; `shares [k]` weigh them."""
     centre = shares @ updates
-    least = 1e-6 * torch.linalg.vector_norm(updates, dim=1).mean().clamp(min=1e-12)
+    least = 1e-6 * torch.linalg.vector_norm(updates, dim=1).median().clamp(min=1e-12)
     for _ in range(_STEPS):
         pull = shares / torch.linalg.vector_norm(updates - centre, dim=1).clamp(min=least)
         centre = (pull / pull.sum()) @ updates
