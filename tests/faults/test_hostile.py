@@ -194,22 +194,27 @@ def test_the_geometric_median_is_where_all_pulls_cancel(run):
 
 
 def test_krum_is_the_textbooks(run):
-    rows, trim = points(8), 0.25  # f = 2: the k − f − 2 = 4 nearest count
-    distances = [[float((a - b).square().sum()) for b in rows] for a in rows]
-    scores = [sum(sorted(row[:i] + row[i + 1 :])[:4]) for i, row in enumerate(distances)]
-    ranked = sorted(range(8), key=lambda i: scores[i])
-    torch.testing.assert_close(reduced(run, rows, reducer="krum", trim=trim), rows[ranked[0]])
-    torch.testing.assert_close(reduced(run, rows, reducer="multi_krum", trim=trim), rows[ranked[:6]].mean(0))
+    trim = 0.25  # of eight f = 2: the k − f − 2 = 4 nearest count
+    for seed in range(6):
+        rows = points(8, seed=seed)
+        distances = [[float((a - b).square().sum()) for b in rows] for a in rows]
+        scores = [sum(sorted(row[:i] + row[i + 1 :])[:4]) for i, row in enumerate(distances)]
+        ranked = sorted(range(8), key=lambda i: scores[i])
+        torch.testing.assert_close(reduced(run, rows, reducer="krum", trim=trim), rows[ranked[0]])
+        torch.testing.assert_close(reduced(run, rows, reducer="multi_krum", trim=trim), rows[ranked[:6]].mean(0))
 
 
 def test_centred_clipping_is_around_what_the_last_round_did(run):
-    rows, drift = points(5), points(1, seed=7)[0]
+    rows, drift, weights = points(5), points(1, seed=7)[0], [3, 1, 4, 1, 5]
     expected = drift.clone()
     for _ in range(3):
-        norms = sorted(float((row - expected).norm()) for row in rows)
-        expected = expected + sum((row - expected) * min(1.0, norms[2] / float((row - expected).norm())) for row in rows) / 5
-    torch.testing.assert_close(reduced(run, rows, drift=drift, reducer="centred_clip"), expected)
-    assert not torch.allclose(reduced(run, rows, reducer="centred_clip"), expected)
+        apart = [row - expected for row in rows]
+        middle = sorted(float(way.norm()) for way in apart)[2]
+        expected = (
+            expected + sum(weight * way * min(1.0, middle / float(way.norm())) for weight, way in zip(weights, apart, strict=True)) / 14
+        )
+    torch.testing.assert_close(reduced(run, rows, weights, drift=drift, reducer="centred_clip"), expected)
+    assert not torch.allclose(reduced(run, rows, weights, reducer="centred_clip"), expected)
 
 
 def test_aligned_leaves_out_who_points_against_the_others_and_nobody_else(run):
