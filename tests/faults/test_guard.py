@@ -397,6 +397,14 @@ def test_clipping_leaves_small_updates_alone():
     torch.testing.assert_close(clipped.result(), reference + update)
 
 
+def test_clipping_scales_statistics_with_the_update_and_is_told_by_the_update_alone():
+    reference = torch.zeros(5)
+    for told, factor in ((torch.tensor([3.0, 4.0, 0.0, 8.0, -2.0]), 0.5), (torch.tensor([1.0, 0.0, 0.0, 1e6, 1e6]), 1.0)):
+        clipped = Clipped(reference, 3, bound=2.5)
+        clipped.add(told, 1)
+        torch.testing.assert_close(clipped.result(), factor * told)
+
+
 def test_three_colluders_move_the_posterior_by_no_more_than_their_share(toy):
     """X moves by at most (1 − γ)·(sum of the colluders' capped shares), α and β by λ times that."""
     run = toy("fedrts", "mlp", clients={"total": 6, "per_round": 6}, method_options={"gamma": 0.5})

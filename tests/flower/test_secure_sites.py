@@ -38,6 +38,7 @@ from fedrts.secure.errors import SecureError
 from fedrts.secure.identity import public_key
 from fedrts.server.assessment import assessment
 from fedrts.server.client_records import ClientRecords
+from fedrts.server.guard import Guard
 from fedrts.server.rounds import play
 from linkhere import LinkHere, nobody_waits
 
@@ -98,6 +99,23 @@ def sites(link: LinkHere) -> list[Site]:
 def played(run: Assembled) -> tuple[list[dict[str, Any]], torch.Tensor]:
     steps = list(play(run.plan, run.method.begin(run.setup), -1, ClientRecords.of(run.plan.guard)))
     return [step.record.as_dict() for step in steps], steps[-1].state.values
+
+
+def test_who_claims_most_samples_by_far_is_named_before_the_first_round(tmp_path: Path):
+    link = LinkHere()
+    federated(study(), link, hosts(tmp_path))
+    assert not any("guard.max_claim" in line for line in link.said)
+    said: list[str] = []
+    deployment._warn_of_claims(Guard(max_claim=10.0), [50, 60, 10**9, 40], said.append)
+    assert said == [
+        "client 2: 1,000,000,000 samples, more than guard.max_claim = 10 medians; secure sums count them all: "
+        "make sure that you know who claims so many"
+    ]
+    link = LinkHere()
+    federated(
+        study(guard={"max_claim": 1.0}), link, [*hosts(tmp_path)[:-1], trusting(data=images(tmp_path, SITES - 1), options={"test": 0.0})]
+    )
+    assert any("more than guard.max_claim = 1 medians" in line for line in link.said)
 
 
 def test_metrics_and_statistics_are_sums_too(tmp_path: Path):

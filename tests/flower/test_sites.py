@@ -133,6 +133,17 @@ def test_sites_judge_the_global_model_on_what_they_hold_out(tmp_path: Path):
     assert lines[-1]["federated"]["mean"]["loss"] < lines[0]["federated"]["mean"]["loss"]
 
 
+def test_a_site_that_claims_to_judge_on_many_rows_counts_ten_medians(tmp_path: Path):
+    hosts = [site_with(arrays(tmp_path, name, 40, seed), {"test": 0.5}) for seed, name in enumerate("abc")]
+    run = federated(study(rounds=1, clients={"total": 3, "per_round": 3}), LinkHere(), hosts)
+    run = replace(run, plan=replace(run.plan, held_out={0: 20, 1: 20, 2: 10**9}))
+    (line,) = lines_of(run)
+    told = line["federated"]
+    assert [entry["samples"] for entry in told["clients"]] == [20, 20, 10**9]
+    losses = [entry["loss"] for entry in told["clients"]]
+    assert told["mean"]["loss"] == pytest.approx((losses[0] + losses[1] + 10 * losses[2]) / 12)
+
+
 def test_what_sites_say_is_what_the_model_is(tmp_path: Path):
     """Their metrics are those of the server's own state on their held-out rows, read by the common statistics."""
     link = LinkHere()
@@ -257,6 +268,22 @@ def test_all_sites_read_their_images_alike(tmp_path: Path):
     assert inputs.mean((0, 2, 3)).tolist() == pytest.approx([0] * 3, abs=1e-4)
     assert inputs.std((0, 2, 3), correction=0).tolist() == pytest.approx([1] * 3, abs=1e-4)
     assert len(rows) == len(inputs)
+
+
+def test_a_site_that_claims_many_samples_moves_the_normalisation_by_ten_medians_at_most(tmp_path: Path):
+    link = LinkHere()
+    names = [arrays(tmp_path, "a", 90, 0), arrays(tmp_path, "b", 60, 1, bright=60), arrays(tmp_path, "c", 60, 2)]
+    run = federated(study(clients={"total": 3, "per_round": 3}), link, [site_with(name) for name in names])
+    engine = run.plan.engine
+    assert isinstance(engine, FlowerEngine)
+    entries = engine.fleet.roster.entries
+    entries[1] = replace(entries[1], samples=10**9)
+    found = deployment._normalisation(engine, run, None)
+    told = [Normalisation.told(list(entries[client].statistics)) for client in range(3)]
+    expected = common((weight, part) for weight, part in zip((90, 900, 60), told, strict=True) if part is not None)
+    assert found is not None
+    assert expected is not None
+    assert found.numbers == pytest.approx(expected.numbers, rel=1e-12)
 
 
 def test_the_normalisation_of_a_study_stays(tmp_path: Path):

@@ -84,6 +84,26 @@ def test_a_client_says_which_links_of_a_unit_it_keeps_and_how_large_they_are(ord
     assert hearing.of({}, {}) is None
 
 
+@pytest.mark.parametrize("unit", ["kernel", "block:2×1"])
+def test_a_client_keeps_all_links_of_an_arm_or_none(toy, unit):
+    run = toy("fedrts", "cnn", clients={"total": 3, "per_round": 3}, topology={"interval": 2, "end": 6, "unit": unit})
+    state = run.method.begin(run.setup)
+    order = order_of(run, run.method.exchanges(run.plan.round(2, state.mask))[0], state, 2)
+    mask = order.frame.mask
+    assert mask.arms.number < mask.number
+    core = torch.rand(mask.arms.number, generator=torch.Generator().manual_seed(2)) < 0.6
+    told = Hearing(order).of({"weights": order.reference}, {"core": core})
+    assert told is not None
+    kept, places = torch.zeros(len(mask.arms.bits), dtype=torch.bool), mask.arms.active
+    kept[places[core]] = True
+    of_link = mask.sizes.spread(kept)[mask.active]
+    joined = ends(order.frame.layout.layers, mask)
+    for unit_number in range(number(order.frame.layout.layers)):
+        at = (joined == unit_number).any(0)
+        expected = float(of_link[at].float().mean()) if at.any() else 0.0
+        assert float(told[0][unit_number]) == pytest.approx(expected)
+
+
 def test_who_is_loud_where_the_mean_is_silent_cancels():
     """Units: cancelled, one client's alone, weak for all."""
     norms = {3: [1.0, 0.0, 0.1], 1: [1.2, 8.0, 0.1], 4: [4.0, 0.0, 0.1], 0: [0.9, 0.0, 0.1]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from rich.console import Console
 
 import fedrts
 from fedrts.audit.witness import Witness
+from fedrts.client.order import called
 from fedrts.config import CUSTOM, Experiment, foreign
 from fedrts.data.partition import SITES
 from fedrts.errors import InputError
@@ -36,6 +37,7 @@ from fedrts.runs.build import Assembled, with_samples
 from fedrts.runs.feedback import feeds_back
 from fedrts.runs.folder import RunFolder
 from fedrts.server.collect import UNASKED
+from fedrts.server.guard import Guard
 from fedrts.server.rounds import TooFewError
 
 _HERE = "node"
@@ -133,6 +135,8 @@ def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
         sites = [fleet.roster.entries[client] for client in range(experiment.clients.total)]
         held_out = {client: site.held_out for client, site in enumerate(sites) if site.held_out}
         run = with_samples(run, [site.samples for site in sites], held_out)
+        if run.plan.summing is not None:
+            _warn_of_claims(guard, run.plan.samples, fleet.say)
         if not held_out and not len(run.data.test_y):
             fleet.say("nobody has data to test the model on: start a client with --set test=0.2, say, for its site to hold some out")
     elif there < run.plan.needed(fleet.departed):
@@ -158,6 +162,16 @@ def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
     return replace(run, plan=replace(run.plan, engine=engine))
 
 
+def _warn_of_claims(guard: Guard, samples: Sequence[int], say: Callable[[str], None]) -> None:
+    """Name the sites whose claims are above `guard.max_claim`, where nothing caps them."""
+    counted = guard.but(max_share=1.0).weights(dict(enumerate(samples)))
+    if bold := [client for client, claimed in enumerate(samples) if claimed > counted[client]]:
+        say(
+            f"{called(bold)}: {', '.join(f'{samples[client]:,}' for client in bold)} samples, more than guard.max_claim = "
+            f"{guard.max_claim:g} medians; secure sums count them all: make sure that you know who claims so many"
+        )
+
+
 def _normalisation(engine: FlowerEngine, run: Assembled, folder: Path | None) -> Normalisation | None:
     """The normalisation that all sites have in common, from what each says of its images, or from the sum of it."""
     sites = [engine.fleet.roster.entries[client] for client in range(run.experiment.clients.total)]
@@ -167,9 +181,9 @@ def _normalisation(engine: FlowerEngine, run: Assembled, folder: Path | None) ->
         if channels and found is None:
             engine.fleet.say(f"{len(channels)} sites say what their images are like, too few for a sum: each normalises by its own")
         return found
-    told = ((site.samples, Normalisation.told(list(site.statistics))) for site in sites)
-    parts = [(samples, part) for samples, part in told if part is not None]
-    return settled(folder, partial(common, parts))
+    told = {client: part for client, site in enumerate(sites) if (part := Normalisation.told(list(site.statistics))) is not None}
+    weights = run.plan.guard.weights({client: sites[client].samples for client in told})
+    return settled(folder, partial(common, [(weights[client], part) for client, part in told.items()]))
 
 
 def _in_secret(engine: FlowerEngine, run: Assembled, folder: Path | None) -> SecretEngine:

@@ -65,12 +65,12 @@ def assess(plan: Plan, state: State, index: int, ledger: ClientRecords) -> dict[
             continue
         told[reply.client] = metrics
         size += reply.size or 0
-    weights = {client: plan.held_out[client] for client in told}
+    held_out = {client: plan.held_out[client] for client in told}
     return {
-        "mean": _mean(told, weights),
+        "mean": _mean(told, plan.guard.weights(held_out)),
         "mean_of_clients": _mean(told, dict.fromkeys(told, 1)),
-        "samples": sum(weights.values()),
-        "clients": [{"client": client, "samples": weights[client], **told[client]} for client in sorted(told)],
+        "samples": sum(held_out.values()),
+        "clients": [{"client": client, "samples": held_out[client], **told[client]} for client in sorted(told)],
         "missing": missing,
         "bytes": size,
     }

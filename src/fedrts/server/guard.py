@@ -23,11 +23,11 @@ from fedrts.wire.checks import Check, Finding, failed
 from fedrts.wire.fields import Message, OwnValues, Payload, Selection, Values, carried
 
 QUORUM = 0.3
-"""Where nothing else is said."""
+"""Share of a round's clients that must send a usable reply, by default."""
 
 
 SITES_CLAIM = 10.0
-"""Medians of a round's numbers of samples up to which a site's word counts, where nothing else is said."""
+"""How many medians of a round's sample counts a site may claim, by default."""
 
 
 _ROUNDING = 1e-9
@@ -35,7 +35,7 @@ _ROUNDING = 1e-9
 
 
 _BACKWARDS = 0.25
-"""The least cosine with which an update goes back along the model: noise that hides a client's data is large, and goes nowhere."""
+"""Cosine below which an update does not count as going back along the model: noise for privacy is large, but has no direction."""
 
 
 _LONGEST_REST = 6

@@ -1,4 +1,4 @@
-"""Which clients cut units of a model off: told by unit while replies come in, so that nothing of a model's size is kept of a client."""
+"""Which clients cut units off: found unit by unit as replies come in, so that nothing as large as a model is kept for each client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST = 0.5
 _LOUD = 2.0
 """A client cancels a unit if its weights are so many times the clients' median there, and its part in the mean so many times the mean."""
 _NOISE = 0.01
-"""What is smaller than this share of a client's largest unit is none of its doing: what is left of a unit that does nothing any more."""
+"""A client is not blamed where its weights are below this share of those of its largest unit: such units hardly do anything any more."""
 _WATCHED = 1 << 16
 """Links that are looked at in each reply: all of a small model, evenly chosen ones of a large one."""
 
@@ -53,8 +53,8 @@ class Hearing:
             values = carried(weights, Tensor)[: self.mask.number]
             kept = torch.ones_like(values, dtype=torch.bool)
         for told in contribution.values():
-            if isinstance(told, Tensor) and told.dtype == torch.bool and told.shape == kept.shape:
-                kept = kept & told
+            if isinstance(told, Tensor) and told.dtype == torch.bool and told.shape == (self.mask.arms.number,):
+                kept = kept & self.mask.sizes.spread(self.mask.arms.expand(told))[self.mask.active]
         share = self._added(kept[self._watched].double()) / self._added(torch.ones_like(self._watched)).clamp(min=1)
         return torch.stack([share.float(), self.norms(values)])
 

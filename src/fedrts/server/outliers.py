@@ -17,16 +17,16 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class Measure:
-    """Something that is measured of replies."""
+    """A quantity that is measured in every reply."""
 
     name: str
     slack: float
-    """By how much more than updates honest ones differ."""
+    """How many times more than updates it varies among honest clients."""
     harmless: float
-    """What is smaller is never large: a multiple of max(‖W‖, 1), or of what there was."""
+    """Below this nothing is large: a multiple of max(‖W‖, 1) for updates, of the norm that was sent for statistics."""
     told: str
     by_samples: bool = False
-    """Does it grow with a client's number of samples, that is of steps?"""
+    """Whether it grows with a client's number of samples, since more samples are more steps."""
 
 
 UPDATE = Measure("update", 1.0, 0.2, "an update {:.3g} times as large as the median of its round", by_samples=True)

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class Reducer(ABC):
-    """Makes one vector of the clients' weights: made anew for every exchange, told of one client after the other."""
+    """Combines the clients' weights into one vector. Every exchange has a new one, which is given one client after the other."""
 
     mergeable: ClassVar[bool] = False
-    """Can what several came to over shares of the clients be merged, so that no place needs every client's weights?"""
+    """Whether results over parts of the clients can be merged, so that no process needs all clients' weights."""
     takes_own_masks: ClassVar[bool] = False
-    """Can it do with clients whose weights are on masks of their own?"""
+    """Whether clients may send weights on masks of their own."""
     is_sum: ClassVar[bool] = False
-    """Is it what sums come to, so that nobody need see a client's weights?"""
+    """Whether sums over clients are enough for it, so that nobody need see one client's weights."""
     bounds_updates: ClassVar[bool] = False
-    """Does it bound updates itself, so that the guard need not reject those above its bound?"""
+    """Whether it bounds updates itself, so that the guard rejects none for their size."""
     remembers: ClassVar[bool] = False
-    """Does it need to know how the last round moved the weights (`Order.drift`)?"""
+    """Whether it needs to know how the last round moved the weights (`Order.drift`)."""
 
     @classmethod
     def of(cls, guard: Guard, order: Order) -> Reducer | None:
@@ -53,7 +53,7 @@ class Reducer(ABC):
 
     @abstractmethod
     def result(self) -> Tensor:
-        """What all of them come to."""
+        """The combined weights."""
 
 
 reducers: Registry[type[Reducer]] = Registry("reducer", base=Reducer)
@@ -62,16 +62,24 @@ names = reducers.names
 get = reducers.get
 
 
-Mixing = Callable[[Tensor, "Guard", int], Tensor]
-"""Weights `[k, n]` of clients as fewer, or less different ones `[k', n]`; the number is a key for whatever is random."""
+Mixing = Callable[[Tensor, int, "Guard", int], Tensor]
+"""Weights `[k, n]` of clients as fewer, or less different ones `[k', n]`.
+
+The first number says how many of the n are parameters, the rest being statistics; the last is a key for whatever is random.
+"""
 
 mixings: Registry[Mixing] = Registry("mixing")
 
 
 @mixings.register("none")
-def unmixed(weights: Tensor, guard: Guard, key: int) -> Tensor:
-    """As they are."""
+def unmixed(weights: Tensor, parameters: int, guard: Guard, key: int) -> Tensor:
+    """Leaves the weights as they are."""
     return weights
+
+
+def few(trim: float, clients: int) -> int:
+    """How many clients a share `trim` of them is, rounded down: 0.29 of 100 are 29, whatever floating point says."""
+    return int(trim * clients + 1e-9)
 
 
 def those(trait: str) -> str:
@@ -80,14 +88,14 @@ def those(trait: str) -> str:
 
 
 def unlike(guard: Guard, trait: str) -> str | None:
-    """The setting of a guard that stands against a trait of its reducer, as one names it; None if it has it."""
+    """The guard's setting that rules a trait out, as a user writes it; None if its reducer has the trait."""
     if mixings.get(guard.mixing) is not unmixed:
         return f"guard.mixing = '{guard.mixing}'"
     return None if getattr(get(guard.reducer), trait) else f"guard.reducer = '{guard.reducer}'"
 
 
 def check_reducer(guard: Guard, fields: Mapping[str, Field]) -> None:
-    """Can the guard's reducer make one model of uploads of these fields?"""
+    """Refuse a guard whose reducer cannot combine uploads of these fields."""
     setting = unlike(guard, "takes_own_masks")
     if setting is not None and "weights" in fields and not isinstance(fields["weights"], Values | Largest):
         raise InputError(
@@ -102,7 +110,7 @@ def reduction(guard: Guard, order: Order) -> Reducer | None:
         return None
     check_reducer(guard, order.exchange.up)
     mixing, reducer = mixings.get(guard.mixing), get(guard.reducer).of(guard, order)
-    return reducer if mixing is unmixed else Mixed(mixing, guard, order.frame.key, reducer)
+    return reducer if mixing is unmixed else Mixed(mixing, len(order.values) - order.frame.statistics, guard, order.frame.key, reducer)
 
 
 @register("mean")
@@ -162,7 +170,7 @@ class Sorted(Reducer):
 
     def result(self) -> Tensor:
         count = len(self._held)
-        cut = min(int(self.trim * count), (count - 1) // 2)
+        cut = min(few(self.trim, count), (count - 1) // 2)
         ordered = torch.stack(self._held).sort(0).values[cut : count - cut]
         return ordered.double().mean(0).to(ordered.dtype)
 
@@ -178,7 +186,7 @@ class Median(Sorted):
 
 @dataclass
 class Together(Reducer):
-    """Holds every client's weights, and makes one update of all of them; statistics are medians, coordinate by coordinate."""
+    """Holds every client's weights and combines their updates into one; statistics are medians, coordinate by coordinate."""
 
     reference: Tensor
     parameters: int
@@ -216,7 +224,7 @@ _STEPS = 32
 def geometric_median(updates: Tensor, shares: Tensor) -> Tensor:
     """The point `[N]` with the least sum of distances to `updates [k, N]`, by smoothed Weiszfeld steps; `shares [k]` weigh them."""
     centre = shares @ updates
-    least = 1e-6 * torch.linalg.vector_norm(updates, dim=1).mean().clamp(min=1e-12)
+    least = 1e-6 * torch.linalg.vector_norm(updates, dim=1).median().clamp(min=1e-12)
     for _ in range(_STEPS):
         pull = shares / torch.linalg.vector_norm(updates - centre, dim=1).clamp(min=least)
         centre = (pull / pull.sum()) @ updates
@@ -244,7 +252,7 @@ class Aligned(Together):
         cut = updates * (norms.quantile(1 - self.trim) / norms).clamp(max=1.0)
         along = (updates / norms) @ geometric_median(cut, torch.full_like(shares, 1 / len(shares)))
         against = torch.zeros_like(along, dtype=torch.bool)
-        against[along.topk(int(self.trim * len(along)), largest=False).indices] = True
+        against[along.topk(few(self.trim, len(along)), largest=False).indices] = True
         kept: Tensor = cut[(along >= 0) | ~against]
         return kept.mean(0)
 
@@ -273,14 +281,14 @@ class MultiKrum(Together):
         return updates[chosen].mean(0)
 
     def lonely(self, updates: Tensor) -> Tensor:
-        """Of every update, the sum of its squared distances to the k − f − 2 nearest others: Krum's score."""
-        near = max(1, len(updates) - int(self.trim * len(updates)) - 2)
+        """Krum's score of every update: the sum of its squared distances to the k − f − 2 nearest others."""
+        near = max(1, len(updates) - few(self.trim, len(updates)) - 2)
         distances = torch.cdist(updates, updates).square()
         distances.fill_diagonal_(torch.inf)
         return distances.topk(min(near, max(len(updates) - 1, 1)), largest=False).values.sum(1)
 
     def kept(self, clients: int) -> int:
-        return max(1, clients - int(self.trim * clients))
+        return clients - few(self.trim, clients)
 
 
 @register("krum")
@@ -296,6 +304,7 @@ class Mixed(Reducer):
     """Weights that are mixed with each other before another reducer, or the mean, makes one of them."""
 
     mixing: Mixing
+    parameters: int
     guard: Guard
     key: int
     reducer: Reducer | None
@@ -305,7 +314,7 @@ class Mixed(Reducer):
         self._held.append(weights)
 
     def result(self) -> Tensor:
-        mixed = self.mixing(torch.stack(self._held), self.guard, self.key)
+        mixed = self.mixing(torch.stack(self._held), self.parameters, self.guard, self.key)
         if self.reducer is None:
             return mixed.double().mean(0).to(mixed.dtype)
         for row in mixed:
@@ -314,15 +323,18 @@ class Mixed(Reducer):
 
 
 @mixings.register("bucketing")
-def bucketing(weights: Tensor, guard: Guard, key: int) -> Tensor:
+def bucketing(weights: Tensor, parameters: int, guard: Guard, key: int) -> Tensor:
     """Means of random pairs: half as different, and at most twice the share of hostile ones (Karimireddy, He and Jaggi, 2022)."""
     order = random.permutation(random.key(key, "buckets"), len(weights)).to(weights.device)
     return torch.stack([weights[pair].double().mean(0).to(weights.dtype) for pair in order.split(2)])
 
 
 @mixings.register("nearest")
-def nearest(weights: Tensor, guard: Guard, key: int) -> Tensor:
-    """Of every client, the mean of it and its nearest neighbours, all but the `trim` share of clients (NNM: Allouah et al., 2023)."""
-    kept = max(1, len(weights) - int(guard.trim * len(weights)))
-    neighbours = torch.cdist(weights.double(), weights.double()).topk(kept, largest=False).indices
+def nearest(weights: Tensor, parameters: int, guard: Guard, key: int) -> Tensor:
+    """For each client, the mean of it and its nearest neighbours, all but the `trim` share of clients (NNM: Allouah et al., 2023).
+
+    Parameters tell who is near: statistics may be of any size.
+    """
+    places, kept = weights[:, :parameters].double(), len(weights) - few(guard.trim, len(weights))
+    neighbours = torch.cdist(places, places).topk(kept, largest=False).indices
     return torch.stack([weights[some].double().mean(0).to(weights.dtype) for some in neighbours])

@@ -327,7 +327,9 @@ def _far_out(plan: Plan, order: Order, found: Tally, ledger: ClientRecords, reco
     excess = excesses(found.measured, {client: plan.samples[client] for client in found.counted}, order.reference_norm)
     far = {client for client, found_here in excess.items() if found_here.ratio > guard.median_bound}
     if far:
-        record.rejected += [{"client": client, "reason": f"{excess[client].reason}: the round is repeated without it"} for client in far]
+        record.rejected += [
+            {"client": client, "reason": f"{excess[client].reason}: the round is repeated without it"} for client in sorted(far)
+        ]
         for client in far:
             ledger.strikes.add(client, index)
         return far
