@@ -164,15 +164,33 @@ def test_a_client_that_does_not_keep_to_the_ring_moves_a_sum_by_no_more_than_all
     assert float((mean - question.order.values).abs().max()) <= most * (1 + 1e-6)
 
 
-def test_a_client_without_finite_weights_is_left_out():
+def test_a_client_whose_weights_are_not_finite_counts_as_no_change():
+    """As on nodes, of which the server does not learn whose they were."""
     run = secured("fedavg", "mlp")
     question = question_of(run, 1)
     replies = list(run.plan.engine.run(question.order, range(5)))
-    bad = replies[2].message["weights"].clone()
-    bad[3] = math.nan
-    found = add_up(question, [replace(replies[2], message={"weights": bad}), *(reply for reply in replies if reply.client != 2)])
-    assert found.counted == [0, 1, 3, 4]
-    assert "not finite" in found.rejected[0]["reason"]
+    broken, still = replies[2].message["weights"].clone(), question.order.reference.clone()
+    broken[3] = math.nan
+
+    def mean(weights):
+        found = add_up(question, [replace(reply, message={"weights": weights}) if reply.client == 2 else reply for reply in replies])
+        assert (found.counted, found.rejected, found.blamed) == ([0, 1, 2, 3, 4], [], [])
+        return found.sums.mean()["weights"]
+
+    with pytest.warns(UserWarning, match="round 1: 1 of 5 updates were not finite and count as no change"):
+        without = mean(broken)
+    assert torch.equal(without, mean(still))
+
+
+@pytest.mark.parametrize("change", ["shorter", "another type"])
+def test_a_reply_of_another_form_is_rejected_all_the_same(change):
+    run = secured("fedavg", "mlp")
+    question = question_of(run, 1)
+    (reply,) = run.plan.engine.run(question.order, [0])
+    weights = reply.message["weights"][:-1] if change == "shorter" else reply.message["weights"].double()
+    found = add_up(question, [replace(reply, message={"weights": weights})])
+    assert found.counted == []
+    assert "was asked for" in found.rejected[0]["reason"]
 
 
 @pytest.mark.parametrize("method", ["fedrts", "fedcucb", "fedpaq", "random"])

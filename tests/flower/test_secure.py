@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,21 +20,25 @@ from federating import trusting
 from fedrts.client import envelope
 from fedrts.client.order import Order, fingerprint
 from fedrts.errors import InputError
+from fedrts.files import write_privately
 from fedrts.flower import WORK
+from fedrts.flower.confidant import judged
 from fedrts.flower.consent import described
 from fedrts.flower.deployment import introduction
 from fedrts.flower.messages import SUM, content, opened
 from fedrts.flower.node import Worker
 from fedrts.flower.openings import Openings
 from fedrts.flower.secret import SumStep
+from fedrts.flower.site import Site
 from fedrts.flower.state import Records
 from fedrts.runs.build import Assembled
 from fedrts.secure.call import METRICS, Call, Invited, joined
 from fedrts.secure.errors import SecureError
 from fedrts.secure.identity import public_key
 from fedrts.secure.opener import Opener
-from fedrts.secure.participant import STEPS
+from fedrts.secure.participant import STEPS, Participant
 from fedrts.server.rounds import TooFewError, play
+from fedrts.sparse.mask import Mask
 from helping import order_of
 from linkhere import LinkHere, Manners, experiment, in_secret, nobody_waits, played
 
@@ -222,6 +229,45 @@ def test_a_round_is_opened_once_whatever_the_server_says(tmp_path):
         list(play(in_secret(run, link).plan, run.method.begin(run.setup), 0))
 
 
+def test_a_node_that_cannot_write_down_an_opening_reveals_nothing(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """What stands on disk when a share leaves names the round; where the disk is full, no share leaves."""
+    link = LinkHere()
+    for node in NODES:
+        link.records[node] = Records.of(tmp_path / str(node))
+    for node, clients in NODES.items():
+        link.start(node, clients)
+    standing: list[int] = []
+    reveal, write = Participant.reveal, write_privately
+
+    def revealing(self: Participant, message: bytes) -> bytes:
+        said = reveal(self, message)
+        there = json.loads((tmp_path / str(6 + self.client) / "openings.json").read_text())["opened"]
+        standing.append(there[digest_of(link)][str(self.client)] - self.call.round)
+        return said
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == "openings.json" and path.parent.name == "8":
+            raise InputError("cannot write openings.json: no space left")
+        write(path, data)
+
+    monkeypatch.setattr(Participant, "reveal", revealing)
+    monkeypatch.setattr("fedrts.flower.state.write_privately", full)
+    take, revealed = Opener.revealed, []
+
+    def taken(self: Opener, client: int, data: bytes) -> None:
+        revealed.append(client)
+        take(self, client, data)
+
+    monkeypatch.setattr(Opener, "revealed", taken)
+    run = secretly(rounds=1, topology={"interval": 1, "end": 1})
+    lines, _ = played(in_secret(run, link))
+    assert lines[0]["clients"] == [0, 1, 2, 3, 4]  # its words had come, and four are enough to open
+    assert revealed == [0, 1, 3, 4]
+    assert standing == [0, 0, 0, 0]
+    for records in link.records.values():
+        records.close()
+
+
 def test_a_sum_of_another_model_is_not_taken(tmp_path):
     run, link = secretly(), five_nodes()
     list(play(in_secret(run, link, tmp_path).plan, run.method.begin(run.setup), 0))
@@ -378,6 +424,61 @@ def test_a_server_that_sends_nodes_different_models_opens_nothing(monkeypatch: p
     assert all(records.opened(digest_of(link), client) == -1 for node, records in link.records.items() for client in NODES[node])
 
 
+def test_a_sum_is_of_one_model_whatever_short_names_say(monkeypatch: pytest.MonkeyPatch):
+    """A server that makes two masks finds two with one name of 8 bytes within 2^32 tries: what all sign is a SHA-256 of model and mask."""
+    run = secretly()
+    state = run.method.begin(run.setup)
+    (exchange,) = run.plan.exchanges(run.plan.round(1, state.mask))
+    moved = state.mask.bits.clone()
+    moved[state.mask.active[0]], moved[state.mask.inactive[0]] = False, True
+    masks = (state.mask, Mask(moved, state.mask.sizes))
+    monkeypatch.setattr(Mask, "fingerprint", b"the same")
+    sent = [order_of(run, exchange, state.with_values(values), 1) for values in (state.values, state.values * 2)]
+    orders = [replace(order, frame=replace(order.frame, mask=mask)) for mask in masks for order in sent]
+    summing = run.plan.summing
+    assert summing is not None
+    assert len({summing.form(one, run.method, 5).digest(one) for one in orders}) == 4
+    assert len({judged(one) for one in orders}) == 4
+
+
+def test_a_node_trains_on_no_other_model_than_was_called_for(monkeypatch: pytest.MonkeyPatch):
+    """What is wrong with an order shows before any work on it: neither time nor an error of the work tells of the data."""
+    run, link = secretly("fedavg", guard={"attempts": 1}), five_nodes()
+    ready, state, worked = in_secret(run, link), run.method.begin(run.setup), []
+    plain, work = SumStep._blob, Site._carried_out
+
+    def another(self: SumStep, client: int, first: bool = False) -> bytes:
+        if not self.with_order or client:
+            return plain(self, client, first)
+        other = Order.of(self.order.exchange, self.order.round, run.layout, state.with_values(state.values * 2), 1)
+        return joined([self.messages[client], envelope.encode_order(other, client, None)])
+
+    def working(self: Site, order: Order, client: int, memory: Any) -> Any:
+        worked.append((order.round.index, client))
+        return work(self, order, client, memory)
+
+    monkeypatch.setattr(SumStep, "_blob", another)
+    monkeypatch.setattr(Site, "_carried_out", working)
+    assert played(ready)[0][0]["clients"] == [1, 2, 3, 4]
+    assert {client for _, client in worked} == {1, 2, 3, 4}
+
+
+def test_how_a_client_s_own_work_fails_is_not_told():
+    run, link = secretly(), five_nodes()
+    ready = in_secret(run, link)
+    site = link.workers[8].site
+    assert site is not None
+
+    def fails(order: Order, client: int, memory: Any) -> Any:
+        raise InputError("patient 17 has no weight")
+
+    site._carried_out = fails  # type: ignore[method-assign]
+    lines, _ = played(ready)
+    assert [line["clients"] for line in lines] == [[0, 1, 3, 4]] * 4
+    assert "its work failed (InputError)" in lines[0]["rejected"][0]["reason"]
+    assert "patient" not in str(lines)
+
+
 def test_a_server_that_tells_nodes_different_normalisations_gets_no_words():
     """It is a part of the model: a large mean makes the inputs of all but one what no unit responds to."""
 
@@ -410,7 +511,7 @@ def overflowing(link: LinkHere, nodes: Iterable[int], round: int) -> None:
         site._carried_out = work  # type: ignore[method-assign]
 
 
-def test_a_client_whose_update_overflows_is_not_told_from_others():
+def test_a_client_whose_update_overflows_is_not_told_from_others(monkeypatch: pytest.MonkeyPatch):
     """Or a model that overflows on some rows asks each client, without any opening, whether it has such rows."""
     run, link = secretly(), five_nodes()
     ready = in_secret(run, link)
@@ -419,7 +520,18 @@ def test_a_client_whose_update_overflows_is_not_told_from_others():
         lines, state = played(ready)
     assert [line["clients"] for line in lines] == [[0, 1, 2, 3, 4]] * 4
     assert lines[1]["rejected"] == []
-    assert state.values.isfinite().all()
+    serial = run.plan.engine
+    work = serial.run
+
+    def overflows(order: Any, clients: Any) -> Any:
+        for reply in work(order, clients):
+            if (reply.client, order.round.index) == (2, 1):
+                reply.message["weights"][3] = torch.inf  # type: ignore[union-attr,index]
+            yield reply
+
+    monkeypatch.setattr(serial, "run", overflows)
+    with pytest.warns(UserWarning, match="1 of 5 updates were not finite"):
+        assert torch.equal(played(run)[1].values, state.values)
 
 
 def test_a_round_without_a_finite_update_is_an_error():

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrts.client.order import Order, fingerprint
+from fedrts.client.order import Order, digest_of
 from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
 from fedrts.methods.contract import Means, State
@@ -108,11 +108,10 @@ class SumForm:
         read that one's change in the sum (Pasquini et al. 2022).
         """
         assert order.reference is not None
-        model = fingerprint(order.reference)
-        shape = repr((self.ring, self.counters, order.round.index, order.round.exchange, order.frame.layout.fingerprint, model))
+        shape = repr((self.ring, self.counters, order.round.index, order.round.exchange, order.frame.layout.fingerprint))
         scale = struct.pack("<dd", self.table.clip, self.table.statistic_clip)
         links = self.announced.cpu().numpy().astype("<i8").tobytes()
-        return hashlib.sha256(shape.encode() + scale + order.frame.mask.fingerprint + links).digest()
+        return hashlib.sha256(shape.encode() + scale + digest_of(order.reference, order.frame.mask) + links).digest()
 
     def words(self, contribution: Message, order: Order, share: float, key: int) -> Words:
         """A client's words; its `share` is n_k / n_max."""

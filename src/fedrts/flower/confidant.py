@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fedrts.client.figures import FigureForm
-from fedrts.client.order import Order, fingerprint
-from fedrts.client.summing import Summing
+from fedrts.client.order import Order, digest_of
+from fedrts.client.summing import SumForm, Summing
 from fedrts.errors import printable
 from fedrts.flower.consent import DeclinedError
 from fedrts.methods.base import Method
@@ -73,7 +73,7 @@ class Confidant:
     under_way: dict[int, Participant] = field(default_factory=dict)
     _last: dict[tuple[bytes, int], tuple[int, int]] = field(default_factory=dict)
     """Round and attempt of each client's last call for a purpose."""
-    _revealed: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    _revealed: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
     """By client the tag of the last call that it helped to open, and what it revealed: asked again, it says the very same."""
 
     def answer(self, step: object, client: int, data: bytes) -> bytes:
@@ -106,25 +106,20 @@ class Confidant:
         if order.round.index != self.called(client).round:
             raise SecureError(f"an order of round {order.round.index} in a sum of round {self.called(client).round}")
 
-    def words(self, client: int, order: Order, message: Message, dealt: bytes) -> bytes:
+    def check(self, client: int, form: bytes) -> None:
+        """Is this the form that all were called with, and do all read their inputs alike?"""
+        if bound(form, self.stake.inputs) != self.called(client).form:
+            raise SecureError("the order is of another model, mask or normalisation than the sum was called for")
+
+    def update(self, client: int, order: Order, form: SumForm, message: Message, dealt: bytes) -> bytes:
         """The masked words of a client whose upload would be this message."""
-        call = self.called(client)
-        self.check_round(client, order)
         assert order.reference is not None
-        form = self.summing.form(order, self.method, len(call.roster))
-        self._check(call, form.digest(order))
         contribution = self.method.contribution(message, State(order.reference, order.frame.mask), order.round)
         return self._masked(client, dealt, form.ring, lambda share, key: form.words(contribution, order, share, key))
 
-    def figures(self, client: int, form: FigureForm, about: str, numbers: Callable[[], Sequence[float]], dealt: bytes) -> bytes:
-        """The masked words of a client with these numbers, which are `about` what the sum was called for."""
-        self._check(self.called(client), form.digest(about))
-        return self._masked(client, dealt, form.ring, lambda share, key: form.words(numbers(), share, key))
-
-    def _check(self, call: Call, form: bytes) -> None:
-        """Is this the form that all were called with, and do all read their inputs alike?"""
-        if bound(form, self.stake.inputs) != call.form:
-            raise SecureError("the order is of another model, mask or normalisation than the sum was called for")
+    def figures(self, client: int, form: FigureForm, numbers: Sequence[float], dealt: bytes) -> bytes:
+        """The masked words of a client with these numbers."""
+        return self._masked(client, dealt, form.ring, lambda share, key: form.words(numbers, share, key))
 
     def _masked(self, client: int, dealt: bytes, ring: Ring, words: Callable[[float, int], Words]) -> bytes:
         call = self.called(client)
@@ -149,7 +144,8 @@ class Confidant:
             raise SecureError(f"a threshold of {call.threshold} where the experiment has {least}")
         opened = self.stake.opened(call.purpose, client)
         if call.round <= opened:
-            raise SecureError(f"client {client} has helped to open round {opened}: no round is opened twice, and none before it")
+            told = f"client {client} has helped to open round {opened}: no round is opened twice, and none before it"
+            raise SecureError(f"{told} (a server that lost the sum needs another experiment: another seed is enough)")
         if (call.round, call.attempt) <= self._last.get((call.purpose, client), (-1, -1)):
             raise SecureError(f"round {call.round}, attempt {call.attempt} was called before")
         self._last[call.purpose, client] = (call.round, call.attempt)
@@ -181,7 +177,7 @@ class Confidant:
 def judged(order: Order) -> str:
     """What metrics are about: the model of an order."""
     assert order.reference is not None
-    return f"{order.round.index} {order.frame.mask.fingerprint.hex()} {fingerprint(order.reference)}"
+    return f"{order.round.index} {digest_of(order.reference, order.frame.mask).hex()}"
 
 
 def bound(form: bytes, inputs: Sequence[float]) -> bytes:

@@ -26,6 +26,7 @@ from fedrts.client.figures import FigureForm
 from fedrts.client.masks import LastMasks
 from fedrts.client.order import Order, Reply, fingerprint
 from fedrts.client.privacy import Account, Unpredictable, countable
+from fedrts.client.summing import SumForm
 from fedrts.config import Experiment
 from fedrts.data.partition import SITES
 from fedrts.engines import sparse_kernel
@@ -40,7 +41,7 @@ from fedrts.flower.normalisation import Normalisation
 from fedrts.flower.state import Records
 from fedrts.registry import only_allowing
 from fedrts.runs.build import Assembled, build_model, federation, put_together
-from fedrts.secure.call import METRICS, STATISTICS, UPDATE
+from fedrts.secure.call import METRICS, STATISTICS, UPDATE, Call
 from fedrts.secure.participant import WORDS
 from fedrts.server.assessment import assessment
 from fedrts.wire import codec
@@ -218,8 +219,7 @@ class Site:
             try:
                 with owners_rule(self.host):
                     if self.confidant is not None:
-                        with _told():
-                            replies[client] = self._in_secret(self.confidant, client, data, told)
+                        replies[client] = self._in_secret(self.confidant, client, data, told)
                         continue
                     with _told():
                         order = self.order(client, data, model)
@@ -240,33 +240,46 @@ class Site:
         return {"missing": missing, "failed": failed, "reasons": reasons, **memory_facts(kept), **lost}, replies
 
     def _in_secret(self, confidant: Confidant, client: int, data: bytes, told: Facts) -> bytes:
-        """The answer to a step of a secure sum."""
-        if told.get(SUM) != WORDS:
-            return confidant.answer(told.get(SUM), client, data)
-        dealt, ordered = confidant.ordered(client, data)
-        call = confidant.called(client)
-        if call.purpose == STATISTICS:
-            measured = self._described
-            if measured is None:
-                raise WireError("its statistics are asked for, and it tells none")
-            form = FigureForm.of_channels(len(measured.mean), len(call.roster))
-            return confidant.figures(client, form, "", lambda: measured.moments, dealt)
-        order = self.order(client, ordered, told.get("model"))
-        if call.purpose == METRICS:
-            if order.exchange != assessment(self.run.plan.metric_names):
-                raise WireError("metrics are asked for by an order of something else")
-            if not self.run.plan.is_evaluated(order.round.index):
-                raise WireError(f"metrics of round {order.round.index}, which the experiment does not evaluate")
-            confidant.check_round(client, order)
-            form = FigureForm.of_metrics(self.run.plan.metrics, self.run.experiment.secure, len(call.roster))
-            return confidant.figures(client, form, judged(order), lambda: self._metrics(order, client), dealt)
-        if order.exchange.no_sum is not None:
-            raise WireError("an order whose answer is no sum")
-        return confidant.words(client, order, self._carried_out(order, client, None).message, dealt)
+        """The answer to a step of a secure sum: what is wrong with it shows before any work, and is told; how the work fails is not."""
+        with _told():
+            if told.get(SUM) != WORDS:
+                return confidant.answer(told.get(SUM), client, data)
+            dealt, ordered = confidant.ordered(client, data)
+            call = confidant.called(client)
+            if call.purpose == STATISTICS:
+                return self._statistics(confidant, client, call, dealt)
+            order = self.order(client, ordered, told.get("model"))
+            form = self._form(confidant, client, call, order)
+        message = self._carried_out(order, client, None).message
+        with _told():
+            if isinstance(form, FigureForm):
+                return confidant.figures(client, form, carried(message["metrics"], Tensor).tolist(), dealt)
+            return confidant.update(client, order, form, message, dealt)
 
-    def _metrics(self, order: Order, client: int) -> list[float]:
-        found: list[float] = carried(self._carried_out(order, client, None).message["metrics"], Tensor).tolist()
-        return found
+    def _statistics(self, confidant: Confidant, client: int, call: Call, dealt: bytes) -> bytes:
+        """What this site's inputs are like."""
+        if self._described is None:
+            raise WireError("its statistics are asked for, and it tells none")
+        form = FigureForm.of_channels(len(self._described.mean), len(call.roster))
+        confidant.check(client, form.digest(""))
+        return confidant.figures(client, form, self._described.moments, dealt)
+
+    def _form(self, confidant: Confidant, client: int, call: Call, order: Order) -> FigureForm | SumForm:
+        """What the words mean that an order asks for, if it is one that this call may ask for them with."""
+        confidant.check_round(client, order)
+        if call.purpose == UPDATE:
+            if order.exchange.no_sum is not None:
+                raise WireError("an order whose answer is no sum")
+            update = confidant.summing.form(order, self.run.method, len(call.roster))
+            confidant.check(client, update.digest(order))
+            return update
+        if order.exchange != assessment(self.run.plan.metric_names):
+            raise WireError("metrics are asked for by an order of something else")
+        if not self.run.plan.is_evaluated(order.round.index):
+            raise WireError(f"metrics of round {order.round.index}, which the experiment does not evaluate")
+        figures = FigureForm.of_metrics(self.run.plan.metrics, self.run.experiment.secure, len(call.roster))
+        confidant.check(client, figures.digest(judged(order)))
+        return figures
 
     def order(self, client: int, data: bytes, model: object = None) -> Order:
         """What a download asks of a client: the exchange is built here, from the experiment, the round and the mask."""

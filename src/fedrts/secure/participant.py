@@ -80,7 +80,7 @@ class Participant:
     opening: Callable[[], None]
     _stage: int = 0
     _adverts: dict[int, Advert] = field(default_factory=dict)
-    _held: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    _held: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
     """Shares of (seed, private key) by the client that they are of; those that could not be read are not among them."""
     _sharing: tuple[int, ...] = ()
     _list: bytes = b""

@@ -227,7 +227,7 @@ def findings(
 ) -> list[Finding]:
     """What is wrong with each of several replies to `order`, and how large they are, measured together.
 
-    Not `bounded`: clients clip what they send themselves.
+    Not `bounded`: clients clip what they send themselves, and say nothing of weights that are not finite.
     """
     listed = [list(_checks(reply, order, guard, samples, bounded)) if isinstance(reply, Reply) else [] for reply in replies]
     return checks.findings(listed)
@@ -243,7 +243,8 @@ def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]
         return
     for name, entry in up.items():
         for check in entry.checks(reply.message[name], order.frame):
-            yield check
+            if bounded or check.numbers is None or not isinstance(entry, Values):
+                yield check
             if check.numbers is None:  # it failed: nothing else can be measured
                 return
     if bounded:

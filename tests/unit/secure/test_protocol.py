@@ -11,7 +11,8 @@ from fedrts.secure import masks, shamir
 from fedrts.secure.call import Call, Invited, check_call, joined, number, parted
 from fedrts.secure.errors import SecureError
 from fedrts.secure.identity import public_key, signer
-from fedrts.secure.participant import KEY, SEED, Participant, own_key, pair_key
+from fedrts.secure.opener import Opener
+from fedrts.secure.participant import KEY, SEED, Advert, Participant, own_key, pair_key
 from fedrts.secure.ring import Ring
 from parties import KEYS, Party
 
@@ -192,6 +193,17 @@ def test_the_server_takes_no_share_of_the_other_kind(party):
             five.opener.revealed(10, five.call.message([number(10), joined(part)]))
 
 
+def test_the_server_takes_shares_of_signers_alone_and_once(party):
+    five = until_masked(party)
+    five.endorse(14)
+    message = five.opener.endorsements()
+    said = five.clients[10].reveal(message)
+    five.opener.revealed(10, said)
+    for client, data in ((10, said), (14, five.call.message([number(14)]))):
+        with pytest.raises(SecureError, match=f"shares of client {client}, from whom none are due"):
+            five.opener.revealed(client, data)
+
+
 def test_a_client_lost_before_its_words_gives_its_key_and_not_its_seed(party):
     five = party(5, 4)
     five.advertise()
@@ -294,6 +306,37 @@ def test_a_server_that_tells_clients_of_different_keys_gets_no_opening(party):
             five.clients[c].reveal(together)
 
 
+def test_a_server_that_deals_shares_of_different_clients_gets_no_opening(party):
+    """10 and 11 add masks with 14, and 12 and 13 do not: what all sign says with whom they share masks."""
+    five = party(5, 3)
+    five.advertise()
+    five.share()
+    boxes = five.opener._boxes
+    for client in (10, 11, 12, 13):
+        senders = [sender for sender in boxes if sender != client and (sender != 14 or client < 12)]
+        dealt = five.call.message([number(sender) + boxes[sender][client] for sender in senders])
+        five.clients[client].mask(dealt, five.ring, five.words(client))
+    survivors = five.call.message(list(map(number, (10, 11, 12, 13))))
+    signatures = {client: five.clients[client].endorse(survivors) for client in (10, 11, 12, 13)}
+    together = five.call.message([b"".join(five.call.parts(data)) for data in signatures.values()])
+    for client in (10, 11, 12, 13):
+        with pytest.raises(SecureError, match="has not signed the list of survivors"):
+            five.clients[client].reveal(together)
+
+
+@pytest.mark.parametrize("signer_", [14, 99])
+def test_signatures_of_those_who_did_not_survive_do_not_count(party, signer_):
+    five = party(5, 4)
+    five.advertise()
+    five.share()
+    five.mask(14)
+    five.endorse(14)
+    ghost = five.clients[14]._listing.sign(five.clients[10]._list)  # a node that colludes
+    message = five.call.message([*five.call.parts(five.opener.endorsements())[:3], number(signer_) + ghost])
+    with pytest.raises(SecureError, match=f"client {signer_} has not signed the list"):
+        five.clients[10].reveal(message)
+
+
 def test_a_forged_list_of_survivors_is_refused(party):
     five = until_masked(party)
     send = five.call.message
@@ -361,6 +404,131 @@ def test_words_of_another_length_or_client_are_refused(party):
         five.opener.masked(10, sent)
 
 
+def test_a_box_opens_for_its_receiver_from_its_sender_in_its_call_alone(party):
+    """Handed back, passed to another, of another attempt, or changed: it cannot be read, and nobody but its sender's share is lost."""
+    five, later = party(5, 4), party(5, 4, attempt=1)
+    for one in (five, later):
+        one.advertise()
+        one.share()
+    boxes = five.opener._boxes
+    wrong = {
+        11: boxes[10][11],  # what 10 itself sealed for 11
+        12: boxes[11][10],
+        13: later.opener._boxes[13][10],
+        14: boxes[14][10][:-1] + bytes([boxes[14][10][-1] ^ 1]),
+    }
+    five.clients[10].mask(five.call.message([number(sender) + box for sender, box in wrong.items()]), five.ring, five.words(10))
+    assert {sender: five.clients[10]._held[sender] for sender in wrong} == dict.fromkeys(wrong, (b"", b""))
+    five.clients[12].mask(five.opener.deal(12), five.ring, five.words(12))
+    assert all(len(share) == shamir.SHARE for pair in five.clients[12]._held.values() for share in pair)
+    key = masks.new_secret()
+    assert masks.unsealed(key, masks.sealed(key, b"share", b"one call"), b"one call") == b"share"
+    assert masks.unsealed(key, masks.sealed(key, b"share", b"one call"), b"another") is None
+
+
+@pytest.mark.parametrize("senders", [(11, 11, 12, 13), (10, 11, 12, 13), (11, 12, 13, 99)], ids=["twice", "its own", "a stranger's"])
+def test_shares_from_whom_none_are_due_are_refused(party, senders):
+    five = party(5, 4)
+    five.advertise()
+    five.share()
+    box = five.opener._boxes[11][10]
+    with pytest.raises(SecureError, match="from whom none are due"):
+        five.clients[10].mask(five.call.message([number(sender) + box for sender in senders]), five.ring, five.words(10))
+
+
+def test_a_client_goes_on_with_enough_keys_and_shares_alone(party):
+    """Whatever the server counts: with fewer peers its masks would be those of fewer."""
+    five = party(5, 4)
+    five.advertise()
+    adverts = five.opener.adverts()
+    with pytest.raises(SecureError, match="3 keys where 4 are needed"):
+        five.clients[10].share(five.call.message(five.call.parts(adverts)[:3]))
+    with pytest.raises(SecureError, match="two adverts of one client"):
+        five.clients[14].share(five.call.message([*five.call.parts(adverts), five.call.parts(adverts)[0]]))
+    for client in (11, 12, 13):
+        five.opener.shared(client, five.clients[client].share(adverts))
+    five.opener._sharing = (11, 12, 13)
+    two = five.call.message([number(sender) + five.opener._boxes[sender][11] for sender in (12, 13)])
+    with pytest.raises(SecureError, match="3 shares where 4 are needed"):
+        five.clients[11].mask(two, five.ring, five.words(11))
+
+
+def test_every_attempt_has_keys_of_its_own(party):
+    """Also one that a client begins anew: nothing that was sealed or masked before opens with what is revealed later."""
+    call = party(5, 4).call
+    seen = [Advert.of(parted(call.parts(Participant(call, 10, signer(KEYS[0]), lambda: None).advertise())[0]), call) for _ in range(2)]
+    keys = [key for advert in seen for key in (advert.sealing, advert.masking, advert.listing, advert.seed)]
+    assert len(set(keys)) == 8
+    other = party(5, 4, attempt=1).call
+    assert own_key(bytes(32), call) != own_key(bytes(32), other)
+    a, b = masks.new_secret(), masks.public(masks.new_secret())
+    assert len({pair_key(a, b, one, 10, peer) for one in (call, other) for peer in (11, 12)}) == 4
+
+
+def test_what_a_client_holds_is_in_no_log(party):
+    """Nothing that may be printed of it has a secret or a share in it."""
+    five = until_masked(party)
+    one = five.clients[10]
+    shown = repr(one)
+    for secret in (one._seed, one._masking, one._sealing, *(share for pair in one._held.values() for share in pair)):
+        assert repr(secret)[2:-1] not in shown
+
+
+def test_what_comes_in_another_s_name_too_late_or_twice_does_not_count(party):
+    """One message after the other that would make the opened sum another one, if the server took it."""
+    five = party(5, 4)
+    five.advertise(14)
+    own = five.clients[14].advertise()
+    with pytest.raises(SecureError, match="keys of client 14 from client 13"):
+        five.opener.advertised(13, own)
+    five.opener.advertised(14, own)
+    five.share(14)
+    head, *boxes = five.call.parts(five.clients[14].share(five.opener.adverts()))
+    for some in (boxes[:-1], [*boxes, boxes[0]], [*boxes[:-1], number(14) + boxes[0][4:]]):
+        with pytest.raises(SecureError, match="has not sealed one box for every peer"):
+            five.opener.shared(14, five.call.message([head, *some]))
+    words = five.call.message([head, five.ring.packed(five.words(14))])
+    five.mask(13, 14)
+    with pytest.raises(SecureError, match="words of client 14, from whom none are due"):
+        five.opener.masked(14, words)  # which dealt no shares
+    late = five.clients[13].mask(five.opener.deal(13), five.ring, five.words(13))
+    with pytest.raises(SecureError, match="3 masked updates where 4 are needed"):
+        five.opener.survivors()
+    five.opener.masked(13, late)
+    five.endorse(14)
+    with pytest.raises(SecureError, match="from whom none are due"):
+        five.opener.masked(13, late)
+    said = five.clients[10].reveal(five.opener.endorsements())
+    with pytest.raises(SecureError, match="reveals two shares of one secret"):
+        five.opener.revealed(10, five.call.message([*five.call.parts(said), five.call.parts(said)[1]]))
+
+
+def test_words_that_come_after_the_list_do_not_count(party):
+    five = party(5, 4)
+    five.advertise()
+    five.share()
+    five.mask(14)
+    late = five.clients[14].mask(five.opener.deal(14), five.ring, five.words(14))
+    five.endorse(14)
+    with pytest.raises(SecureError, match="words of client 14, from whom none are due"):
+        five.opener.masked(14, late)
+    five.reveal(14)
+    assert five.opened() == five.summed(10, 11, 12, 13)
+
+
+def test_an_opening_is_the_same_after_it_was_kept_and_not_of_another_length(party):
+    five = until_masked(party)
+    five.endorse()
+    saved = five.opener.saved()
+    with pytest.raises(SecureError, match="a saved opening of another length"):
+        Opener.restored(saved, Ring(5, 12, 41, 60))
+    with pytest.raises(SecureError, match="a saved opening in another form"):
+        Opener.restored(saved + joined([b"more"]), five.ring)
+    five.opener = Opener.restored(saved, five.ring)
+    five.reveal()
+    assert five.opened() == five.summed(10, 11, 12, 13, 14)
+
+
 def test_steps_in_another_order_are_refused(party):
     five = party(5, 4)
     with pytest.raises(SecureError, match="too early for shares that open"):
@@ -400,6 +568,7 @@ def roster(n, **changes):
     [
         ({"roster": roster(2)["roster"], "threshold": 2}, "a sum of 2 clients"),
         ({"threshold": 2}, "a threshold of 2 for 5 clients"),
+        ({"roster": roster(4)["roster"], "threshold": 2}, "a threshold of 2 for 4 clients"),
         ({"threshold": 6}, "a threshold of 6 for 5 clients"),
         ({"roster": (*roster(4)["roster"], roster(4)["roster"][0])}, "names a client twice"),
         ({"roster": (*roster(4)["roster"], Invited(9, 0, b""))}, "without samples"),
@@ -420,6 +589,7 @@ def test_a_call_travels_and_its_digest_covers_everything():
     ]
     others.append(Call(**{**roster(5), "roster": (Invited(0, 6, public_key(KEYS[0])), *roster(5)["roster"][1:])}))
     assert len({one.digest for one in [call, *others]}) == 8
+    assert len({call.signed(b"keys", b"x"), call.signed(b"survivors", b"x"), others[0].signed(b"keys", b"x")}) == 3
     for bad in (b"", b"abc", call.encoded[:-1], joined([b"fedrts secure sum 1"])):
         with pytest.raises(SecureError):
             Call.decoded(bad)

@@ -37,6 +37,15 @@ def test_fewer_shares_fit_every_secret():
     assert secret_of({1: dealt[1], 2: dealt[2]}) != b"a" * 32
 
 
+def test_coefficients_are_drawn_anew_from_the_whole_field():
+    """Two shares of 2 tell the one coefficient: no two are alike, and they lie in every eighth of the field about as often."""
+    dealt = [shares(b"a" * 32, [1, 2], 2) for _ in range(800)]
+    drawn = [(int.from_bytes(one[2], "big") - int.from_bytes(one[1], "big")) % PRIME for one in dealt]
+    assert len(set(drawn)) == 800
+    eighths = [sum(number * 8 // PRIME == eighth for number in drawn) for eighth in range(8)]
+    assert sum((count - 100) ** 2 / 100 for count in eighths) < 60  # χ² with 7 degrees of freedom: beyond 10⁻⁹
+
+
 def test_a_written_out_example():
     """f(x) = s + 2x + 3x²."""
     drawn = iter([2, 3])
