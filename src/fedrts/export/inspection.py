@@ -24,6 +24,7 @@ from fedrts.runs.folder import RunFolder, Trust, check_saved, resume_command
 from fedrts.runs.lost_units import lost_units
 from fedrts.tasks import Metrics
 from fedrts.tasks.metrics import of_run
+from fedrts.wire import value_types
 
 _CHECKED = 16
 """Test samples on which an ONNX file must agree with the model."""
@@ -113,7 +114,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Format:
+class ExportKind:
     """A format of exported files."""
 
     suffix: str
@@ -131,10 +132,10 @@ def export_run(
     average: bool = False,
     value_type: StoredType = "float32",
 ) -> Path:
-    """Write a run's model, or the `average` of its late ones, exact zeros outside the mask; FORMATS says in which ways."""
-    folder, kind = RunFolder(path), FORMATS[format]
+    """Write a run's model, or the `average` of its late ones, exact zeros outside the mask; EXPORTS says in which ways."""
+    folder, kind = RunFolder(path), EXPORTS[format]
     folder.experiment_file()  # is it a run folder?
-    if value_type != "float32" and not kind.shortens:
+    if not (kind.shortens or value_types.FORMATS[value_type].lossless):
         raise InputError(f"--value-type {value_type} is for --format sparse: {format} holds values as they are")
     target = out or path / f"export.{kind.suffix}"
     if target.is_dir():
@@ -173,9 +174,9 @@ def _sparse(asked: Asked) -> bytes:
     return archived(asked.module, experiment, held, asked.value_type)
 
 
-FORMATS: dict[str, Format] = {
-    "safetensors": Format("safetensors", lambda asked: safetensors.torch.save(asked.tensors)),
-    "dense": Format("pt", _dense),
-    "onnx": Format("onnx", _onnx),
-    "sparse": Format("frts", _sparse, shortens=True),
+EXPORTS: dict[str, ExportKind] = {
+    "safetensors": ExportKind("safetensors", lambda asked: safetensors.torch.save(asked.tensors)),
+    "dense": ExportKind("pt", _dense),
+    "onnx": ExportKind("onnx", _onnx),
+    "sparse": ExportKind("frts", _sparse, shortens=True),
 }
