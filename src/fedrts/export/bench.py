@@ -1,6 +1,6 @@
-"""A trained model run in several ways on one core: by our kernels, by torch, by onnxruntime; time, memory, size, and whether they agree.
+"""A trained model run in several ways on one core, by our kernels, torch and onnxruntime: time, memory, size, and whether they agree.
 
-Every way is a process of its own, with what it needs and nothing else. They take turns, one running while the others wait, and medians count.
+Every way is a process of its own, with what it needs and nothing else. They take turns, one running while the others wait; medians count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LEAST_TURNS = 5
 
 
 @dataclass
-class Figures:
+class WayFigures:
     """What one way takes; without figures it is not here."""
 
     bytes: int | None = None
@@ -55,7 +55,7 @@ class Benched:
 
     model: str
     density: float
-    ways: dict[str, Figures]
+    ways: dict[str, WayFigures]
 
     @property
     def disagreeing(self) -> list[str]:
@@ -89,7 +89,7 @@ def bench_run(
         inputs = held.inputs(trees.at(rows, some))
         if not hasattr(inputs, "numpy"):
             raise InputError(f"the model of {path} reads several tensors, and only one can be tried")
-        ways = {KERNELS: _kernels(archive), PROGRAM: _kernels(archive), TORCH: Figures(), ONNX: Figures()}
+        ways = {KERNELS: _kernels(archive), PROGRAM: _kernels(archive), TORCH: WayFigures(), ONNX: WayFigures()}
         try:
             files["model.onnx"].write_bytes(onnx_bytes(module, inputs))
         except InputError as error:
@@ -104,22 +104,22 @@ def bench_run(
     return Benched(experiment.model, active / sum(p.numel() for p in module.parameters()), ways)
 
 
-def _kernels(archive: bytes) -> Figures:
+def _kernels(archive: bytes) -> WayFigures:
     """Can the kernels run it here?"""
     try:
         library.kernels()
         import fedrts_kernels
 
         fedrts_kernels.Model(archive)
-        return Figures()
+        return WayFigures()
     except (NoKernelsError, ValueError) as error:
-        return Figures(absent=reason(error))
+        return WayFigures(absent=reason(error))
 
 
 def _measure(
-    ways: Mapping[str, Figures], home: Path, x: NDArray[Any], files: Mapping[str, Path], allowed: Sequence[str], seconds: float
+    ways: Mapping[str, WayFigures], home: Path, x: NDArray[Any], files: Mapping[str, Path], allowed: Sequence[str], seconds: float
 ) -> None:
-    """Figures of one batch."""
+    """WayFigures of one batch."""
     np.save(home / "inputs.npy", x)
     python = [sys.executable, "-m", "fedrts.export.way"]
     commands = {
@@ -167,7 +167,8 @@ def _asking(command: Sequence[object], waits: bool) -> Iterator[Any]:
         process = subprocess.Popen(
             list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, env=_environment()
         )
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         ends: tuple[IO[str], IO[str]] = process.stdin, process.stdout
 
         def ask(runs: int) -> float:

@@ -19,6 +19,7 @@ from fedrts.errors import InputError, note, optional, reason
 from fedrts.export.formats import Answering, Format, Source, answering, as_bytes, checked_batches, is_language, register
 from fedrts.tasks import declared
 from fedrts.tasks.metrics import leading
+from fedrts.wire.value_types import FORMATS
 
 TOLERANCE = 1e-4
 """Largest difference of an output, as a share of max(1, largest output)."""
@@ -186,7 +187,7 @@ def _quiet(name: str = "torch.onnx") -> Iterator[None]:
 def _exported(source: Source) -> bytes:
     """The model as ONNX, checked on the first test samples of the run's data."""
     content = onnx_bytes(source.model, source.inputs)
-    if source.value_type == "float32":
+    if FORMATS[source.value_type].lossless:
         return content
     held = source.held
     small = int8_bytes(content, source.inputs, held.inputs(held.x[:CALIBRATING]))

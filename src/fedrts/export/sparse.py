@@ -18,8 +18,6 @@ from fedrts.programs.parts import UnknownPartError, read
 from fedrts.programs.plan import Stage, fused
 from fedrts.runs.build import layout_of
 
-_LARGEST_HALF = torch.finfo(torch.float16).max
-
 
 def archived(module: nn.Module, experiment: Experiment, held: Data, value_type: StoredType) -> bytes:
     """A model with its operations, or, with a note, without them: for a module of parts that the kernels do not know."""
@@ -63,10 +61,10 @@ def _stages(module: nn.Module, inputs: object) -> Sequence[Stage]:
 
 
 def _written(content: ArchiveContent, value_type: StoredType) -> bytes:
-    for part in content.tensors:
-        if value_type == "float16" and part.tensor.dim() > 1 and bool((part.tensor.abs() > _LARGEST_HALF).any()):
-            raise InputError(f"'{part.names[0]}' has values beyond those of float16: use --value-type float32 or int8")
-    return write(content, value_type)
+    try:
+        return write(content, value_type)
+    except OverflowError as error:
+        raise InputError(f"{error}: use --value-type float32") from error
 
 
 def _exported(source: Source) -> bytes:

@@ -68,7 +68,10 @@ class ArchiveContent:
 
 
 def write(content: ArchiveContent, value_type: StoredType = "float32") -> bytes:
-    """The bytes of an archive; of what is not 0, weights in `value_type`, each rounded to the nearest there is."""
+    """The bytes of an archive; of what is not 0, weights in `value_type`, each rounded to the nearest there is.
+
+    An `OverflowError` names a tensor whose values that type does not have.
+    """
     pieces = [MAGIC, bytes([VERSION]), _text(json.dumps(content.about, sort_keys=True))]
     pieces += [_numbers(len(content.input_shape), *content.input_shape, content.outputs)]
     scale, shift = content.normalisation or ((), ())
@@ -100,7 +103,10 @@ def _tensor(part: ArchivedTensor, value_type: StoredType) -> Iterator[bytes]:
         yield raw(flat)
     else:
         format = FORMATS[stored]
-        yield from format.write(format.tensors(format.nearest(flat, None, "linf")))
+        short = format.nearest(flat, None, "linf")
+        if not bool(format.values(short).isfinite().all()):
+            raise OverflowError(f"'{part.names[0]}' has values beyond those of {stored}")
+        yield from format.write(format.tensors(short))
 
 
 def _grid(shape: Sequence[int], block: ArmBlock | None) -> tuple[int, ...]:
