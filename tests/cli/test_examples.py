@@ -29,6 +29,7 @@ FULL = {
     "segmentation.py": "torch",
     "text_gru.py": "torch",
     "tiny_bert.py": "transformers",
+    "lora_gpt2.py": "peft",
     "data_loaders.py": "sklearn",
 }
 """Scripts that assert what they learned, and a package that each needs. They have a short form."""
