@@ -1,6 +1,7 @@
 """Compiles the library where there is a C compiler. Without one the package installs too, and models compute densely."""
 
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 
@@ -31,6 +32,9 @@ class Build(build_ext):
     def copy_extensions_to_source(self):
         if self.built:
             super().copy_extensions_to_source()
+            inplace, (extension,) = self.get_finalized_command("build_py"), self.extensions
+            made = Path(self.build_lib, self.get_ext_filename(self.get_ext_fullname(extension.name)))
+            shutil.copy(made.with_name(builder.PROGRAM), inplace.get_package_dir("fedrts_kernels"))
 
 
 class Wheel(bdist_wheel):

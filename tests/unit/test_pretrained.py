@@ -21,9 +21,9 @@ from fedrts.tasks.metrics import get
 transformers = pytest.importorskip("transformers", reason="fedrts[text] is not installed")
 
 WORDS = 53
-STILL = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
-GPT2 = {"vocab_size": WORDS, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 24, **STILL}
-BERT = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+STILL: dict[str, Any] = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+GPT2: dict[str, Any] = {"vocab_size": WORDS, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 24, **STILL}
+BERT: dict[str, Any] = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 BERT |= {"max_position_embeddings": 24, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 SHORT: dict[str, Any] = {"data": "sentences", "data_options": {"stories": 60}, "rounds": 1, "clients": 3, "epochs": 1, "density": 0.4}
 SHORT |= {"eval": {"fairness": False}}
@@ -140,7 +140,7 @@ def test_pretrained_weights_keep_the_largest_of_each_layer_and_their_size(folder
 
 def test_options_are_keys_of_the_configuration_and_heads_fit_the_data(tmp_path):
     transformers.BertConfig(**BERT, architectures=["BertForSequenceClassification"]).save_pretrained(tmp_path)
-    built = models.get(f"hf:{tmp_path}")((10,), 7, num_hidden_layers=1)
+    built: Any = models.get(f"hf:{tmp_path}")((10,), 7, num_hidden_layers=1)
     assert built(torch.ones(2, 10, dtype=torch.int64)).logits.shape == (2, 7)
     assert len(built.bert.encoder.layer) == 1
     masked = models.get(f"hf:{tmp_path}")((10,), WORDS, head="masked_lm")
@@ -150,7 +150,7 @@ def test_options_are_keys_of_the_configuration_and_heads_fit_the_data(tmp_path):
 def test_a_head_that_the_folder_lacks_begins_at_random(tmp_path):
     bert("SequenceClassification").save_pretrained(tmp_path)
     with pytest.warns(Note, match="has no tensors for classifier.bias and 1 more: they begin at random"):
-        built = models.get(f"hf:{tmp_path}")((10,), 5)
+        built: Any = models.get(f"hf:{tmp_path}")((10,), 5)
     assert built(torch.ones(1, 10, dtype=torch.int64)).logits.shape == (1, 5)
     assert torch.equal(built.bert.embeddings.word_embeddings.weight, bert("SequenceClassification").bert.embeddings.word_embeddings.weight)
 
@@ -188,7 +188,7 @@ def test_code_of_a_folder_is_never_run(tmp_path):
     """A kind that transformers knows is built by its own class, whatever the folder says."""
     named = {"AutoModelForCausalLM": "own.Model", "AutoConfig": "own.Config"}
     path = with_config(tmp_path, auto_map=named, attn_implementation="somebody/kernel", _attn_implementation="somebody/kernel")
-    built = models.get(f"hf:{path}")((23,), WORDS)
+    built: Any = models.get(f"hf:{path}")((23,), WORDS)
     assert type(built).__module__.startswith("transformers.")
     assert built.config._attn_implementation == "sdpa"
 

@@ -77,11 +77,13 @@ def _clients(clients: Sequence[Mapping[str, Any]], held: Any, metrics: Sequence[
     known = [(client, client[metric.name]) for client in clients if client.get(metric.name) is not None]
     where = "On the data that each client holds (the model was trained on it).\n\n"
     if len(known) <= LISTED:
-        rows = [(_cell(names.get(client["client"]) or client["client"]), client["samples"], metric.text(value)) for client, value in known]
+        rows: list[tuple[Any, ...]] = [
+            (_cell(names.get(client["client"]) or client["client"]), client["samples"], metric.text(value)) for client, value in known
+        ]
         return where + _table([("client", "samples", metric.label), *rows])
     values = sorted((value for _, value in known), reverse=metric.lower_is_better)
-    rows = [("worst", metric.text(values[0])), ("median", metric.text(median(values))), ("best", metric.text(values[-1]))]
-    return where + _table([(f"of {len(values)} clients", metric.label), *rows])
+    spread = [("worst", metric.text(values[0])), ("median", metric.text(median(values))), ("best", metric.text(values[-1]))]
+    return where + _table([(f"of {len(values)} clients", metric.label), *spread])
 
 
 def _privacy(privacy: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -86,7 +86,7 @@ class Format:
     """Of the file, with its dot; "" where it is a folder."""
     write: Callable[[Source, Path], None]
     """Makes the file or the (new, empty) folder."""
-    value_types: Collection[StoredType] = ("float32",)
+    value_types: Sequence[StoredType] = ("float32",)
     """In which it can hold weights."""
 
 

@@ -27,8 +27,8 @@ def _write(source: Source, folder: Path) -> None:
     kind = type(module).__name__
     try:
         with pretrained.alone():
-            module.save_pretrained(folder)  # type: ignore[operator]
-            again = type(module).from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)  # type: ignore[attr-defined]
+            module.save_pretrained(folder)
+            again = type(module).from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
     except Exception as error:  # transformers has many
         raise InputError(f"transformers cannot write this {kind}: {reason(error)}; use --format safetensors") from error
     _check(source, module, again.eval())

@@ -15,7 +15,7 @@ from fedrts.errors import InputError, note
 from fedrts.export.formats import Format, Source, as_bytes, register
 from fedrts.programs.archive import ArchiveContent, ArchivedTensor, StoredType, write
 from fedrts.programs.parts import UnknownPartError, read
-from fedrts.programs.plan import Stage, fused
+from fedrts.programs.stages import Stage, fused
 from fedrts.runs.build import layout_of
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedrts.programs.parts import FlattenPart, InputPart, LinksPart, MeanPart, NormPart, PoolPart, ReluPart, SumPart
-from fedrts.programs.plan import Stage
+from fedrts.programs.stages import Stage
 from fedrts.sparse.arms import ArmBlock, places
 from fedrts.wire.errors import WireError
 from fedrts.wire.fields.coded import read_positions, write_positions
