@@ -105,10 +105,10 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """The thing of that name, or what an import path `pkg.module:name` leads to."""
         self._load()
-        if name in self._known:
-            return self._known[name]
         if self.is_path(name):
             return self._at_path(*name.split(":", 1))
+        if name in self._known:
+            return self._known[name]
         if ":" in name:
             return cast(T, self._checked(name, import_path(name, self.kind)))
         raise InputError(f"there is no {self.kind} '{name}'{nearest(name, self._known)}")

@@ -493,7 +493,7 @@ def test_folder_that_is_no_run(fedrts, tmp_path, command):
         (["resume"], ["RUN_DIR"]),
         (["run", "a.toml", "b.toml"], ["b.toml"]),
         (["data", "nonsense"], ["nonsense"]),
-        (["export", "RUN", "--format", "onnyx"], ["onnyx", "safetensors", "dense"]),
+        (["export", "RUN", "--format", "onnyx"], ["onnyx", "did you mean 'onnx'"]),
         (["export", "RUN", "--out", "no/such/folder/file"], ["no/such/folder"]),
         (["evaluate", "RUN", "--data", "digit"], ["digit", "did you mean 'digits'"]),
     ],

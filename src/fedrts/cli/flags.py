@@ -38,7 +38,7 @@ FLAGS = {
     "data": Flag(
         "data", str, "A name from `fedrts data`, folder:PATH, npz:PATH, csv:FILE, parquet:FILE, or an import path pkg.module:name."
     ),
-    "model": Flag("model", str, "A name from `fedrts models`, an import path, or auto: what suits the data."),
+    "model": Flag("model", str, "A name from `fedrts models`, hf:FOLDER (transformers), an import path, or auto: what suits the data."),
     "density": Flag("density", float, "Share of all parameters that stay active (d')."),
     "rounds": Flag("rounds", int, "Rounds of training (T_max)."),
     "clients": Flag("clients.total", int, "Clients in the federation."),
