@@ -1,4 +1,4 @@
-"""The forms in which a run's model leaves it. A `Format` registered in a file of this package is all that a new one needs."""
+"""The forms in which a run's model leaves it. An `ExportFormat` registered in a file of this package is all that a new one needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHECKED = 16
 
 
 @dataclass(frozen=True)
-class Source:
+class TrainedModel:
     """The model of a run, and what it was trained on, as formats ask for them."""
 
     path: Path
@@ -77,20 +77,20 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Format:
+class ExportFormat:
     """One of them."""
 
     words: str
     """For --help."""
     suffix: str
     """Of the file, with its dot; "" where it is a folder."""
-    write: Callable[[Source, Path], None]
+    write: Callable[[TrainedModel, Path], None]
     """Makes the file or the (new, empty) folder."""
     value_types: Sequence[StoredType] = ("float32",)
     """In which it can hold weights."""
 
 
-formats: Registry[Format] = Registry("format", __package__, type=Format)
+formats: Registry[ExportFormat] = Registry("format", __package__, type=ExportFormat)
 register = formats.register
 names = formats.names
 get = formats.get
@@ -107,7 +107,7 @@ def export_run(
 ) -> Path:
     """Write a run's model, exact zeros outside the mask, in a format."""
     kind = get(format)
-    source = Source(path, data_dir, trust, average, value_type)
+    source = TrainedModel(path, data_dir, trust, average, value_type)
     if value_type not in kind.value_types:
         fitting = " or ".join(name for name in names() if value_type in get(name).value_types)
         raise InputError(f"--value-type {value_type} is for --format {fitting} (got {format})")
@@ -122,12 +122,12 @@ def export_run(
     return target
 
 
-def as_bytes(make: Callable[[Source], bytes]) -> Callable[[Source, Path], None]:
+def as_bytes(make: Callable[[TrainedModel], bytes]) -> Callable[[TrainedModel, Path], None]:
     """How to write a format that is one file: whole or not at all."""
     return lambda source, target: write_atomically(target, make(source))
 
 
-def _check_target(folder: RunFolder, target: Path, kind: Format) -> None:
+def _check_target(folder: RunFolder, target: Path, kind: ExportFormat) -> None:
     """Can it be written there without harm?"""
     if kind.suffix and target.is_dir():
         raise InputError(f"cannot write {target}: it is a folder; name a file in it, such as {target / f'model{kind.suffix}'}")
@@ -139,7 +139,7 @@ def _check_target(folder: RunFolder, target: Path, kind: Format) -> None:
         raise InputError(f"cannot write {target}: there is no folder {target.parent}")
 
 
-def _write_folder(kind: Format, source: Source, target: Path) -> None:
+def _write_folder(kind: ExportFormat, source: TrainedModel, target: Path) -> None:
     """A folder under its name when all of it is there."""
     building = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(building, ignore_errors=True)

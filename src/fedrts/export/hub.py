@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedrts import config, trees
 from fedrts.errors import InputError, reason
 from fedrts.export.card import card
-from fedrts.export.formats import Format, Source, register
+from fedrts.export.formats import ExportFormat, TrainedModel, register
 from fedrts.files import require_plain
 from fedrts.models import models, pretrained
 from fedrts.models.gpt2 import GPT2
@@ -22,7 +22,7 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.jso
 """Of the folder that a run began from: what turns text into a model's numbers."""
 
 
-def _write(source: Source, folder: Path) -> None:
+def _write(source: TrainedModel, folder: Path) -> None:
     module = _module(source)
     kind = type(module).__name__
     try:
@@ -41,7 +41,7 @@ def _write(source: Source, folder: Path) -> None:
     (folder / "README.md").write_text(card(source.folder, source.experiment, use), "utf-8")
 
 
-def _module(source: Source) -> Any:
+def _module(source: TrainedModel) -> Any:
     """The run's model as one of transformers."""
     file = source.path / pretrained.CONFIG
     if file.exists():
@@ -72,7 +72,7 @@ def _as_gpt2(module: GPT2) -> nn.Module:
     return pretrained.built(pretrained.read(facts, "this GPT-2"), "auto", "sdpa")
 
 
-def _check(source: Source, module: nn.Module, again: nn.Module) -> None:
+def _check(source: TrainedModel, module: nn.Module, again: nn.Module) -> None:
     """Are the tensors of the folder the run's, to the bit, and its outputs those of the model?"""
     written = again.state_dict()
     for name, tensor in module.state_dict().items():
@@ -86,4 +86,4 @@ def _check(source: Source, module: nn.Module, again: nn.Module) -> None:
         raise InputError("the folder's model gives other outputs than the run's: nothing was written; use --format safetensors")
 
 
-register("transformers")(Format("a folder for from_pretrained", "", _write))
+register("transformers")(ExportFormat("a folder for from_pretrained", "", _write))

@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from fedrts.data.contract import Data
 from fedrts.errors import InputError, note, optional, reason
-from fedrts.export.formats import Answering, Format, Source, answering, as_bytes, checked_batches, is_language, register
+from fedrts.export.formats import Answering, ExportFormat, TrainedModel, answering, as_bytes, checked_batches, is_language, register
 from fedrts.tasks import declared
 from fedrts.tasks.metrics import leading
 from fedrts.wire.value_types import FORMATS
@@ -56,8 +57,7 @@ def int8_bytes(content: bytes, inputs: Tensor, training: Tensor) -> bytes:
     rows = iter([{"input": part.numpy()} for part in training.split(len(inputs)) if len(part)])
 
     class Rows(quantization.CalibrationDataReader):  # type: ignore[misc]
-        def get_next(self) -> Any:
-            return next(rows, None)
+        get_next = staticmethod(partial(next, rows, None))
 
     with tempfile.TemporaryDirectory() as scratch, _quiet(""):
         whole, small = Path(scratch, "whole.onnx"), Path(scratch, "small.onnx")
@@ -184,7 +184,7 @@ def _quiet(name: str = "torch.onnx") -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _exported(source: Source) -> bytes:
+def _exported(source: TrainedModel) -> bytes:
     """The model as ONNX, checked on the first test samples of the run's data."""
     content = onnx_bytes(source.model, source.inputs)
     if FORMATS[source.value_type].lossless:
@@ -195,4 +195,4 @@ def _exported(source: Source) -> bytes:
     return small
 
 
-register("onnx")(Format("a program for any ONNX runtime", ".onnx", as_bytes(_exported), ("float32", "int8")))
+register("onnx")(ExportFormat("a program for any ONNX runtime", ".onnx", as_bytes(_exported), ("float32", "int8")))

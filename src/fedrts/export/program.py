@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrts.errors import InputError, reason
-from fedrts.export.formats import Format, answering, as_bytes, checked_batches, is_language, register
+from fedrts.export.formats import ExportFormat, answering, as_bytes, checked_batches, is_language, register
 
 
 def program_bytes(module: nn.Module, inputs: Tensor) -> bytes:
@@ -38,4 +38,6 @@ def program_bytes(module: nn.Module, inputs: Tensor) -> bytes:
     return buffer.getvalue()
 
 
-register("torch")(Format("a program for torch.export.load", ".pt2", as_bytes(lambda source: program_bytes(source.model, source.inputs))))
+register("torch")(
+    ExportFormat("a program for torch.export.load", ".pt2", as_bytes(lambda source: program_bytes(source.model, source.inputs)))
+)

@@ -12,7 +12,7 @@ from fedrts.config import Experiment
 from fedrts.data.contract import Data
 from fedrts.data.pixels import Pixels
 from fedrts.errors import InputError, note
-from fedrts.export.formats import Format, Source, as_bytes, register
+from fedrts.export.formats import ExportFormat, TrainedModel, as_bytes, register
 from fedrts.programs.archive import ArchiveContent, ArchivedTensor, StoredType, write
 from fedrts.programs.parts import UnknownPartError, read
 from fedrts.programs.stages import Stage, fused
@@ -67,7 +67,7 @@ def _written(content: ArchiveContent, value_type: StoredType) -> bytes:
         raise InputError(f"{error}: use --value-type float32") from error
 
 
-def _exported(source: Source) -> bytes:
+def _exported(source: TrainedModel) -> bytes:
     """The model as an archive; the tensors alone where it was given in Python."""
     if config.CUSTOM in (source.experiment.model, source.experiment.data):
         return tensors_alone(source.tensors, source.value_type)
@@ -75,5 +75,5 @@ def _exported(source: Source) -> bytes:
 
 
 register("sparse")(
-    Format("an archive as small as the density, also for devices", ".frts", as_bytes(_exported), ("float32", "float16", "int8"))
+    ExportFormat("an archive as small as the density, also for devices", ".frts", as_bytes(_exported), ("float32", "float16", "int8"))
 )

@@ -7,18 +7,18 @@ import io
 import safetensors.torch
 import torch
 
-from fedrts.export.formats import Format, Source, as_bytes, register
+from fedrts.export.formats import ExportFormat, TrainedModel, as_bytes, register
 
 
-def _safetensors(source: Source) -> bytes:
+def _safetensors(source: TrainedModel) -> bytes:
     return safetensors.torch.save(source.tensors)
 
 
-def _state_dict(source: Source) -> bytes:
+def _state_dict(source: TrainedModel) -> bytes:
     buffer = io.BytesIO()
     torch.save(source.tensors, buffer)
     return buffer.getvalue()
 
 
-register("safetensors")(Format("named tensors, no code", ".safetensors", as_bytes(_safetensors)))
-register("dense")(Format("a PyTorch state dict", ".pt", as_bytes(_state_dict)))
+register("safetensors")(ExportFormat("named tensors, no code", ".safetensors", as_bytes(_safetensors)))
+register("dense")(ExportFormat("a PyTorch state dict", ".pt", as_bytes(_state_dict)))
