@@ -134,7 +134,7 @@ class Registry(Generic[T]):
     def _at_path(self, scheme: str, path: str) -> T:
         found: Any = self._known[f"{scheme}:{_PATH}"]
         bound = functools.partial(found, Path(path))
-        vars(bound).update(vars(found), __doc__=found.__doc__)
+        vars(bound).update(vars(found), __doc__=found.__doc__, __module__=found.__module__)
         return cast(T, bound)
 
     def _checked(self, name: str, found: object) -> object:
