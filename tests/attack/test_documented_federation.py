@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -94,7 +95,8 @@ class Study:
         return self.at(place, "client", "--data", more=more)
 
     def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.run / "history.jsonl").read_text().splitlines()]
+        history = self.run / "history.jsonl"
+        return [json.loads(line) for line in history.read_text().splitlines()] if history.exists() else []
 
     def scraped(self) -> dict[str, float]:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=20) as answer:
@@ -169,7 +171,9 @@ def the_first_round(study: Study) -> tuple[Running, dict[str, Running], str]:
     for clinic in clinics.values():
         clinic.until("taking part in fedrts")
     one_too_many = study.client("clinic-d", found[0])
-    server.until(f"round    1 of {ROUNDS}")
+    while not study.lines():
+        assert server.process.poll() is None, server.text
+        time.sleep(0.1)
     assert study.lines()[0]["clients"] == [0, 1, 2], "three sites, from nothing to the first finished round"
     assert one_too_many.ended(180) == 77
     assert "all 3 sites of the experiment are known" in one_too_many.text
