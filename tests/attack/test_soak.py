@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_a_federation_outlives_kills_cuts_and_a_flapping_node(tmp_path: Path):
 # -- what the soak finds: its checks can fail -----------------------------------------------------------------------
 
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "recipe": "paper",
     "data": "digits",
     "rounds": 4,

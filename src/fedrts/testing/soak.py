@@ -41,7 +41,7 @@ train = {{epochs = 1}}
 topology = {{interval = 5}}
 wire = {{value_type = "int4", feedback = true}}
 guard = {{quorum = 0.5, attempts = 50}}
-engine = {{wait = 60, timeout = 60}}
+engine = {{wait = 30, timeout = 60}}
 checkpoint = {{every = 1}}
 """
 """Small enough for ten nodes on two cores. With error feedback: what a node remembers must outlive it."""
