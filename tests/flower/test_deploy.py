@@ -6,7 +6,6 @@ does (the image itself, rights, networks, restarts) is not played here.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -50,8 +49,8 @@ class Machines:
         part.furnish(root, sources)
         (root / "tmp").mkdir()
         self.metrics[name] = free_port()
-        here = {address: f"127.0.0.1:{self.nodes}" for address in ("0.0.0.0:9092", "127.0.0.1:9092", "server:9092")}
-        here |= {address: f"127.0.0.1:{self.nodes}" for address in ("fl.example.org:8443", "fl.example.org:9092")}
+        here = dict.fromkeys(("0.0.0.0:9092", "127.0.0.1:9092", "server:9092"), f"127.0.0.1:{self.nodes}")
+        here |= dict.fromkeys(("fl.example.org:8443", "fl.example.org:9092"), f"127.0.0.1:{self.nodes}")
         here |= dict.fromkeys(("0.0.0.0:9464", "9464"), f"127.0.0.1:{self.metrics[name]}") | dict(more or {})
         state = root / "var" / "lib" / "fedrts"
         return self.start(*part.at(root, here), cwd=state, HOME=str(state), TMPDIR=str(root / "tmp"))
@@ -114,7 +113,9 @@ def test_docker_compose_up(tmp_path: Path):
         tool.chmod(0o755)
     surroundings = {**os.environ, **keys["environment"], "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
     for attempt in ("once", "again"):
-        done = subprocess.run([keys["entrypoint"][0], folder / mounted], cwd=here, env=surroundings, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [keys["entrypoint"][0], folder / mounted], cwd=here, env=surroundings, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, f"{attempt}: {done.stderr}"
     if os.getuid() == 0:
         given = (here / "given").read_text().splitlines()[0].split()[1:]
@@ -168,6 +169,13 @@ def study(tmp_path: Path):
 DIGEST = {"1f0c6a92b3d47e58": "any"}
 
 
+def clinic(site: Part, study: Path, name: str) -> tuple[Part, dict[str, Path]]:
+    """The unit of a site on its machine, and what lies there."""
+    mounts = site.mounts | {"/etc/fedrts/ca.pem": "ca", "/srv/fedrts/data": "data", "/var/lib/fedrts": "state"}
+    here = {"/etc/fedrts/clinic-a.key": study / name / "clinic-a.key", "ca": study / "authority" / "ca.pem"}
+    return replace(site, mounts=mounts), here | {word: study / name / word for word in ("data", "state")}
+
+
 def test_systemd_units(study: Path):
     units = {path.stem: deployed.unit_part(path) for path in UNITS}
     server, site = units["fedrts-server"], units["fedrts-site"]
@@ -181,9 +189,7 @@ def test_systemd_units(study: Path):
         running = machines.play("server", part, sources | {"study": study / "study.toml", "state": study / "state"})
         sites = {}
         for name in SITES:
-            part = replace(site, mounts=site.mounts | {"/etc/fedrts/ca.pem": "ca", "/srv/fedrts/data": "data", "/var/lib/fedrts": "state"})
-            here = {"/etc/fedrts/clinic-a.key": study / name / "clinic-a.key", "ca": authority / "ca.pem"}
-            sites[name] = machines.play(name, part, here | {word: study / name / word for word in ("data", "state")}, DIGEST)
+            sites[name] = machines.play(name, *clinic(site, study, name), DIGEST)
         machines.first_round(running, sites, study / "state" / "study")
 
 
@@ -219,20 +225,13 @@ def unmounted(part: Part) -> Part:
 def test_who_is_refused_ends_with_77(study: Path):
     """By which systemd and Kubernetes know that there is nothing to try again."""
     units = {path.stem: deployed.unit_part(path) for path in UNITS}
-    own = {"/etc/fedrts/study.toml": "study", "/var/lib/fedrts": "state", "/etc/fedrts": "authority"}
+    shutil.copy(study / "study.toml", study / "authority")
     with processes() as start:
         machines = Machines(study, start)
-        shutil.copy(study / "study.toml", study / "authority")
-        own.pop("/etc/fedrts/study.toml")
-        part = replace(units["fedrts-server"], mounts=own)
-        server = machines.play("server", part, {"authority": study / "authority", "state": study / "state"})
-        server.until("waiting for nodes")
-        site = units["fedrts-site"]
-        mounts = site.mounts | {"/etc/fedrts/ca.pem": "ca", "/srv/fedrts/data": "data", "/var/lib/fedrts": "state"}
-        here = {"/etc/fedrts/clinic-a.key": study / "site-a" / "clinic-a.key", "ca": study / "authority" / "ca.pem"}
-        here |= {word: study / "site-a" / word for word in ("data", "state")}
-        refusing = machines.play("site-a", replace(site, mounts=mounts), here)
-        assert refusing.ended(100) == 77, "the digest of the unit is of no experiment"
-        assert "77" in deployed.unit(UNITS[1])["RestartPreventExitStatus"]
-        with contextlib.suppress(AssertionError):
-            server.kill(signal.SIGTERM)
+        sources = {"authority": study / "authority", "state": study / "state"}
+        part = replace(units["fedrts-server"], mounts={"/etc/fedrts": "authority", "/var/lib/fedrts": "state"})
+        machines.play("server", part, sources).until("waiting for nodes")
+        refused = machines.play("site-a", *clinic(units["fedrts-site"], study, "site-a"))
+        assert refused.ended(100) == 77, "the digest of the unit is of no experiment"
+    (path,) = (path for path in UNITS if path.stem == "fedrts-site")
+    assert deployed.unit(path)["RestartPreventExitStatus"] == ["77"]
