@@ -51,14 +51,21 @@ def compose() -> dict[str, Any]:
     return found
 
 
+def mount(volume: str | dict[str, Any]) -> dict[str, Any]:
+    """A volume of a service in the long form."""
+    if isinstance(volume, dict):
+        return volume
+    source, target, *options = volume.split(":")
+    return {"source": source, "target": target, "read_only": options == ["ro"]}
+
+
 def services() -> dict[str, Part]:
     """The services of compose.yaml that `docker compose up` starts."""
     found = {}
     for name, service in compose()["services"].items():
         if "profiles" in service:
             continue
-        mounts = {target: source for source, target, *_ in (entry.split(":") for entry in service["volumes"])}
-        mounts |= {entry["target"]: entry["source"] for entry in service["configs"]}
+        mounts = {volume["target"]: volume["source"] for volume in map(mount, service["volumes"])}
         for secret in service["secrets"]:
             long = secret if isinstance(secret, dict) else {"source": secret, "target": f"/run/secrets/{secret}"}
             mounts[long["target"]] = long["source"]

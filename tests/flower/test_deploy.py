@@ -122,8 +122,9 @@ def test_docker_compose_up(tmp_path: Path):
         assert {(here / name).resolve() for name in given} == {(folder / entry["file"]).resolve() for entry in found["secrets"].values()}
     assert {file.name for file in here.rglob("*.key")} == {"ca.key", "server.key", *(f"{site}.key" for site in SITES)}
 
-    sources = {name: folder / entry["file"] for kind in ("configs", "secrets") for name, entry in found[kind].items()}
-    sources["./keys/authority/nodes"] = here / "authority" / "nodes"
+    sources = {name: folder / entry["file"] for name, entry in found["secrets"].items()}
+    mounts = [deployed.mount(volume) for service in found["services"].values() for volume in service["volumes"]]
+    sources |= {mount["source"]: folder / mount["source"] for mount in mounts if mount["source"].startswith("./")}
     for name in found["volumes"]:
         sources[name] = tmp_path / "volumes" / name
         sources[name].mkdir(parents=True)

@@ -150,21 +150,23 @@ def test_every_key_is_a_secret_of_one_service():
             assert held.setdefault(secret if isinstance(secret, str) else secret["source"], name) == name
     assert set(held) == set(found["secrets"])
     assert {Path(entry["file"]).name for entry in found["secrets"].values()} == set(held)
-    others = [entry["file"] for entry in found["configs"].values()]
-    others += [volume for name, service in found["services"].items() if name != "keys" for volume in service["volumes"]]
-    assert not [path for path in others if path.endswith(".key") or ".key:" in path or path.startswith(("./keys:", "./keys/authority:"))]
+    mounts = [deployed.mount(volume) for name, service in found["services"].items() if name != "keys" for volume in service["volumes"]]
+    others = {mount["source"] for mount in mounts} - set(found["volumes"])
+    assert others == {"./study.toml", "./keys/authority/ca.pem", "./keys/authority/server.pem", "./keys/authority/nodes"}
+    for mount in mounts:
+        assert mount["read_only"] == (mount["source"] in others), "a bind mount is for reading"
+        assert mount.get("bind") == ({"create_host_path": False} if mount["source"] in others else None), "or a folder takes its place"
     assert "ca.key" not in str(found)
 
 
 def test_what_services_mount_is_there_or_made_by_the_keys_service():
     found = deployed.compose()
-    made = {"keys/authority/ca.pem", "keys/authority/server.pem", "keys/authority/server.key", "./keys/authority/nodes", "./keys"}
+    made = {"./keys/authority/ca.pem", "./keys/authority/server.pem", "keys/authority/server.key", "./keys/authority/nodes", "./keys"}
     made |= {f"keys/{site}/{site}.key" for site in ("site-a", "site-b", "site-c")}
-    sources = {entry["file"] for kind in ("configs", "secrets") for entry in found[kind].values()}
+    sources = {entry["file"] for entry in found["secrets"].values()}
     for service in found["services"].values():
         assert {entry if isinstance(entry, str) else entry["source"] for entry in service.get("secrets", [])} <= set(found["secrets"])
-        assert {entry["source"] for entry in service.get("configs", [])} <= set(found["configs"])
-        sources |= {volume.split(":")[0] for volume in service["volumes"]} - set(found["volumes"])
+        sources |= {deployed.mount(volume)["source"] for volume in service["volumes"]} - set(found["volumes"])
     assert {source for source in sources - made if not (DEPLOY / source).exists()} == set()
     assert f"chown {USER}:{USER} " in (DEPLOY / "keys.sh").read_text()
 
