@@ -411,7 +411,7 @@ CASES = [
 
 def table() -> list[list[str]]:
     """The rows of the table, with its heading."""
-    found = [["what you give", "is it taken?"]]
+    found = [["what you give", "is it accepted?"]]
     for part in dict.fromkeys(case.part for case in CASES):
         found.append([f"**{part}**", ""])
         found += [[case.what, case.outcome] for case in CASES if case.part == part]
