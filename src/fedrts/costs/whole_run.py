@@ -1,4 +1,4 @@
-"""What a whole run costs, for any number of rounds: planned from what one client's rounds cost."""
+"""The cost of a whole run of any number of rounds, planned from one client's rounds."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class RunCost:
 
     @property
     def heaviest(self) -> float:
-        """Bytes, both ways, of a fresh client in the round that sends most."""
+        """Bytes, both ways, of a new client in the round that sends most."""
         return max(down_and_up(rows[1]) for rows in self._rows)
 
     @property
     def memory(self) -> float:
-        """Bytes that a client holds at most."""
+        """Largest number of bytes that a client holds."""
         return max(rows[0].memory_bytes for rows in self._rows)
 
     def schedule(self, rounds: int) -> Schedule:

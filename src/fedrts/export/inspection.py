@@ -1,4 +1,4 @@
-"""Looking at a run folder: what it holds, and how good its model is."""
+"""Inspecting a run folder: its content, and the quality of its model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedrts.tasks.metrics import of_run
 
 
 def inspect_run(path: Path) -> dict[str, Any]:
-    """Progress, results and layer densities of a finished or unfinished run."""
+    """Return progress, results and layer densities of a finished or unfinished run."""
     folder = RunFolder(path)
     settings = config.from_file(folder.experiment_file())
     experiment = config.validated(config.Experiment, settings)
@@ -44,7 +44,7 @@ def inspect_run(path: Path) -> dict[str, Any]:
 
 
 def _layers(folder: RunFolder) -> list[tuple[str, int, int]]:
-    """(name, links, active) of every prunable layer, from the newest checkpoint."""
+    """Return (name, links, active) of every prunable layer, from the newest checkpoint."""
     saved = checkpoint.load(folder.path / "checkpoint", check=check_saved)
     if saved is None:
         return []
@@ -54,7 +54,7 @@ def _layers(folder: RunFolder) -> list[tuple[str, int, int]]:
 def evaluate_run(
     path: Path, data_name: str | None = None, data_dir: Path | None = None, trust: Trust = False, average: bool = False
 ) -> Metrics:
-    """Metrics of a run's model, or of the average of its late ones, on the test set of its data or of another data set of its shapes."""
+    """Evaluate a run's model, or the average of its late ones, on its test set or on another data set of the same shapes."""
     model = api.load(path, data_dir=data_dir, average=average, trust=trust)
     with RunFolder(path).trusted(trust):
         experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
