@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep run folders and logs here; default: a folder that is removed")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write FILE.md and FILE.json")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and nothing is left running
     settings = {field.name: getattr(options, field.name) for field in fields(Settings)}
     began, done = time.monotonic(), list[Soaked]()
     while not done or time.monotonic() - began < 60 * options.minutes:
