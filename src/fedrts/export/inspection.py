@@ -1,11 +1,12 @@
-"""Inspecting a run folder: its content, and the quality of its model."""
+"""Looking at a run folder: what it holds, and how good its model is."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from fedrts import api, config, data
+from fedrts import config, data
+from fedrts.api import loading
 from fedrts.errors import InputError
 from fedrts.runs import checkpoint
 from fedrts.runs.build import with_metrics
@@ -55,9 +56,9 @@ def evaluate_run(
     path: Path, data_name: str | None = None, data_dir: Path | None = None, trust: Trust = False, average: bool = False
 ) -> Metrics:
     """Evaluate a run's model, or the average of its late ones, on its test set or on another data set of the same shapes."""
-    model = api.load(path, data_dir=data_dir, average=average, trust=trust)
+    model = loading.load(path, data_dir=data_dir, average=average, trust=trust)
     with RunFolder(path).trusted(trust):
-        experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
+        experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), loading.ANYWHERE)
         held = None if data_name else with_metrics(data.load(experiment.data, experiment.data_options, data_dir), experiment)
     if held is None:  # the user's own word
         held = data.load(str(data_name), {}, data_dir)

@@ -1,4 +1,4 @@
-"""Which of the settings that fit a budget is recommended."""
+"""The recommended setting among those that fit a budget."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def recommended(fitting: Sequence[Fitting]) -> Fitting:
 
 
 def _is_widest(one: Fitting, fitting: Sequence[Fitting]) -> bool:
-    """Is there no larger density to choose?"""
+    """Whether there is no larger density to choose."""
     return one.density == 1 or len({other.density for other in fitting}) == 1
 
 
 def reason(chosen: Fitting, fitting: Sequence[Fitting], horizon: int, type_said: bool = False) -> str:
-    """Why it is the one, in a line."""
+    """Explain the recommendation in one line."""
     rounds = f"all {horizon} rounds" if chosen.rounds == horizon else f"{chosen.rounds} of {horizon} rounds, the most that fit"
     densities = {one.density for one in fitting}
     density = "the largest density that fits" if len(densities) > 1 else f"density {chosen.density:g}"
