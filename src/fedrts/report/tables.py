@@ -20,7 +20,7 @@ _FOLDED = 12
 
 
 def results(problem: Problem, metric: Metric) -> ReportTable:
-    """How good every setting became."""
+    """Return how good every setting became."""
     shown = _shown(problem, metric)
     judge = _judge(shown)
     late = f"average_{metric.name}"
@@ -47,23 +47,23 @@ def results(problem: Problem, metric: Metric) -> ReportTable:
 
 
 def _shown(problem: Problem, metric: Metric) -> list[Metric]:
-    """The metrics that tables have: what leads, and others."""
+    """Return the metrics that tables show: the leading one, and others."""
     return [metric, *(other for other in metrics_of(problem) if other.told and other.name != metric.name)]
 
 
 def _judge(shown: Sequence[Metric]) -> Metric:
-    """The first of which runs keep the best round."""
+    """Return the first metric for which runs keep the best round."""
     return next((metric for metric in shown if metric.followed), shown[0])
 
 
 def _mean_of(metric: Metric) -> Callable[[Run], float | None]:
-    """The mean of the last ten rounds, as the summary says where it does."""
+    """Return the mean of the last ten rounds, from the summary if it states it."""
     key = f"{metric.name}_last10"
     return lambda run: run.summary[key] if run.summary and key in run.summary else last_ten(run, metric.name)
 
 
 def cost(problem: Problem) -> ReportTable:
-    """What every setting spent."""
+    """Return what every setting spent."""
     columns = [
         Column("setting"),
         Column("up", "bytes", "sent by all clients over the run, as encoded"),
@@ -84,7 +84,7 @@ def cost(problem: Problem) -> ReportTable:
 
 
 def to_target(problem: Problem, metric: Metric) -> ReportTable | None:
-    """What it takes to be as good as dense averaging, run by run against the dense run of the same seed."""
+    """Return the cost of reaching dense averaging's accuracy, run by run against the dense run of the same seed."""
     dense = [run for setting in problem.finished if setting.dense for run in setting.runs]
     if not dense:
         return None
@@ -116,7 +116,7 @@ def to_target(problem: Problem, metric: Metric) -> ReportTable | None:
 
 
 def _target(run: Run, dense: Sequence[Run], metric: Metric) -> float | None:
-    """What dense averaging came to with this run's seed: of the dense runs most like it, the one that sends most (nothing is quantised)."""
+    """Return dense averaging's accuracy with this run's seed: of the most similar dense runs, the one that sends most."""
     peers = [other for other in dense if other.seed == run.seed]
     if not peers:
         return None
@@ -125,7 +125,7 @@ def _target(run: Run, dense: Sequence[Run], metric: Metric) -> float | None:
 
 
 def fairness(problem: Problem, metric: Metric) -> ReportTable | None:
-    """How unequally a model serves classes and clients."""
+    """Return how unequally a model serves classes and clients."""
     judged = [setting for setting in problem.finished if any(client_values(run, metric) for run in setting.runs)]
     if not judged:
         return None
@@ -162,7 +162,7 @@ def _fairness_row(setting: Setting, metric: Metric, by_class: bool) -> TableRow:
 
 
 def configuration(problem: Problem) -> list[ReportTable]:
-    """What differs between the settings, and what they share."""
+    """Return what differs between the settings, and what they share."""
     keys = differing(problem.runs)
     found = []
     if keys and len(problem.settings) > 1:
@@ -183,7 +183,7 @@ def configuration(problem: Problem) -> list[ReportTable]:
 
 
 def runs(problem: Problem, metric: Metric) -> ReportTable:
-    """Every run folder."""
+    """Return every run folder."""
     judge = _judge(_shown(problem, metric))
     tagged = any(run.settings.get("tags") for run in problem.runs)
     columns = [

@@ -99,7 +99,7 @@ def top_indices(scores: Tensor, k: Sequence[int], mask: Tensor, sizes: Sequence[
 
 
 def top_arms_among(scores: Tensor, k: Sequence[int], mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Those of `top_indices` as an indicator of arms, `bool [U]`."""
+    """Return `top_indices` as an indicator of arms, `bool [U]`."""
     layers = Layers.of(sizes)
     arms = layers.picked(mask)
     chosen = torch.zeros_like(arms)
@@ -115,7 +115,7 @@ def top_among(scores: Tensor, k: Sequence[int], candidates: Tensor, available: S
 
 
 def by_layer(bits: Tensor, sizes: Sequence[int]) -> tuple[int, ...]:
-    """How many of the `bits [S]` are set in each layer; a device is waited for once."""
+    """Return how many of the `bits [S]` are set in each layer, waiting for the device once."""
     parts = [part.count_nonzero() for part in bits.split(list(sizes))]
     return tuple(torch.stack(parts).tolist()) if parts else ()
 
@@ -134,7 +134,7 @@ def _largest(scores: np.ndarray, k: int, chosen: np.ndarray) -> None:
 
 
 def _settle_ties(scores: np.ndarray, threshold: np.ndarray, k: int, chosen: np.ndarray) -> None:
-    """The k largest of `scores [S]` where several equal the threshold, or some are NaN."""
+    """Return the k largest of `scores [S]` if several equal the threshold, or some are NaN."""
     if np.isnan(scores).any():
         _largest(np.where(np.isnan(scores), -np.inf, scores), k, chosen)
         return

@@ -1,4 +1,4 @@
-"""What a live page says beside the report: how far a run is, who takes part, whose replies did not count, what went on record."""
+"""The live page beyond the report: progress, who takes part, whose replies did not count, and recent events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WRITTEN = ("experiment.toml", "history.jsonl", "topology.jsonl", "clients.json"
 
 
 def stamp(folder: Path) -> str:
-    """Another one as soon as there is something new to show."""
+    """Return a stamp that changes whenever there is something new to show."""
     found = ["running" if RunFolder(folder).is_running else ""]
     for name in _WRITTEN:
         try:
@@ -38,7 +38,7 @@ def stamp(folder: Path) -> str:
 
 
 def live(folder: Path) -> Report:
-    """The report of a run folder as it is now, with what only a running one has before it."""
+    """Return the current report of a run folder, preceded by what only a running one has."""
     found = find([folder])
     runs = [run for run in found.runs if Path(run.path) == folder]
     if not runs:
@@ -75,7 +75,7 @@ def _people(folder: Path, known: roster.Roster) -> ReportTable | None:
 
 
 def _missing(run: Run, known: roster.Roster) -> ReportTable | None:
-    """A row for every client and reason."""
+    """Return a row for every client and reason."""
     rounds: dict[tuple[int, str], list[int]] = {}
     for line in run.history:
         for entry in line["rejected"]:
@@ -101,7 +101,7 @@ def _events(folder: Path) -> ReportTable | None:
 
 
 def _recorded(file: Path) -> Iterator[dict[str, Any]]:
-    """Events near the end of an audit log; whole lines alone."""
+    """Return events near the end of an audit log, complete lines only."""
     try:
         with open(file, "rb") as log:
             log.seek(0, 2)
