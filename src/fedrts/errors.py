@@ -52,9 +52,9 @@ def lacks_memory(error: BaseException) -> bool:
 
 @contextmanager
 def blaming(whom: str) -> Iterator[None]:
-    """An error inside says `whom` it happened to: in its line where a user can mend it, else in a note below its traceback.
+    """Add `whom` it happened to to an error during the block: in its line if a user can fix it, else in a note below its traceback.
 
-    It stays the same error; who is named first, where most is known, stays named.
+    The error stays the same object, and the first name given, where most is known, stays.
     """
     try:
         yield

@@ -36,7 +36,7 @@ class Checked:
     file: Path
     lines: int = 0
     hash: str = FIRST
-    """Of the last line."""
+    """Hash of the last line."""
     heads: list[Head] = field(default_factory=list)
     torn: int = 0
     """Bytes of a last line that was not written to its end."""

@@ -30,11 +30,11 @@ class RunView:
     settings: Mapping[str, Any]
     """All its keys and their values, as `table.key`."""
     facts: Mapping[str, Any]
-    """Of model and federation, as observers are told them."""
+    """Facts about model and federation, as observers get them."""
     layout: Layout
     """The order of the model's tensors, and which may be pruned."""
     mask: Mask
-    """Of the state from which it goes on; a method that chooses its mask in a set-up begins with all links."""
+    """Mask of the state from which it continues; a method that chooses its mask in a set-up begins with all links."""
     first_round: int
     """The first round that is played now."""
     history: Sequence[Mapping[str, Any]]

@@ -21,7 +21,7 @@ class Batch:
 
     rows: Tensor
     key: int | None = None
-    """Of its augmentation; None: it is not augmented."""
+    """Key of its augmentation; None: it is not augmented."""
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -143,7 +143,7 @@ class Mechanism(ABC):
     """One way to protect a part of uploads, set by keys of the table `[privacy]`; an entry of `MECHANISMS`."""
 
     part: Literal["values", "indices"]
-    """Of which messages it is the protection."""
+    """The messages that it protects."""
 
     @abstractmethod
     def on(self, table: Protection) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedrts.client.workbench import Workbench
 
 _FLOATS_AT_ONCE = 2**23
-"""Of inputs that a view makes before the kernels read them."""
+"""Numbers of inputs that a view makes before the kernels read them."""
 
 
 def suits(bench: Workbench, step: Train) -> bool:

@@ -126,7 +126,7 @@ class SumForm:
         return self.ring.encoded(rounded(values, self.ring.most, drawn), np.concatenate([np.ones(1, np.bool_), *flags]))
 
     def means(self, total: Words, order: Order, clients: int, samples: int, most_samples: int) -> Means:
-        """What the sum of so many clients' words says, who have so many samples together, and `most_samples` each at most."""
+        """Return the means from the sum of so many clients' words, who have so many samples together and at most `most_samples` each."""
         assert order.values is not None
         levels, counts, beyond = self.ring.decoded(total, clients)
         if beyond:

@@ -34,7 +34,7 @@ class Tuning:
     """Or "auto": around the rate of the cell itself, and on until the best lies between two others."""
     seed: int = TUNE_SEED
     rounds: int | None = None
-    """Of a trial; default: those of a run."""
+    """Rounds of a trial; default: those of a run."""
 
     @staticmethod
     def of(rates: Sequence[float] | str | None, seed: int | None, rounds: int | None) -> Tuning | None:

@@ -32,7 +32,7 @@ class CellTask:
     experiment: Experiment
     data_dir: Path | None = None
     threads: int = 0
-    """Of torch, while it is played; 0: as they are."""
+    """Threads of torch while it runs; 0: unchanged."""
 
     @property
     def is_finished(self) -> bool:
@@ -53,7 +53,7 @@ class News:
     text: str = ""
     """Why it failed, or what is noted, in one line."""
     traceback: str = ""
-    """Of a failure that is nobody's mistake on the command line."""
+    """Traceback of an internal failure."""
 
 
 Tell = Callable[[News], None]

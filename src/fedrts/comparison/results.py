@@ -30,13 +30,13 @@ class Compared:
     grid: Grid
     cells: Sequence[Cell]
     rows: list[dict[str, Any]]
-    """Of every finished cell its name, its values of the grid's keys, and its summary: the lines of results.csv."""
+    """For every finished cell its name, its values of the grid's keys, and its summary: the lines of results.csv."""
     failures: Mapping[str, News]
     """Cells that did not finish."""
     chosen: Sequence[Chosen] = ()
     """Learning rates, where they were tuned."""
     metrics: Sequence[Metric] = ()
-    """Of the finished cells, the one that leads first."""
+    """Metrics of the finished cells, the leading one first."""
 
     def __repr__(self) -> str:
         """Return one line for a notebook; `markdown()` returns the table."""

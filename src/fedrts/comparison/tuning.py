@@ -49,7 +49,7 @@ class Chosen:
 
 
 def score(folder: Path) -> tuple[float | None, Metric | None]:
-    """Of a finished run the mean over its last ten rounds of the metric that leads, on the validation split, and which that is.
+    """Return a finished run's mean of the leading metric over the last ten rounds, on the validation split, and that metric.
 
     None where one of these values is missing: it was not finite.
     """

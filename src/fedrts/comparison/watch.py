@@ -18,7 +18,7 @@ from fedrts.runs.folder import RunFolder
 from fedrts.tasks.metrics import ACCURACY, of_run
 
 _MOST_LINES = 30
-"""Of a live table; a longer one does not fit a screen."""
+"""Rows of a live table; a longer one does not fit a screen."""
 
 
 class LiveWatcher:

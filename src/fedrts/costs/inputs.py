@@ -19,7 +19,7 @@ from fedrts.tasks import Classification, Language
 
 HERE = {"device": "cpu"}
 SAMPLES = 500
-"""Of a client where no data set says how many: CIFAR-10 among 100 clients."""
+"""Samples of a client without a data set: CIFAR-10 among 100 clients."""
 FEW, MORE = 2, 4
 """Samples of a rehearsal, and of the second one by which activations are extrapolated to a batch."""
 

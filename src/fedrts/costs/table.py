@@ -67,7 +67,7 @@ class Cost:
     parameters: int
     links: int
     macs: float
-    """Of the dense model's forward pass, per sample."""
+    """MACs of the dense model's forward pass, per sample."""
     input_shape: tuple[int, ...]
     classes: int
     samples: int
@@ -75,9 +75,9 @@ class Cost:
     batch_size: int
     rows: tuple[Row, ...] = field(default=())
     density_start: float | None = None
-    """Of the first rounds, which the rows are of, where the density falls."""
+    """Density of the first rounds, which the rows describe, if the density falls."""
     steps: tuple[TimedStep, ...] = ()
-    """Of an inner round, measured on this machine where that was asked for."""
+    """Steps of an inner round, measured on this machine on request."""
 
     def row(self, accounting: str, round: str, case: str | None = None) -> Row:
         """Return the row of an accounting and a round; the first one if no case is named."""

@@ -27,7 +27,7 @@ Make = Callable[[str, tuple[int, ...], Any], np.ndarray]
 """(name, shape, dtype) → an array to be filled."""
 
 _VERSION = 2
-"""Of what decoders write: raise it when one of them changes its mind."""
+"""Version of what decoders write: raise it when one of them changes."""
 
 
 def cached(folder: Path, name: str, sources: Iterable[str | Path], decode: Callable[[Make], None]) -> dict[str, Tensor]:

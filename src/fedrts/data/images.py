@@ -17,7 +17,7 @@ from fedrts.errors import InputError, optional
 from fedrts.files import require_plain
 
 MOST_PIXELS = 2**26
-"""Of one image: 8,192 × 8,192; a small file may claim any number."""
+"""Most pixels of one image: 8,192 × 8,192; a small file may claim any number."""
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP")
 """What is decoded, whatever a file is called: for some other formats Pillow would start programs."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPEG", ".JPG", ".PNG")

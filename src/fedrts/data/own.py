@@ -26,7 +26,7 @@ from fedrts.tasks import Task
 from fedrts.trees import Tensors
 
 MOST_ROWS = 1_000_000
-"""Of an iterable dataset, which is read once into rows: it may be endless."""
+"""Most samples of an iterable dataset, which is read once into rows and may be endless."""
 TARGETS = ("labels", "label", "target", "targets", "y")
 """Under which a dictionary has its target, if nothing else is said."""
 _TRIED = 256

@@ -180,7 +180,7 @@ class RayEngine:
     ray: Any
     actors: list[Any]
     store: list[Any]
-    """Of what actors are made, and made again: it stays in Ray's store as long as it is named here."""
+    """What actors are made from, and made from again: it stays in Ray's store as long as it is named here."""
     bench: Workbench
     serial: SerialEngine
     settings: EngineSettings

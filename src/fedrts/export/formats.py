@@ -84,7 +84,7 @@ class ExportFormat:
     words: str
     """For --help."""
     suffix: str
-    """Of the file, with its dot; "" where it is a folder."""
+    """Suffix of the file, with its dot; "" for a folder."""
     write: Callable[[TrainedModel, Path], None]
     """Makes the file or the (new, empty) folder."""
     value_types: Sequence[StoredType] = ("float32",)

@@ -19,7 +19,7 @@ from fedrts.models import models, pretrained
 from fedrts.models.gpt2 import GPT2
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model")
-"""Of the folder that a run began from: what turns text into a model's numbers."""
+"""Files of the folder that a run began from: the tokenizer."""
 
 
 def _write(source: TrainedModel, folder: Path) -> None:

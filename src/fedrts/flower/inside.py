@@ -1,4 +1,4 @@
-"""What we use of Flower's inside: all that is not in its public packages `flwr.app`, `flwr.clientapp` and `flwr.serverapp`.
+"""Everything that we use of Flower's internals, outside its public packages `flwr.app`, `flwr.clientapp` and `flwr.serverapp`.
 
 Nothing else imports it, or reaches for what has an underscore there. tests/flower/test_inside.py holds every name, signature,
 field and path to what we count on, and says what changed in a version that differs.

@@ -1,6 +1,6 @@
 """What a site's clients remember between rounds: the residuals of their uploads, and the last model received.
 
-Whether an upload counted, its client learns with the next order, which names the memory to go on from. A reply that was refused,
+A client learns from the next order whether its upload counted: the order names the memory to continue from. A reply that was refused,
 late or lost is never named: its client goes on from the memory before, as if it had not been asked. A server that went back to an
 earlier round names an earlier memory, of which some are kept. Names are of the contents, so that no other is taken for it.
 """

@@ -16,9 +16,9 @@ from fedrts.flower.consent import DeclinedError
 from fedrts.flower.host import Limits
 
 _COPIES = 8
-"""Of a model that a client holds at most: weights, those received, gradient, the optimiser's two, the method's two, one to send."""
+"""Copies of a model that a client holds at most: weights, those received, gradient, the optimiser's two, the method's two, one to send."""
 _TENSORS = 10_000
-"""Of a model: beyond that, the modules themselves would take the memory."""
+"""Tensors of a model at most: beyond that, the modules themselves would take the memory."""
 
 
 def check_training(experiment: Experiment, limits: Limits) -> None:

@@ -1,8 +1,8 @@
-"""The engine whose server learns sums alone: five messages to every client of a round, of which one is its order.
+"""The engine whose server learns only sums: five messages to every client of a round, one of which is its order.
 
     keys → shares → order and words → list of survivors → shares that open
 
-Who is lost on the way costs the round its own words at most, as long as t clients stay (`secure.participant`, `secure.opener`).
+A client that drops out costs the round at most its own words, as long as t clients stay (`secure.participant`, `secure.opener`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class SecretEngine(FlowerEngine):
     """Run secure sums with the clients of a fleet."""
 
     digest: str = ""
-    """Of the experiment, to which the sites' owners agreed."""
+    """Digest of the experiment that the sites' owners accepted."""
     table: SecureSums = field(default_factory=SecureSums)
     per_round: int = 0
     openings: Openings = field(default_factory=lambda: Openings(None))

@@ -1,4 +1,4 @@
-"""What a site remembers between starts: its secret, what its owner accepted, the privacy that it has given away, and its clients' memories.
+"""What a site remembers between starts: its secret, accepted experiments, the privacy spent, and its clients' memories.
 
     records = Records.of(Path("clinic-a.site"))
     records.accept(digest)                       # accepted.json

@@ -133,7 +133,7 @@ class ProbeGradient:
 
     into: str = "gradient"
     batches: Literal["one", "all"] = "one"
-    """Of one batch, or the mean over all of the client's data."""
+    """On one batch, or the mean over all of the client's data."""
     temperature: float = 1.0
     """The model's outputs are divided by this."""
 

@@ -110,7 +110,7 @@ def plan(
     data_dir: str | Path | None = None,
     **keywords: Any,
 ) -> BudgetPlan:
-    """What fits a budget: `fedrts.plan(data="digits", budget="20MB").settings`.
+    """Return the settings that fit a budget: `fedrts.plan(data="digits", budget="20MB").settings`.
 
     `budget` is bytes in all, `per_round` bytes a client and round, `link` with `deadline` a speed and a time for each round. Other
     keywords are those of `run`; what they say of density, value type and rounds is kept. Clients per round are
@@ -220,7 +220,7 @@ def _types(said: Mapping[str, Any]) -> list[ValueType]:
 
 @dataclass
 class Prices:
-    """What runs cost at a density in each of these types. Every density is rehearsed once, and of a large model only some are."""
+    """The cost of runs at a density in each of these types. Every density is rehearsed once; for large models, only some are."""
 
     problem: Posed
     types: Sequence[ValueType]

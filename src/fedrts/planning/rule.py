@@ -20,19 +20,19 @@ class Fitting:
     density: float
     value_type: ValueType
     bits: int
-    """Of a value."""
+    """Bits of a value."""
     rounds: int
     """The horizon, or what the budget pays for where that is less."""
     affordable: int
     """Rounds that the budget pays for."""
     bytes: float
-    """Of all clients and rounds, both ways, at most."""
+    """Upper bound over all clients and rounds, both ways."""
     client_bytes: float
-    """Of one client in the round that sends most, both ways."""
+    """Bytes of one client in the round that sends most, both ways."""
     memory_bytes: float
     """That a client holds at most."""
     flops: float
-    """Of all clients and rounds."""
+    """Sum over all clients and rounds."""
     seconds: float | None
     """By which one client sends and receives `client_bytes`, where the speed of the link is known."""
 

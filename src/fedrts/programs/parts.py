@@ -31,7 +31,7 @@ class KnownPart:
     inputs: tuple[int, ...] = ()
     """Places of earlier parts."""
     shape: Extent = ()
-    """Of its value, samples apart: `(channels, height, width)` or `(features,)`."""
+    """Shape of its value without samples: `(channels, height, width)` or `(features,)`."""
 
 
 @dataclass(frozen=True)

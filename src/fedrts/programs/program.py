@@ -31,7 +31,7 @@ from fedrts.trees import Tensors
 
 KEPT_PLANS = 8
 KEPT_ARENAS = 4
-"""Of a thread: for training, evaluation, and clients with less than a batch."""
+"""Arenas kept per thread: for training, evaluation, and clients with less than a batch."""
 EVALUATED_AT_ONCE = 64
 """Samples whose activations are there together in evaluation; more do not stay in a cache."""
 

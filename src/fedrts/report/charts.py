@@ -17,7 +17,7 @@ class Chart:
 
     section: str
     figures: Callable[[Problem, Metric], list[Figure]]
-    """Of a problem's runs, by the metric that leads."""
+    """Makes the figures of a problem's runs, by the leading metric."""
 
 
 CHARTS = (

@@ -97,14 +97,14 @@ def _sections(problem: Problem, metric: Metric) -> list[Section]:
         (
             "cost",
             "Cost",
-            "Measured bytes are lengths of encoded messages; FLOPs are counted, not felt: dense kernels do the full work.",
+            "Bytes are the lengths of encoded messages. FLOPs are counted from densities; dense kernels still do the full work.",
             [tables.cost(problem) if problem.finished else None, tables.to_target(problem, metric)],
         ),
-        ("topology", "Topology", "Is it stable, where is it dense, and what does the server believe of its links?", []),
+        ("topology", "Topology", "Is the topology stable, which layers are dense, and how does the server rate the links?", []),
         (
             "fairness",
             "Classes and clients",
-            "Pruning can cost minorities more than others: whom does the final model serve how well?",
+            "Pruning can cost minorities more than others. How well does the final model serve each class and client?",
             [tables.fairness(problem, metric)],
         ),
         ("configuration", "Configuration", "", [*tables.configuration(problem), tables.runs(problem, metric)]),

@@ -85,7 +85,7 @@ def tables(problem: Problem, metric: Metric) -> list[ReportTable]:
     if every:
         columns = [Column("setting"), Column("less"), *_columns("difference", metric)]
         rows = [[test.setting.label, test.reference.label, *_cells(test)] for test in every]
-        found.append(ReportTable(f"{problem.id}-pairs", "Differences of all pairs", how, columns, rows, folded=True))
+        found.append(ReportTable(f"{problem.id}-pairs", "Differences between all pairs", how, columns, rows, folded=True))
     return found
 
 

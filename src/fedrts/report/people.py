@@ -110,13 +110,13 @@ def _holding(problem: Problem, number: int, setting: Setting, run: Run, there: i
         sizes = [float(client["samples"]) for client in shown]
         x = Axis("samples", "integer", zero=True)
         return Bars(
-            f"{problem.id}-holds-{number}", "Who holds how much", f"Samples of every client: {how}.{some}", x, names, [("samples", sizes)]
+            f"{problem.id}-holds-{number}", "Samples by client", f"Samples of every client: {how}.{some}", x, names, [("samples", sizes)]
         )
     counts = [[float(client["labels"][label]) for client in shown] for label in range(len(shown[0]["labels"]))]
     labels = [str(label) for label in range(len(counts))]
     caption = f"Samples of every class at every client: {how}.{some}"
     x, y = Axis("client"), Axis("class")
-    return Heat(f"{problem.id}-holds-{number}", "Who holds what", caption, x, y, names, labels, counts, "integer", "samples")
+    return Heat(f"{problem.id}-holds-{number}", "Samples by client and class", caption, x, y, names, labels, counts, "integer", "samples")
 
 
 def _mean_of(values: Sequence[float]) -> float | None:

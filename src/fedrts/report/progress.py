@@ -94,7 +94,7 @@ def sent(problem: Problem, metric: Metric) -> list[Figure]:
     parts = [(way, _totals(finished, f"{way}_bytes")) for way in ("upload", "download")]
     caption = "Bytes of all clients over the whole run, as really encoded; mean over seeds."
     x = Axis("sent in all", "bytes", zero=True)
-    return [Bars(f"{problem.id}-sent", "What was sent", caption, x, [setting.label for setting in finished], parts)]
+    return [Bars(f"{problem.id}-sent", "Bytes sent", caption, x, [setting.label for setting in finished], parts)]
 
 
 def _totals(settings: Sequence[Setting], key: str) -> list[float]:

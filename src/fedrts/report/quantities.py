@@ -16,7 +16,7 @@ from fedrts.tasks.metrics import Metric
 T = TypeVar("T")
 
 MOST_POINTS = 200
-"""Of a curve; a longer one is thinned evenly, its first and last point stay."""
+"""Most points of a curve; longer ones are thinned evenly, keeping the first and last point."""
 LAST = 10
 
 

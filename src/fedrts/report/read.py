@@ -26,7 +26,7 @@ Line = dict[str, Any]
 _DEFAULTS = {
     key: value for key, value in flat(Experiment().model_dump(mode="json")).items() if ("." in key or key == "tags") and value is not None
 }
-"""Of the keys that an earlier version did not know and so did not write."""
+"""Values of the keys that an earlier version did not know and so did not write."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def results(problem: Problem, metric: Metric) -> ReportTable:
         row += [over(setting, _summed(late))] if averaged else []
         rows.append(row if LOSS in shown else [*row, over(setting, _summed(LOSS.name))])
     return ReportTable(
-        f"{problem.id}-results", "How good models became", "On the test set; mean ± standard error over seeds.", columns, rows
+        f"{problem.id}-results", "Quality of the models", "On the test set; mean ± standard error over seeds.", columns, rows
     )
 
 
@@ -80,7 +80,7 @@ def cost(problem: Problem) -> ReportTable:
         cells = [over(setting, _summed(key)) for key in keys]
         cells[3] = cells[3] and Mean(cells[3].value * 1e6)
         rows.append([setting.label, *cells])
-    return ReportTable(f"{problem.id}-cost", "What whole runs cost", "Mean ± standard error over seeds.", columns, rows)
+    return ReportTable(f"{problem.id}-cost", "Cost of whole runs", "Mean ± standard error over seeds.", columns, rows)
 
 
 def to_target(problem: Problem, metric: Metric) -> ReportTable | None:
@@ -133,19 +133,19 @@ def fairness(problem: Problem, metric: Metric) -> ReportTable | None:
     columns = [
         Column("setting"),
         Column("clients' mean", metric.format, "of every client's value on its own data, unweighted"),
-        Column("worst decile", metric.format, "mean over the tenth of the clients served worst"),
+        Column("worst decile", metric.format, "mean over the worst-served tenth of the clients"),
         Column("spread", metric.format, "standard deviation over clients"),
     ]
     if by_class:
         columns += [
             Column("worst decile, expected", "percent", "the same of test accuracy weighted by each client's labels"),
             Column("spread, expected", "percent", "its standard deviation over clients"),
-            Column("worst class", "percent", "test accuracy of the class served worst"),
+            Column("worst class", "percent", "test accuracy of the worst-served class"),
             Column("which", "text", "that class, by seed"),
             Column("spread over classes", "percent", "standard deviation of test accuracy over classes"),
         ]
     rows = [_fairness_row(setting, metric, by_class) for setting in judged]
-    return ReportTable(f"{problem.id}-fairness", "Fairness", "Of the final model; mean ± standard error over seeds.", columns, rows)
+    return ReportTable(f"{problem.id}-fairness", "Fairness", "For the final model; mean ± standard error over seeds.", columns, rows)
 
 
 def _fairness_row(setting: Setting, metric: Metric, by_class: bool) -> TableRow:
@@ -171,12 +171,17 @@ def configuration(problem: Problem) -> list[ReportTable]:
         ]
         caption = "The keys in which the settings differ; – where a method has no such option."
         found.append(
-            ReportTable(f"{problem.id}-differs", "What differs", caption, [Column("setting"), *(Column(key) for key in keys)], rows)
+            ReportTable(f"{problem.id}-differs", "Settings that differ", caption, [Column("setting"), *(Column(key) for key in keys)], rows)
         )
     same: list[TableRow] = [[key, shown(value)] for key, value in common(problem.runs).items() if key not in ("seed", "out")]
     found.append(
         ReportTable(
-            f"{problem.id}-common", "What is common", "The keys that all runs share.", [Column("key"), Column("value")], same, folded=True
+            f"{problem.id}-common",
+            "Settings in common",
+            "The keys that all runs share.",
+            [Column("key"), Column("value")],
+            same,
+            folded=True,
         )
     )
     return found
@@ -217,7 +222,7 @@ def runs(problem: Problem, metric: Metric) -> ReportTable:
                     version,
                 ]
             )
-    return ReportTable(f"{problem.id}-runs", "Runs", "One line a run folder.", columns, rows, folded=len(rows) > _FOLDED)
+    return ReportTable(f"{problem.id}-runs", "Runs", "One line per run folder.", columns, rows, folded=len(rows) > _FOLDED)
 
 
 def _without_error(found: Mean | None) -> float | None:

@@ -81,7 +81,7 @@ def _posterior(problem: Problem, setting: Setting, number: int, which: str, line
         f"{problem.id}-posterior-{number}-{which}",
         f"Posterior of {which} links: {setting.label}",
         f"Share of the {which} links by posterior mean, after each outer round of seed {setting.runs[0].seed}. "
-        f"Certain links move to the ends.{more}",
+        f"Links that are certain move to the ends.{more}",
         Axis("round"),
         Axis("posterior mean"),
         [str(line["round"] + 1) for line in lines],

@@ -65,7 +65,7 @@ class Size:
 
     runs: int
     rounds: int
-    """Of the longest run."""
+    """Rounds of the longest run."""
     samples: float | None
     """Training samples in all; None where a data set's size is not known beforehand."""
 

@@ -281,7 +281,7 @@ def _with_given_mask(experiment: Experiment, setup: Setup, method: Method) -> tu
 
 
 def _is_trained(module: nn.Module) -> bool:
-    """Does a builder say so of its module's weights?"""
+    """Whether a builder marks its module's weights as trained."""
     return getattr(module, "pretrained", False) is True
 
 

@@ -23,7 +23,7 @@ from fedrts.runs.build import Assembled, assemble
 from fedrts.runs.folder import device_name
 
 BATCHES = 8
-"""Of every client, at most, in one measurement."""
+"""Most batches of every client in one measurement."""
 
 
 WARM_UPS, MEASURED = 2, 2
@@ -36,7 +36,7 @@ class Tuned:
     experiment: Experiment
     """With the fastest settings of its engine."""
     samples_per_second: dict[EngineSettings, float]
-    """Of every candidate, the fastest first."""
+    """Speed of every candidate, the fastest first."""
     remembered: bool
     """Was it measured before?"""
 

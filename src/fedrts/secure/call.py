@@ -1,4 +1,4 @@
-"""A call: whom the server invites to a sum, of what, in which round, and how many are needed to open it.
+"""A call: the server's invitation to a sum, with its subject, round, clients, and the number needed to open it.
 
 Its digest names the attempt. Every signature covers it, every key is derived with it, and every message begins with it: what
 belongs to another run, round, attempt or roster is nothing here.
@@ -119,7 +119,7 @@ class Call:
 
 
 def check_call(call: Call, client: int, samples: int, key: bytes, pinned: Collection[bytes] | None, *, alone: bool = False) -> None:
-    """May a client with these samples and this key take part? `pinned`: keys of the peers that its owner knows; None: all.
+    """Check that a client with these samples and this key may take part. `pinned`: keys of the peers that its owner knows; None: all.
 
     `alone`: every node stands for one client. Otherwise one node that colludes could be as many clients as it takes to open a sum.
     """

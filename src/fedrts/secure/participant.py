@@ -4,7 +4,7 @@
     share       →  to every peer, sealed: its shares of the mask's private key and of the own mask's seed
     mask        →  the words plus the own mask, plus or minus the one agreed on with every peer
     endorse     →  a signature on the list of those whose words the server has
-    reveal      →  of every survivor the share of its seed, of everybody else that of its private key: never both
+    reveal      →  for every survivor the share of its seed, for everybody else that of its private key, never both
 
 Each is given once, in this order. The last is given only after t survivors signed the very list that this client signed, and
 only after `opening` has put on record that this client takes part in no other opening of the round.

@@ -30,7 +30,7 @@ class SecureSums(Table):
         return 2 * clients // 3 + 1 if self.threshold is None else self.threshold
 
     def least(self, invited: int, per_round: int) -> int:
-        """t of so many that are invited to a sum, where `per_round` take part in a round: the same, and of more the same share."""
+        """Return t for so many invited clients when a round has `per_round`: the same t, or the same share of more clients."""
         needed = self.needed(per_round)
         return max(needed, -(-needed * invited // per_round))
 

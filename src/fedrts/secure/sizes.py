@@ -7,10 +7,10 @@ from fedrts.secure.ring import Ring
 from fedrts.secure.shamir import SHARE
 
 _LENGTH = 4
-"""Of a part, before it; and of a number."""
+"""Bytes of the length before a part; and of a number."""
 _KEY = 32
 _SIGNATURE, _LISTING = 104, 64
-"""Of a registered key (P-384), and on the list of survivors."""
+"""Bytes of a signature by a registered key (P-384), and on the list of survivors."""
 _BOX = 2 * SHARE + 16
 _PEM = 215
 _ADVERT = _LENGTH + 2 * _LENGTH + 4 * (_LENGTH + _KEY) + _LENGTH + _SIGNATURE

@@ -35,7 +35,7 @@ def assessment(metrics: Sequence[str]) -> Exchange:
 
 
 def assess(plan: Plan, state: State, index: int, ledger: ClientRecords) -> dict[str, Any]:
-    """What the clients that hold data out say of the model after a round: the mean over samples, the mean over clients, and each client's.
+    """Return held-out metrics of the model after a round: the mean over samples, the mean over clients, and each client's.
 
     A client whose answer is late or cannot be is left out and named; nothing else becomes of it.
     """

@@ -30,9 +30,9 @@ class LateAverage:
     rounds: int = 1
     """All rounds of the run."""
     share: float = 0.4
-    """Of the rounds, the last ones: those of the tail."""
+    """Share of the rounds in the tail, counted from the end."""
     decay: float = 0.9
-    """Of the exponential average, a round."""
+    """Decay of the exponential average per round."""
 
     def entering(self, index: int) -> float:
         """Return the weight of the model after a round. 0: no average yet; 1: it begins with this model."""

@@ -1,4 +1,4 @@
-"""What becomes of replies: each is judged, and what may count of it is added to the sums.
+"""Handling of replies: each is judged, and what may count is added to the sums.
 
 A tally is the same wherever it is made: in the server's process over all clients of a round, or by several workers, each over its
 share of them, whose tallies are then added in the order of the shares.
@@ -108,7 +108,7 @@ class Tally:
     """Who did not answer, with the excuse."""
     upload_bytes: int = 0
     resent_bytes: int = 0
-    """Of second downloads."""
+    """Bytes of second downloads."""
     flops: float = 0.0
     left: dict[int, Tensor] = field(default_factory=dict)
     """What the clients whose replies counted remember of their changes."""

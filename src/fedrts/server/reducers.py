@@ -218,7 +218,7 @@ class Together(Reducer):
 
 
 _STEPS = 32
-"""Of Weiszfeld's algorithm; it converges geometrically."""
+"""Iterations of Weiszfeld's algorithm, which converges geometrically."""
 
 
 def geometric_median(updates: Tensor, shares: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class Plan:
     guard: Guard = field(default_factory=Guard)
     value_type: ValueType = "float32"
     download_type: ValueType | None = None
-    """Of downloads alone; None: as `value_type`."""
+    """Value type of downloads; None: as `value_type`."""
     feedback: bool = False
     """Do clients add what rounding left of a change to their next one?"""
     dropout: float = 0.0
@@ -319,7 +319,7 @@ def _not_asked(plan: Plan, index: int, ledger: ClientRecords, record: Record) ->
 
 
 def _far_out(plan: Plan, order: Order, found: Tally, ledger: ClientRecords, record: Record) -> set[int]:
-    """Whose replies are so much larger than the others' that the round has to do without them.
+    """Return the clients whose replies are so large that the round is repeated without them.
 
     Of those that are only large it is remembered, and who sends several within a few rounds is asked no more.
     """
@@ -414,4 +414,4 @@ def _histogram(belief: Tensor | None, at: Tensor) -> list[int] | None:
 
 
 BINS = 20
-"""Of the histograms of what a method believes."""
+"""Number of bins in the histograms of a method's beliefs."""

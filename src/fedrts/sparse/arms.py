@@ -144,7 +144,7 @@ class Layers(tuple[int, ...]):
         return torch.cat(parts, dim=-1)
 
     def scored(self, scores: Tensor) -> Tensor:
-        """What arms score whose links have `scores [..., S]`: their norm, per link, `[..., U]`; scores of arms `[..., U]` stay.
+        """Return the scores `[..., U]` of arms from their links' `scores [..., S]`, as a norm per link; scores of arms stay.
 
         The norm is that of the scores over √(links of the arm), so that arms of different sizes compare: ±√|mean(x·|x|)|, where scores
         below 0 count against those above.

@@ -14,7 +14,7 @@ from fedrts.sparse.arms import Layers
 from fedrts.sparse.layout import Layout, Shape
 
 _HALVINGS = 60
-"""Of an interval, until no float lies between its ends."""
+"""Bisections of an interval, until no float lies between its ends."""
 
 
 def links_to_keep(layout: Layout, density: float, count: str = "all") -> int:

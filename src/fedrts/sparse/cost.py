@@ -1,4 +1,4 @@
-"""What a model costs: multiply-accumulates (MAC) of a forward pass, and the bytes of a sparse model by the accountings on paper.
+"""The cost of a model: multiply-accumulates (MAC) of a forward pass, and the bytes of a sparse model by the accountings on paper.
 
 Counted are matrix products, convolutions and attention, wherever a model computes them, from the shapes that they really have. Not
 counted: additions, normalisation, activations, look-ups in an embedding, the loss. As in the paper one MAC counts as one FLOP and a
@@ -24,7 +24,7 @@ from fedrts.sparse.mask import Mask
 from fedrts.sparse.mode import training
 
 VALUE_BYTES = 4
-"""Of a value in the accountings on paper."""
+"""Bytes of a value in the accountings on paper."""
 
 Length = Callable[[Shape, float, int], float]
 """(shape of a tensor, its active entries, bits of a value) → bits of the sparse tensor."""
@@ -114,9 +114,9 @@ class Macs:
     """MACs per sample of a forward pass."""
 
     layers: tuple[float, ...]
-    """Of the products with each prunable tensor: these shrink with the layer's density."""
+    """MACs of the products with each prunable tensor, which shrink with the layer's density."""
     rest: float
-    """Of all other products: with what is never pruned (the output layer), and of activations with each other (attention)."""
+    """MACs of all other products: with what is never pruned (the output layer), and of activations with each other (attention)."""
 
     @staticmethod
     def of(module: nn.Module, layout: Layout, sample: trees.Tensors) -> Macs:

@@ -50,7 +50,7 @@ def top_arms_of_all(scores: Tensor, number: int, sizes: Sequence[int]) -> Tensor
 
 
 def _fitting(scores: Tensor, number: int, each: Tensor) -> Tensor:
-    """Of arms with `scores [U]` and `each [U]` links, the best until one does not fit; then the best of those that still do."""
+    """Return the best arms, by `scores [U]` with `each [U]` links, until one does not fit; then the best that still fit."""
     order = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(descending=True, stable=True)
     order = order[scores[order] > -torch.inf]
     sizes = each[order]

@@ -128,7 +128,7 @@ class Classification:
         return {"loss": loss / trees.count(y), "accuracy": correct / trees.count(y)}
 
     def check_count(self, module: nn.Module, x: Tensors, y: Tensors) -> None:
-        """Does `correct` count? What is no number of samples does not, nor does a mean, which a batch and its halves have alike."""
+        """Check that `correct` returns numbers of samples, and not a mean, which is the same for a batch and its halves."""
         count = self.correct or labelled_rightly
         with training(module, False), torch.no_grad():
             output, rows = trees.called(module, x), trees.count(y)

@@ -47,7 +47,7 @@ TAKEN = {
 
 @dataclass(frozen=True)
 class Metric:
-    """What others must know of a metric, and how it is measured.
+    """The declaration of a metric, and how it is measured.
 
     `Metric("dice", "Dice coefficient", lower_is_better=False, format="percent", meter=DiceMeter)`
     """

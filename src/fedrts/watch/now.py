@@ -61,8 +61,8 @@ def _how_far(folder: Path, run: Run) -> str:
     ended = ""
     if run.history:
         at = datetime.fromtimestamp((folder / "history.jsonl").stat().st_mtime, UTC)
-        ended = f", the last one ended at {at:%Y-%m-%d %H:%M:%S} UTC"
-    return f"{run.played} of {run.settings['rounds']} rounds are over{ended}."
+        ended = f"; the last one ended at {at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{run.played} of {run.settings['rounds']} rounds are finished{ended}."
 
 
 def _people(folder: Path, known: roster.Roster) -> ReportTable | None:
@@ -71,7 +71,7 @@ def _people(folder: Path, known: roster.Roster) -> ReportTable | None:
     titles = ("client", "name", "key", "samples", "since", "state")
     rows = [[row[title] for title in titles] for row in people.rows(folder, known)]
     columns = [Column(title, "integer" if title == "samples" else "text") for title in titles]
-    return ReportTable("people", "Who takes part", "Clients that have introduced themselves, and where each is.", columns, rows)
+    return ReportTable("people", "Clients", "Clients that have connected, and the state of each.", columns, rows)
 
 
 def _missing(run: Run, known: roster.Roster) -> ReportTable | None:
@@ -87,7 +87,7 @@ def _missing(run: Run, known: roster.Roster) -> ReportTable | None:
         for (client, reason), which in sorted(rounds.items(), key=lambda item: -item[1][-1])
     ]
     columns = [Column("client"), Column("what"), Column("why"), Column("times", "integer"), Column("last round", "integer")]
-    caption = "Replies that do not count, and clients that rounds went without; the newest first."
+    caption = "Replies that do not count, and clients that were missing from rounds; newest first."
     return ReportTable("missing", "Rejected and missing", caption, columns, rows[: 10 * _RECENT])
 
 
@@ -96,8 +96,8 @@ def _events(folder: Path) -> ReportTable | None:
     if not found:
         return None
     rows = [[line["at"][:19].replace("T", " "), line["event"], _words(line)] for line in reversed(found)]
-    caption = f"The last {_RECENT} entries of {AUDIT} that are no messages: who came, went or was refused, and why. Times are UTC."
-    return ReportTable("record", "On record", caption, [Column("at"), Column("event"), Column("what")], rows)
+    caption = f"The last {_RECENT} entries of {AUDIT} other than messages: who connected, left or was refused, and why. Times are UTC."
+    return ReportTable("record", "Events", caption, [Column("at"), Column("event"), Column("what")], rows)
 
 
 def _recorded(file: Path) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 Verdict = Callable[..., str | None]
-"""Of the numbers of a check, one argument each: what they say against it; None if nothing."""
+"""Judges the numbers of a check, one argument each: returns the fault, or None."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Check:
 
     verdict: Verdict
     numbers: Tensor | None = None
-    """Of any shape and type; None: the verdict needs none."""
+    """Numbers of any shape and type; None: the verdict needs none."""
     measures: str | None = None
     """Under which its first number is told on, for whoever compares messages."""
 

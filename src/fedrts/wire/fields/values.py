@@ -67,7 +67,7 @@ class Values:
         return frame.mask.expand(self._change(self.chosen(tensors, frame), tensors, frame) - sent)
 
     def _change(self, values: Tensor, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
-        """What is to be told of the parameters among `values`: how far they moved, or (to whom holds no reference) what they are."""
+        """Return what to send of the parameters among `values`: their change or, without a reference, the values themselves."""
         kept = len(values) - frame.statistics
         change = values[:kept] if frame.reference is None else values[:kept] - frame.reference[:kept]
         return owed(change, tensors, frame) if self.feedback else change
