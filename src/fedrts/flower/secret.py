@@ -8,7 +8,7 @@ Who is lost on the way costs the round its own words at most, as long as t clien
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -86,9 +86,9 @@ class Subject:
     form: Callable[[int], tuple[Ring, bytes]]
     """The words of so many clients, and the digest of what they mean."""
 
-    def counted(self, clients: Sequence[int]) -> dict[str, int]:
-        """What a sum over these clients counts for, and n_max."""
-        return {"samples": sum(self.samples[client] for client in clients), "most_samples": self.most_samples}
+    def counted(self, known: Opened) -> Opened:
+        """A sum that does not say what it counts for, with what it would count for now."""
+        return replace(known, samples=sum(self.samples[client] for client in known.clients), most_samples=self.most_samples)
 
 
 @dataclass
@@ -175,7 +175,7 @@ class SecretEngine(FlowerEngine):
         elif known.form != subject.form(known.invited)[1].hex():
             raise InputError(f"the opened sum of round {known.round} is of another model or mask: restore the run's checkpoints")
         else:
-            found.opened = known if known.samples else replace(known, **subject.counted(known.clients))
+            found.opened = known if known.samples else subject.counted(known)
         return found
 
     def bound(self, form: bytes) -> bytes:
