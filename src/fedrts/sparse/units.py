@@ -37,7 +37,8 @@ def cut_off(layers: Sequence[Entry], mask: Mask, before: Mask | None = None) -> 
 
 def lost(layers: Sequence[Entry], mask: Mask, before: Mask) -> Tensor:
     """Return which units had links in `before` and have none in `mask`: bool `[U]`, for every layer its own, then those before it."""
-    now, past = (torch.cat([has for pair in _connected(layers, some) for has in pair]) for some in (mask, before))
+    none = mask.bits[:0]  # a dense method's model may have no layers
+    now, past = (torch.cat([none, *(has for pair in _connected(layers, some) for has in pair)]) for some in (mask, before))
     return past & ~now
 
 
@@ -64,7 +65,7 @@ def _around(index: int, entry: Entry) -> tuple[int, int]:
 
 
 def _connected(layers: Sequence[Entry], mask: Mask) -> Iterator[tuple[Tensor, Tensor]]:
-    """Return for every layer `[outputs, inputs, …]` which of its units have an input, and which of those before have an output."""
+    """Of every layer, a tensor `[outputs, inputs, …]`: which of its units have an input, and which of those before an output."""
     for index, (entry, bits) in enumerate(zip(layers, mask.bits.split(list(mask.sizes)), strict=True)):
         links = bits.view(*entry.shape[:2], -1).any(-1) if len(entry.shape) > 1 else bits.view(-1, 1)
         yield links.any(1), links.any(0) if index else links.new_ones(1)
