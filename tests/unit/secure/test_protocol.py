@@ -199,6 +199,7 @@ def test_a_client_reveals_of_each_peer_one_kind_of_share_and_once(party):
     kinds = [(parted(part)[0], parted(part)[1]) for part in revealed]
     assert len({peer for peer, _ in kinds}) == len(kinds) == 5
     assert {kind for _, kind in kinds} == {SEED}
+    assert (five.clients[10]._seed, five.clients[10]._masking, five.clients[10]._held) == (b"", b"", {})
     with pytest.raises(SecureError, match="asked twice for shares that open"):
         five.clients[10].reveal(message)
     with pytest.raises(SecureError, match="asked twice for its signature"):
@@ -607,6 +608,7 @@ def roster(n, **changes):
         ({"roster": roster(4)["roster"], "threshold": 2}, "a threshold of 2 for 4 clients"),
         ({"threshold": 6}, "a threshold of 6 for 5 clients"),
         ({"roster": (*roster(4)["roster"], roster(4)["roster"][0])}, "names a client twice"),
+        ({"roster": (*roster(4)["roster"], roster(4)["roster"][3])}, "names a client twice"),
         ({"roster": (*roster(4)["roster"], Invited(9, 0, b""))}, "without samples"),
         ({"most_samples": 4}, "with more than any"),
     ],
