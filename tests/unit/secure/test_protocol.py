@@ -496,10 +496,10 @@ def test_every_attempt_has_keys_of_its_own(party):
     a, b = masks.new_secret(), masks.public(masks.new_secret())
     assert len({pair_key(a, b, one, 10, peer) for one in (call, other) for peer in (11, 12)}) == 4
     sealing = Participant(call, 10, signer(KEYS[0]), lambda: None)
-    keys = set()
+    sealed: set[bytes] = set()
     for sealing.call in (call, other):
-        keys |= {sealing._sealing_key(replace(seen[0], sealing=b), *way) for way in ((10, 11), (11, 10), (10, 12))}
-    assert len(keys) == 6
+        sealed |= {sealing._sealing_key(replace(seen[0], sealing=b), *way) for way in ((10, 11), (11, 10), (10, 12))}
+    assert len(sealed) == 6
 
 
 def test_what_a_client_holds_is_in_no_log(party):
