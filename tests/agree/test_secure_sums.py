@@ -290,9 +290,8 @@ def test_a_metric_at_its_end_stays_there_whatever_way_clients_round():
     form = FigureForm((("accuracy", 1.0), ("score", 1000.0)), 3)
     for seed in range(20):
         words = [form.words([1.0, -1000.0], count / most, 100 * seed + client) for client, count in enumerate(samples)]
-        total = np.sum(words, axis=0, dtype=np.uint32)
-        found = form.means(total, 3, sum(samples), most)
+        found = form.means(np.stack(words).sum(0, dtype=np.uint32), 3, sum(samples), most)
         assert 1 - 1e-6 < found["accuracy"] <= 1
         assert -1000 <= found["score"] < -1000 + 1e-3
     lie = form.words([1.0, 1000.0], 1.0, 1)  # for more samples than it has
-    assert form.means(np.sum([*words[1:], lie], axis=0, dtype=np.uint32), 3, sum(samples), most)["accuracy"] > 1.1
+    assert form.means(np.stack([*words[1:], lie]).sum(0, dtype=np.uint32), 3, sum(samples), most)["accuracy"] > 1.1
