@@ -32,7 +32,7 @@ from fedrts.runs.build import assemble
 from fedrts.server import rounds as loop
 from fedrts.server.client_records import ClientRecords
 from fedrts.sparse.units import cut_off
-from fedrts.testing.hostile import ATTACKS, infiltrated
+from fedrts.testing.hostile import ADAPTIVE, ATTACKS, infiltrated
 
 HERE = Path(__file__).parent
 RAW, TABLE, PAGE = HERE / "results/raw/hostile.json", HERE / "results/hostile.md", HERE.parent / "docs/security.md"
@@ -53,9 +53,13 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "mlp": {"train": {"batch_size": 32}},
     "resnet18_small": {"model": "resnet18_small", "model_options": {"width": 8}, "train": {"batch_size": 32, "epochs": 1}},
     "mlp, outer rounds every second": {"train": {"batch_size": 32}, "topology": {"interval": 2, "end": 20}},
+    "mlp, attacks that know the bounds": {"train": {"batch_size": 32}},
 }
-SOME = {"mlp": set(ATTACKS) - {"statistics"}, "resnet18_small": set(ATTACKS), "mlp, outer rounds every second": {"posterior"}}
+SOME = {"mlp": set(ATTACKS) - {"statistics"}, "resnet18_small": set(ATTACKS), "mlp, outer rounds every second": {"posterior"}} | {
+    "mlp, attacks that know the bounds": set(ADAPTIVE)
+}
 """The attacks that each is tried with: an mlp has no statistics, and where masks change often it is they that are attacked."""
+EVERY = (*ATTACKS, *ADAPTIVE)
 GUARDS: dict[str, str | dict[str, Any]] = {
     "default": "default",
     "robust": "robust",
@@ -107,7 +111,7 @@ def cells(quick: bool) -> Iterator[tuple[str, str, str, float]]:
         shares = SHARES[:2] if quick or problem != "mlp" else SHARES
         for guard in guards:
             yield problem, guard, HONEST, 0.0
-            yield from ((problem, guard, attack, share) for share in shares for attack in ATTACKS if attack in SOME[problem])
+            yield from ((problem, guard, attack, share) for share in shares for attack in EVERY if attack in SOME[problem])
 
 
 def name_of(*cell: object) -> str:
@@ -152,10 +156,10 @@ def tables(found: Cells, seeds: Sequence[int]) -> Iterator[str]:
     """For each problem a table of attacks by guard and share."""
     for problem in PROBLEMS:
         guards = [guard for guard in GUARDS if mean(found, seeds, problem, guard, HONEST, 0.0) != "–"]
-        shares = [share for share in SHARES if any(mean(found, seeds, problem, "default", attack, share) != "–" for attack in ATTACKS)]
+        shares = [share for share in SHARES if any(mean(found, seeds, problem, "default", attack, share) != "–" for attack in EVERY)]
         if not guards or not shares:
             continue
-        attacks = [attack for attack in ATTACKS if any(mean(found, seeds, problem, "default", attack, share) != "–" for share in shares)]
+        attacks = [attack for attack in EVERY if any(mean(found, seeds, problem, "default", attack, share) != "–" for share in shares)]
         yield f"`{problem}`, mean of seeds {', '.join(map(str, seeds))}:\n"
         yield f"| guard | hostile | {' | '.join(attacks)} |"
         yield f"| --- | ---: |{' ---: |' * len(attacks)}"
