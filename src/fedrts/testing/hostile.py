@@ -98,9 +98,10 @@ def _shifted(medians: float, *, when: Callable[[int], bool] = lambda _: True) ->
         if not when(scene.order.round.index):
             return update
         shift, model = _mean_shift(update, scene), scene.reference[: len(update)]
+        length = medians * torch.linalg.vector_norm(shift)
         if medians > _LONG:
-            shift = shift - model * (shift @ model / model.square().sum())
-        return shift * (medians * float(torch.linalg.vector_norm(_honest_updates(scene), dim=1).median()) / torch.linalg.vector_norm(shift))
+            shift = shift - model * (torch.dot(shift, model) / model.square().sum())
+        return torch.nn.functional.normalize(shift, dim=0).mul_(length)
 
     return _moved(change)
 
@@ -151,8 +152,6 @@ ADAPTIVE: dict[str, Attack] = {
     "at the bound": _shifted(_LONG),
     "by turns": _shifted(_LONGEST, when=lambda index: index % 3 != 2),
     "late": _shifted(_LONGEST, when=lambda index: index >= 15),
-    "early": _shifted(_LONGEST, when=lambda index: index == 0),
-    "last round": _shifted(_LONGEST, when=lambda index: index == 24),
     "− ½ mean": _moved(lambda update, scene: -0.5 * _honest_updates(scene).mean(0)),
 }
 """Attacks by those who know the guard's bounds, in runs of 25 rounds."""
