@@ -28,6 +28,7 @@ from fedrts.data.contract import is_label
 from fedrts.data.own import Reading, federate, listed
 from fedrts.data.partition import SITES
 from fedrts.data.ragged import Collate
+from fedrts.drain import Drain
 from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note, optional
 from fedrts.files import check_expansion
@@ -162,10 +163,11 @@ def start(
     *,
     tuned: bool = False,
     callbacks: Sequence[object] = (),
+    drain: Drain | None = None,
 ) -> Result:
     """Run a resolved experiment in a new folder; over Flower with nodes that come to `door` (None: on this machine).
 
-    `tuned`: the folder holds the trials by which its learning rate was chosen.
+    `tuned`: the folder holds the trials by which its learning rate was chosen. `drain`: it ends with a round when asked to stop.
     """
     if resolved.topology.init_mask == "given" and resolved.init is None and resolved.origin is None:
         raise InputError("topology.init_mask = 'given' needs weights to start from: name their file with --init")
@@ -179,7 +181,7 @@ def start(
         folder.discard()
         raise
     folder.write_experiment(assembled.experiment)  # with what was left to `auto`
-    return _play(assembled, folder, observer, data_dir, door, hooks=hooks)
+    return _play(assembled, folder, observer, data_dir, door, hooks=hooks, drain=drain)
 
 
 def _hooks(experiment: Experiment, callbacks: Sequence[object]) -> Hooks:
@@ -206,6 +208,7 @@ def resume(
     changes: Mapping[str, Any] | None = None,
     trust: Trust = False,
     callbacks: Sequence[object] = (),
+    drain: Drain | None = None,
 ) -> Result:
     """Continue an interrupted run to exactly the result it would have had. A finished one is only loaded, or goes on for more `rounds`.
 
@@ -219,7 +222,7 @@ def resume(
     changes = config.merged(changes or {}, named)
     with folder.trusted(trust, changes):
         more = {} if rounds is None else _prolonged(folder, _planned(folder), rounds, lifted=True)
-        return _resume(folder, data_dir, _watcher(observer, objects), door, config.merged(changes, more), bool(more), objects)
+        return _resume(folder, data_dir, _watcher(observer, objects), door, config.merged(changes, more), bool(more), objects, drain)
 
 
 def _planned(folder: RunFolder) -> Experiment:
@@ -253,6 +256,7 @@ def _resume(
     changes: Mapping[str, Any],
     prolonged: bool,
     callbacks: Sequence[object],
+    drain: Drain | None,
 ) -> Result:
     file = folder.experiment_file()
     folder.verify()
@@ -267,7 +271,7 @@ def _resume(
     assembled = assemble(resolved, data_dir)
     if not folder.begun:  # its file may be another than that of the start
         check_uploads(assembled, assembled.method.begin(assembled.setup))
-    return _play(assembled, folder, observer, data_dir, door, prolonged, hooks)
+    return _play(assembled, folder, observer, data_dir, door, prolonged, hooks, drain)
 
 
 def train(
@@ -535,11 +539,12 @@ def _play(
     door: Door | None = None,
     prolonged: bool = False,
     hooks: Hooks | None = None,
+    drain: Drain | None = None,
 ) -> Result:
-    engine, hooks = kind(run.experiment.engine.name), hooks or Hooks()
+    engine, hooks, drain = kind(run.experiment.engine.name), hooks or Hooks(), drain or Drain()
     if folder is None:
         with engine.open(run, None, data_dir, door) as run:
-            return _play_rounds(run, None, None, observer, hooks)
+            return _play_rounds(run, None, None, observer, hooks, drain)
     with folder.writing(), engine.open(run, folder.path, data_dir, door) as run:
         saved = folder.load(run.experiment, run.identity, run.experiment.device, lambda: _begun(run))
         if prolonged:
@@ -547,7 +552,7 @@ def _play(
                 raise InputError(f"{folder.path} has no checkpoint to go on from: start a new run from its model.safetensors, with --init")
             folder.prolong(run.experiment)
         folder.rewind(saved)
-        return _play_rounds(run, folder, saved, observer, hooks)
+        return _play_rounds(run, folder, saved, observer, hooks, drain)
 
 
 def _begun(run: Assembled) -> State:
@@ -564,7 +569,7 @@ def _note_idle_clients(run: Assembled) -> None:
         note(f"{whose} have one sample, of which BatchNorm has no statistics: they train nothing; leave them out, or use another norm")
 
 
-def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer, hooks: Hooks) -> Result:
+def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer, hooks: Hooks, drain: Drain) -> Result:
     plan, experiment = run.plan, run.experiment
     _note_idle_clients(run)
     state, first = (saved.state.in_layers(run.layout.sizes), saved.next_round) if saved else run.begun()
@@ -602,17 +607,22 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
     observer.started(experiment, facts, max(first, 0))
     try:
         hooks.start(view, stopped if over else None)
+        drain.begin()
         for played in () if over else loop.play(plan, state, first, ledger):
             before, state = state, played.state
             history.append(played.record.as_dict())
             if folder is not None:
                 _log_round(folder, played)
             over = hooks.follow(before, played)
+            last = over or played.record.round + 1 == plan.rounds  # after which there is little to do
+            leaving = drain.asked and not last
             if folder is not None:
-                _save_round(folder, played, run, ledger, pace, hooks.stopped)
+                _save_round(folder, played, run, ledger, pace, hooks.stopped, leaving)
             observer.played(played.record)
             if over:
                 break
+            if leaving:
+                drain.end()
         _tell_judging(observer, hooks, 0, 1)
         late, best = average_of(state), hooks.final_model()
         state = state if best is None else best.state
@@ -659,11 +669,20 @@ def _log_round(folder: RunFolder, played: Played) -> None:
 
 
 def _save_round(
-    folder: RunFolder, played: Played, run: Assembled, ledger: ClientRecords, pace: Pace, stopped: Mapping[str, Any] | None
+    folder: RunFolder,
+    played: Played,
+    run: Assembled,
+    ledger: ClientRecords,
+    pace: Pace,
+    stopped: Mapping[str, Any] | None,
+    leaving: bool,
 ) -> None:
-    """A checkpoint, where one is due: after callbacks were told, so that none is left out if one fails or the process is killed."""
+    """A checkpoint, where one is due or the process is `leaving`.
+
+    It comes after callbacks were told, so that none is left out if one fails or the process is killed.
+    """
     done = played.record.round + 1
-    if pace.is_due(done) or done == run.experiment.rounds or stopped is not None:
+    if pace.is_due(done) or done == run.experiment.rounds or stopped is not None or leaving:
         with phase("writing"):
             pace.timed(lambda: folder.save(played.state, done, ledger, run.experiment, run.identity, stopped))
 

@@ -25,7 +25,7 @@ from fedrts.wire.value_types import FORMATS, ValueType
 SOURCE = Path(fedrts.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-LAYERS = ["errors", "files", "registry", "trees", "tables", "serving"]
+LAYERS = ["errors", "files", "drain", "registry", "trees", "tables", "serving"]
 LAYERS += ["sparse", "bandit", "wire", "secure", "audit", "methods", "tasks", "data", "models", "programs", "client", "server", "engines"]
 LAYERS += ["callbacks", "config"]
 LAYERS += ["runs", "costs", "planning", "meters", "observe", "flower", "api", "export", "comparison", "reproduction", "report", "watch"]

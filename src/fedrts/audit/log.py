@@ -16,7 +16,7 @@ from fedrts.audit.check import AuditError, Checked, chained, checked
 from fedrts.audit.lines import HEAD, Head, Seal, head_file, written
 from fedrts.audit.witness import Witness
 from fedrts.errors import InputError
-from fedrts.files import explained, write_atomically
+from fedrts.files import explained, require_known, write_atomically
 
 FILE = "audit.jsonl"
 FORMAT = 1
@@ -103,6 +103,7 @@ class AuditLog(Witness):
             try:
                 checked(self.file)
                 for content in chained(self.file, found):
+                    require_known(content.get("format"), FORMAT, self.file)
                     if content["event"] == CONFIGURED:
                         self._settings = _settings_after(self._settings, content)
             except AuditError as error:

@@ -15,6 +15,7 @@ from fedrts.cli.flags import Given, takes
 from fedrts.cli.metrics import MetricsAt, metering
 from fedrts.cli.run import interruptible
 from fedrts.cli.tables import print_table
+from fedrts.drain import Drain, Drained
 from fedrts.errors import InputError
 from fedrts.flower.host import Limits
 
@@ -22,9 +23,16 @@ if TYPE_CHECKING:
     from fedrts.flower.host import Host
     from fedrts.observe import Observer
 
+DRAIN = 60.0
+"""Seconds that a task at hand has to end, where nobody says otherwise."""
+
 keys = typer.Typer(help="Certificates and keys of a federation.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
 
+DrainFor = Annotated[
+    float,
+    typer.Option("--drain", metavar="SECONDS", help="On SIGTERM: how long the task at hand may take to end; 0: it is broken off."),
+]
 KeyFolder = Annotated[Path, typer.Option("--dir", help="The coordinator's folder of certificates and keys.")]
 
 
@@ -40,6 +48,7 @@ def server(
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<name of the file>. An interrupted run in it goes on.")] = None,
     data_dir: DataDir = None,
     metrics: MetricsAt = None,
+    drain: DrainFor = DRAIN,
     *,
     given: Given,
     quiet: Quiet = False,
@@ -71,6 +80,7 @@ def server(
     if begun and RunFolder(folder).summary() is not None:
         print(f"{folder} is finished; `fedrts inspect {folder}` shows it")
         return
+    draining = Drain(drain, tell)
     with contextlib.closing(log), metering(metrics, "server") as boards:
         witness = Witnesses(log, *boards)
         door = Door(Address.of(address), authority, witness)
@@ -78,11 +88,11 @@ def server(
         def play(observer: Observer) -> api.Result:
             told = Several(observer, Told(witness))
             if not begun:
-                return api.start(resolved, told, data_dir, door)
+                return api.start(resolved, told, data_dir, door, drain=draining)
             trust = config.foreign(resolved.model_dump())
-            return api.resume(folder, data_dir=data_dir, observer=told, door=door, changes=changes, trust=trust)
+            return api.resume(folder, data_dir=data_dir, observer=told, door=door, changes=changes, trust=trust, drain=draining)
 
-        interruptible(play, quiet, again)
+        interruptible(play, quiet, again, drain=draining)
 
 
 @app.command()
@@ -122,6 +132,7 @@ def client(
     withdraw: Annotated[bool, typer.Option("--withdraw", help="Tell the server that this site leaves the study, and exit.")] = False,
     data_dir: DataDir = None,
     metrics: MetricsAt = None,
+    drain: DrainFor = DRAIN,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation: train on the data that is here, for a server that never sees it. Runs until the study ends.
@@ -173,7 +184,7 @@ def client(
     )
     if withdraw and insecure:
         raise InputError("--withdraw needs --key: without one the server cannot know who withdraws")
-    _serve(host, server, key, ca, insecure, patience or float("inf"), quiet, withdraw, metrics)
+    _serve(host, server, key, ca, insecure, patience or float("inf"), quiet, withdraw, metrics, drain)
 
 
 def _serve(
@@ -186,9 +197,8 @@ def _serve(
     quiet: bool,
     withdraw: bool,
     metrics: str | None,
+    drain: float,
 ) -> None:
-    import signal
-
     from fedrts import flower
 
     flower.prepare()
@@ -199,9 +209,6 @@ def _serve(
 
     if host.limits.max_memory:
         bound_memory(host.limits.max_memory)
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
 
     def say(text: str) -> None:
         if not quiet:
@@ -216,13 +223,14 @@ def _serve(
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     asking = show if host.dry_run else ask if sys.stdin is not None and sys.stdin.isatty() else None
-    signal.signal(signal.SIGTERM, interrupt)
-    there = Server(Address.of(address).own, key, ca, insecure)
+    there, draining = Server(Address.of(address).own, key, ca, insecure), Drain(drain, say)
     try:
-        with metering(metrics, "node") as boards:
+        with draining.listening(), metering(metrics, "node") as boards:
             for board in boards:
                 board.limited(host.epsilon)
-            serve(host, there, say, patience, asking, withdraw=withdraw, witness=Witnesses(*boards))
+            serve(host, there, say, patience, asking, withdraw=withdraw, witness=Witnesses(*boards), drain=draining)
+    except Drained:
+        say("stopped; the same command takes part again")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -19,6 +19,7 @@ from fedrts.cli.metrics import MetricsAt, metering
 if TYPE_CHECKING:
     from fedrts.api import Result
     from fedrts.config import Experiment, Tree
+    from fedrts.drain import Drain
     from fedrts.observe import Observer
 
 
@@ -184,11 +185,13 @@ def resume(
         interruptible(go_on, quiet, again, tensorboard)
 
 
-def interruptible(play: Callable[[Observer], Result], quiet: bool, again: str, tensorboard: bool = False) -> None:
-    """Play a run for a person: progress, and a word on how to go on `again` after Ctrl-C or SIGTERM."""
+def interruptible(
+    play: Callable[[Observer], Result], quiet: bool, again: str, tensorboard: bool = False, drain: Drain | None = None
+) -> None:
+    """Play a run for a person: progress, and a word on how to go on `again` after Ctrl-C or SIGTERM; with a `drain` it may end a round."""
     from fedrts.observe import Several, Silent
     from fedrts.observe.console import ConsoleObserver
     from fedrts.observe.tensorboard import TensorBoardObserver
 
-    with as_interruption(f"interrupted; continue with: {again}"):
+    with as_interruption(f"interrupted; continue with: {again}", drain):
         play(Several(Silent() if quiet else ConsoleObserver(), *([TensorBoardObserver()] if tensorboard else [])))

@@ -23,6 +23,7 @@ from flwr.app import Error, Message
 import fedrts
 from fedrts.audit.log import FILE, AuditLog
 from fedrts.audit.witness import Witness, Witnesses, entries, facts_entry
+from fedrts.drain import Drain
 from fedrts.errors import InputError, RefusedError, note, printable
 from fedrts.files import write_atomically
 from fedrts.flower import FAREWELL, HELLO, PROTOCOL, STRANGER, WELCOME, Say
@@ -112,16 +113,18 @@ def serve(
     *,
     withdraw: bool = False,
     witness: Witness | None = None,
+    drain: Drain | None = None,
 ) -> None:
     """Stand by for a server until the study ends. A lost connection is tried again for `patience` seconds; a refusal is final.
 
     `withdraw`: only tell the server that this site takes part no more. `witness`: told of what happens, beside the site's own log.
+    `drain`: who asks it to stop waits for the answer that is being worked on.
     """
     if server.insecure and not is_loopback(server.address.rpartition(":")[0].strip("[]")):
         note(f"--insecure to {server.address}: whoever is on the way can read and change everything; use --key and --ca")
     private = server.private_key()
     keys = (private, private.public_key()) if private is not None else generate_key_pairs()
-    worker = Worker(host, say, ask, withdraws=withdraw, key=keys[0])
+    worker = Worker(host, say, ask, withdraws=withdraw, key=keys[0], drain=drain)
     with recorded(worker, private, witness):
         _stand_by(worker, server, keys, private is not None, patience, _UNANSWERED if withdraw else float("inf"))
 
@@ -149,7 +152,11 @@ def _stand_by(worker: Worker, server: Server, keys: tuple[Any, Any], registered:
                 worker.witness("connected", server=server.address)
                 while worker.parting is None:
                     tries, last = 0, time.monotonic()
-                    if not connection.handle(worker.reply):
+                    try:
+                        took = connection.handle(worker.reply)
+                    finally:
+                        worker.drain.end()  # the answer is sent
+                    if not took:
                         time.sleep(_POLL)
                     if last > due:
                         raise InputError(f"{server.address} does not answer: if a node runs with this key, stop it first")
@@ -226,6 +233,7 @@ class Worker:
         *,
         withdraws: bool = False,
         key: ec.EllipticCurvePrivateKey | None = None,
+        drain: Drain | None = None,
     ) -> None:
         self.host, self.say, self.ask, self.withdraws = host, say, ask, withdraws
         self.identity = None if key is None else NodeKey(signer(key), public_key(key))
@@ -237,6 +245,7 @@ class Worker:
         self.parting: Parting | None = None
         """Set once there is nothing more to do here."""
         self.witness = Witness()
+        self.drain = drain or Drain()
 
     def reply(self, message: Message) -> Message:
         """The answer to any message; nothing that a server sends makes us fall over, and no error tells it of our data."""
@@ -256,6 +265,7 @@ class Worker:
                 self.say(f"taking part in {self.site.run.experiment.method} on {self.site.run.experiment.data}")
                 self.witness("taking part", experiment=self.site.digest)
                 return Message(content({}), reply_to=message)
+            self.drain.begin()
             started = time.monotonic()
             place = _place(facts)
             self.witness.heard(facts.get(HEAD))
