@@ -1,4 +1,4 @@
-"""Stopping a process that others wait for: SIGTERM lets the task at hand end, a second one does not.
+"""Graceful stop: SIGTERM lets the current task end, a second one does not.
 
 drain = Drain(seconds=60, say=print)
 with drain.listening():

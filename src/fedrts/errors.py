@@ -1,4 +1,4 @@
-"""What a user is told: errors that can be mended, each one line long (what, where, remedy), and notes."""
+"""Messages for users: one-line errors that say what went wrong, where, and how to fix it; and notes."""
 
 from __future__ import annotations
 

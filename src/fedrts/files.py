@@ -1,4 +1,4 @@
-"""Files: only plain ones are opened, what they expand to is limited, and whole ones only are written."""
+"""Safe file access: open only regular files, limit what archives expand to, and write files atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names for things that users choose: methods, models, reducers; one's own come by registration or import path.
+"""Registries of named choices (methods, models, reducers); users add their own by registration or import path.
 
 Whoever names an import path has its code run, so settings of somebody else are read inside `only_allowing`:
 

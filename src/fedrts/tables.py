@@ -1,4 +1,4 @@
-"""Tables of an experiment: frozen, typed, and without keys that nobody knows; a mistake in one is a line that names the key."""
+"""Tables of an experiment: frozen, typed, without unknown keys; a mistake gives one line that names the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch is made of: one tensor, or tuples and dictionaries of tensors, nested as one likes.
+"""Batches as trees: one tensor, or arbitrarily nested tuples and dictionaries of tensors.
 
 batch = {"tokens": tokens, "mask": mask}      # tensors [rows, …]
 at(batch, torch.tensor([3, 1]))               # the same with two rows

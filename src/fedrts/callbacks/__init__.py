@@ -1,4 +1,4 @@
-"""Callbacks: code of one's own that a run calls. They watch it, and may stop it; a class registered with `@register("name")` has a name.
+"""Callbacks: your own code that watches a run and may stop it; `@register("name")` gives a class a name.
 
 class Shout(Callback):
     def on_round(self, round: RoundView) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: exit code 130 and a word on how to go on; 0 of a process that was drained."""
+"""Ctrl-C and SIGTERM: exit code 130 and a line that says how to continue; 0 after a drain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrts.drain import Drain, Drained
 
 @contextlib.contextmanager
 def as_interruption(words: str, drain: Drain | None = None) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the command with `words` and exit code 130; with a `drain` SIGTERM ends it in order, with 0."""
+    """End the command with `words` and exit code 130 on Ctrl-C or SIGTERM; with a `drain`, SIGTERM ends it in order, with 0."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -18,9 +18,11 @@ class LocalTraining(Table):
     epochs: int = Field(5, ge=1, description="passes over the local data in a round")
     batch_size: int = Field(64, ge=1, description="samples per step")
     lr: Number = Field(0.01, gt=0, description="learning rate in the first round")
-    schedule: Annotated[str, Named(schedules)] = Field("constant", description="how the rate falls over the rounds")
+    schedule: Annotated[str, Named(schedules)] = Field("constant", description="how the learning rate falls over the rounds")
     lr_end: Number = Field(0.01, gt=0, le=1, description="share of lr that is left in the last round of a falling schedule")
-    schedule_rounds: int | None = Field(None, ge=1, description="rounds over which the rate falls; it then stays; default: all")
+    schedule_rounds: int | None = Field(
+        None, ge=1, description="rounds over which the learning rate falls, constant afterwards; default: all"
+    )
     optimizer: Annotated[str, Named(optimizers)] = Field("sgd", description="local optimiser, new for every client and round")
     momentum: Number = Field(0.0, ge=0, lt=1, description="momentum of sgd")
     amsgrad: bool = Field(False, description="adam, adamw: divide by the largest second moment so far")

@@ -1,4 +1,4 @@
-"""Comparing methods: a grid of runs, resumed cell by cell, and a table with statistics."""
+"""Comparing methods: a grid of runs, each cell resumable, and a table with statistics."""
 
 from __future__ import annotations
 

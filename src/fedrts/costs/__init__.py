@@ -1,4 +1,4 @@
-"""What a round costs a client: bytes, FLOPs and memory, in three accountings that are never mixed (see docs/cost.md).
+"""What a round costs a client in bytes, FLOPs and memory, in three accountings that are never mixed (see docs/cost.md).
 
 `paper` reproduces the published tables, `rules` is what the paper's text says, `measured` is what this package sends, computes and
 holds. All three derive from the exchanges that a method declares.

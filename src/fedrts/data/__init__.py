@@ -1,4 +1,4 @@
-"""Data sets by name. A function registered with `@register("name")` that returns `Data` is all that a new one needs."""
+"""Data sets by name. A new one needs only a function registered with `@register("name")` that returns `Data`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real federations over Flower: the same rounds, methods, guard and client program; only our encoded bytes travel.
+"""Real federations over Flower, with the same rounds, methods, guard and client program; only our encoded bytes travel.
 
 A server (`engine.py`, `fleet.py`, `superlink.py`) asks nodes (`node.py`, `site.py`) through Flower's SuperLink. Neither side sends code.
 """

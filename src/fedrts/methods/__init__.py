@@ -1,4 +1,4 @@
-"""The methods, one short file each. A class registered with `@register("name")` is all that a new one needs."""
+"""The methods, one short file each. A new one needs only a class registered with `@register("name")`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models by name: plain modules. A function registered with `@register("name")` is all that a new one needs."""
+"""Models by name: plain modules. A new one needs only a function registered with `@register("name")`."""
 
 from __future__ import annotations
 

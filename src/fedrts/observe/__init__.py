@@ -1,4 +1,4 @@
-"""Watching a run: observers are told what happened; they change nothing."""
+"""Observers: they are told what happens in a run and change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: which density, value type and rounds fit a budget of bytes, and which of them is recommended."""
+"""Plans: the density, value type and rounds that fit a budget of bytes, and which plan is recommended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's tables and figures as one command each: presets, played as comparisons."""
+"""The paper's tables and figures, one command each: presets that run as comparisons."""
 
 from __future__ import annotations
 

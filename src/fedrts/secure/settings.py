@@ -13,15 +13,17 @@ class SecureSums(Table):
 
     aggregation: bool = Field(False, description="mask uploads so that the server learns only sums over a round's clients")
     threshold: int | None = Field(
-        None, ge=2, description="t: clients of a round that must stay to its end, and that open its sum; default two thirds of them and one"
+        None,
+        ge=2,
+        description="t: clients that must stay to the end of a round to open its sum; default: two thirds of the round's clients, plus one",
     )
     votes_among: Number = Field(
-        0.1, gt=0, le=1, description="share of the inactive links that may be voted for, drawn anew for every outer round"
+        0.1, gt=0, le=1, description="share of the inactive links that clients may vote for, redrawn for every outer round"
     )
-    bits: int = Field(18, ge=8, le=24, description="of a rounded value; a word has some more, so that sums fit")
-    clip: Number = Field(1.0, gt=0, description="largest change of a parameter in a round; clients clip what is larger")
+    bits: int = Field(18, ge=8, le=24, description="bits of a rounded value; a word has a few more, so that sums fit")
+    clip: Number = Field(1.0, gt=0, description="largest change of a parameter in a round; clients clip larger ones")
     statistic_clip: Number = Field(10.0, gt=0, description="largest change of a BatchNorm statistic in a round")
-    metric_clip: Number = Field(1000.0, gt=0, description="largest metric that a site reports, where it is not a share")
+    metric_clip: Number = Field(1000.0, gt=0, description="largest metric that a site may report, for metrics that are not shares")
 
     def needed(self, clients: int) -> int:
         """t of so many clients."""

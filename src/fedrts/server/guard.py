@@ -53,39 +53,44 @@ class Guard(Table):
     """Under which rules clients' replies count."""
 
     quorum: Number | None = Field(
-        None, gt=0, le=1, description="share of a round's clients that must send a usable reply; default 0.3, for sites 1"
+        None, gt=0, le=1, description="share of a round's clients that must send a usable reply; default: 0.3; for sites: 1"
     )
     over_select: Number = Field(0.0, ge=0, le=10, description="share of extra clients to ask")
     deadline: Number = Field(0.0, ge=0, description="seconds after which a round's replies are too late; 0: never")
-    attempts: int = Field(5, ge=1, description="how often a round is tried, with other clients, before the run stops")
+    attempts: int = Field(5, ge=1, description="attempts at a round, each with other clients, before the run stops")
     norm_bound: Number = Field(100.0, gt=0, description="largest update, as a multiple of max(norm of the model, 1)")
-    undo_bound: Number = Field(0.5, gt=0, description="how far an update may go back along the model, as a multiple of max(its norm, 1)")
+    undo_bound: Number = Field(
+        0.5, gt=0, description="largest step of an update against the model's own direction, as a multiple of max(norm of the model, 1)"
+    )
     median_bound: Number = Field(
-        50.0, gt=1, description="update above which a round is repeated without the client, as a multiple of the round's median"
+        50.0, gt=1, description="update size above which the round is repeated without the client, as a multiple of the round's median"
     )
     large_bound: Number = Field(
-        4.0, gt=1, description="update that counts as large, as a multiple of the round's median: `strikes` in a row are the last"
+        4.0,
+        gt=1,
+        description="update size that counts as large, as a multiple of the round's median; after `strikes` in a row the client is out",
     )
     reducer: Annotated[str, Named(reducers.reducers)] = Field(
         "mean",
-        description="of the weights: mean, clip (at norm_bound), trimmed_mean, median, geometric_median, aligned, centred_clip, krum, "
-        "multi_krum",
+        description="reducer of the weights: mean, clip (at norm_bound), trimmed_mean, median, geometric_median, aligned, centred_clip, "
+        "krum, multi_krum",
     )
     mixing: Annotated[str, Named(reducers.mixings)] = Field(
-        "none", description="of the weights, before they are reduced: none, bucketing (means of random pairs), nearest (of neighbours)"
+        "none",
+        description="mixing of the updates before they are reduced: none, bucketing (means of random pairs), nearest (means of neighbours)",
     )
     trim: Number = Field(
         0.2,
         ge=0,
         lt=0.5,
-        description="share that may be hostile: cut off at each end by trimmed_mean, left out by aligned, krum, nearest",
+        description="share of clients that may be hostile: trimmed_mean cuts it off at each end; aligned, krum and nearest leave it out",
     )
-    vote_trim: Number = Field(0.0, ge=0, lt=0.5, description="share cut off at each end of votes and indicators")
-    statistic_bound: Number = Field(1e9, gt=0, description="largest BatchNorm statistic; inputs that are not normalised may need more")
-    value_bound: Number = Field(1e9, gt=0, description="largest number in other uploads: gradients, squares, losses")
-    max_share: Number = Field(1.0, gt=0, le=1, description="largest share that one client may have in any mean")
+    vote_trim: Number = Field(0.0, ge=0, lt=0.5, description="share of votes and indicators to cut off at each end")
+    statistic_bound: Number = Field(1e9, gt=0, description="largest allowed BatchNorm statistic; unnormalised inputs may need more")
+    value_bound: Number = Field(1e9, gt=0, description="largest allowed number in other uploads: gradients, squares, losses")
+    max_share: Number = Field(1.0, gt=0, le=1, description="largest share of one client in any mean")
     max_claim: Number | None = Field(
-        None, ge=1, description="samples that count of one client, as a multiple of the round's median; default none, for sites 10"
+        None, ge=1, description="limit on one client's sample count, as a multiple of the round's median; default: none; for sites: 10"
     )
     strikes: int = Field(3, ge=1, description="rejected replies after which a client is no longer asked")
 

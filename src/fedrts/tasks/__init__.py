@@ -1,4 +1,4 @@
-"""What a model is trained for: the loss of a batch and the metrics of a test set."""
+"""Tasks: the loss of a batch and the metrics of a test set."""
 
 from __future__ import annotations
 
