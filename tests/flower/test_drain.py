@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,21 +45,25 @@ def test_a_drained_federation_goes_on_to_the_same_bits(start: Start, folder: Fol
         assert (folder.path / "run" / name).read_bytes() == (tmp_path / "serial" / name).read_bytes(), name
 
 
-def test_a_node_answers_before_it_goes(start: Start, folder: Folder, tmp_path: Path):
-    """Every round has every client, though each node is stopped in the middle of its work and started again."""
+def test_a_node_answers_before_it_goes(start: Start, folder: Folder):
     slow = LONG.replace("train = {epochs = 1}", "train = {epochs = 60, batch_size = 8}").replace("per_round = 4", "per_round = 6")
-    folder.experiment.write_text(slow.replace("rounds = 8", "rounds = 3"))
+    folder.experiment.write_text(slow.replace("rounds = 8", "rounds = 2") + "guard = {quorum = 1.0}\n")
     server = start(*folder.server())
     command = folder.client(0, "0,1,2")
     stopped = start(*command)
     start(*folder.client(1, "3,4,5"))
-    server.until("round    1 of 3")
+    log, due = folder.keys[0].with_suffix(".site") / "audit.jsonl", time.monotonic() + 200
+    while not (log.exists() and '"event":"asked"' in log.read_text()) and time.monotonic() < due:
+        time.sleep(0.05)
+    assert "worked" not in stopped.text, "it is in the middle of its work"
     stopped.kill(signal.SIGTERM)
     assert stopped.ended(90) == 0, stopped.text
+    ended = stopped.lines[-3:]
+    assert [words in line for words, line in zip(("asked to stop", "worked for client 0, 1, 2", "stopped"), ended, strict=True)] == [True] * 3
     start(*command)
     assert server.ended(400) == 0, server.text
     lines = RunFolder(folder.path / "run").history()
-    assert [line["clients"] for line in lines] == [[0, 1, 2, 3, 4, 5]] * 3
+    assert [(line["clients"], line["rejected"]) for line in lines] == [([0, 1, 2, 3, 4, 5], [])] * 2, "its answer of the first round counts"
 
 
 def test_a_second_signal_breaks_the_round_off(start: Start, folder: Folder):
