@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep run folders and logs here; default: a folder that is removed")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write FILE.md and FILE.json")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and nothing is left running
     settings = {field.name: getattr(options, field.name) for field in fields(Settings)}
     began, done = time.monotonic(), list[Soaked]()
     while not done or time.monotonic() - began < 60 * options.minutes:
@@ -69,6 +71,7 @@ def grown(generations: list[Generation]) -> dict[str, Any]:
         "peak_mb": round(max(max(one.memory, default=0.0) for one in generations), 1),
         "oldest_mb_per_minute": round(oldest.slope(oldest.memory), 3),
         "worst_mb_per_minute": round(max((one.slope(one.memory) for one in long), default=0.0), 3),
+        "oldest_mb": [round(megabytes, 1) for megabytes in oldest.memory[::30]],
         "most_descriptors": max(max(one.descriptors, default=0) for one in generations),
         "worst_descriptors_per_minute": round(max((one.slope([float(n) for n in one.descriptors]) for one in long), default=0.0), 3),
     }
@@ -122,7 +125,7 @@ is cut for one to ten seconds, for one node at a time. One more node goes down e
 Then the final model and masks are, bit for bit, those of a serial replay of the history's `clients`; `fedrts audit verify` and
 `fedrts audit compare` pass for server and nodes; and the counters of `/metrics`, read every second, are sums over the history's lines.
 
-"Watched" is the oldest process, without its first half minute; "MB a minute" is the slope of its resident memory (least squares), and
+"Watched" is the oldest process, once it is warm; "MB a minute" is the slope of its resident memory (least squares), and
 "worst" the steepest one of all processes that were watched for a minute or more.
 
 """

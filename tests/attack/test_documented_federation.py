@@ -130,7 +130,7 @@ def test_the_federation_of_the_page(tmp_path: Path):
         what_the_study_leaves(study)
         the_logs_hang_together(study)
         a_model_of_ones_own(study)
-        assert "upload" in study.done("coordinator", "cost")
+        assert "11,181,642 parameters" in study.done("coordinator", "cost")
         assert study.ran == {command for command, test in TESTED.items() if test == WORD_FOR_WORD}
 
 

@@ -65,7 +65,7 @@ def test_a_replay_is_of_the_clients_of_the_history(tmp_path: Path):
 
 def generation(role: str, memory: float, descriptors: float = 0.0) -> Generation:
     """A process of three minutes that grows by so much a minute."""
-    found = Generation(role, 1, 0.0, [float(second) for second in range(180)])
+    found = Generation(role, 1, 0.0, [float(second) for second in range(180)], working=10.0)
     found.memory = [200 + min(second, 30) + memory * second / 60 for second in range(180)]
     found.descriptors = [round(20 + descriptors * second / 60) for second in range(180)]
     return found

@@ -59,7 +59,9 @@ def test_a_node_answers_before_it_goes(start: Start, folder: Folder):
     stopped.kill(signal.SIGTERM)
     assert stopped.ended(90) == 0, stopped.text
     ended = stopped.lines[-3:]
-    assert [words in line for words, line in zip(("asked to stop", "worked for client 0, 1, 2", "stopped"), ended, strict=True)] == [True] * 3
+    assert [words in line for words, line in zip(("asked to stop", "worked for client 0, 1, 2", "stopped"), ended, strict=True)] == [
+        True
+    ] * 3
     start(*command)
     assert server.ended(400) == 0, server.text
     lines = RunFolder(folder.path / "run").history()

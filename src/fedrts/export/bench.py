@@ -21,7 +21,8 @@ import numpy as np
 import safetensors.torch
 from numpy.typing import NDArray
 
-from fedrts import api, config, data, trees
+from fedrts import config, data, trees
+from fedrts.api import loading
 from fedrts.errors import InputError, reason
 from fedrts.export.onnx import TOLERANCE, onnx_bytes
 from fedrts.export.sparse import archived
@@ -73,10 +74,10 @@ def bench_run(
     """The model of a run folder on batches of these sizes of its test data; each way has so many `seconds` for each."""
     folder = RunFolder(path)
     with folder.trusted(trust):
-        experiment = config.resolve(config.from_file(folder.experiment_file()), api.ANYWHERE)
+        experiment = config.resolve(config.from_file(folder.experiment_file()), loading.ANYWHERE)
         if config.CUSTOM in (experiment.model, experiment.data):
             raise InputError(f"the run in {path} has a model or data given in Python: there is nothing to build or to try it with")
-        module = api.load(path, data_dir=data_dir, average=average, trust=trust)
+        module = loading.load(path, data_dir=data_dir, average=average, trust=trust)
         held = data.load(experiment.data, experiment.data_options, data_dir)
         archive = archived(module, experiment, held, "float32")
         rows = held.test_x if trees.count(held.test_y) else held.x

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrts import api, config, data, trees
+from fedrts import config, data, trees
+from fedrts.api import loading
 from fedrts.data.contract import Data
 from fedrts.errors import InputError
 from fedrts.files import write_atomically
@@ -43,13 +44,13 @@ class TrainedModel:
 
     @cached_property
     def experiment(self) -> config.Experiment:
-        return config.resolve(config.from_file(self.folder.experiment_file()), api.ANYWHERE)
+        return config.resolve(config.from_file(self.folder.experiment_file()), loading.ANYWHERE)
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """By name, exact zeros outside the mask; of a finished run they need no model, and no code of whoever made it."""
         found = self.folder.final_tensors(self.average)
-        return found if found is not None else api.state_dict(self.folder, self._built(), average=self.average)
+        return found if found is not None else loading.state_dict(self.folder, self._built(), average=self.average)
 
     def _built(self) -> nn.Module:
         return assemble(self.experiment, self.data_dir).module
@@ -57,7 +58,7 @@ class TrainedModel:
     @cached_property
     def model(self) -> nn.Module:
         """The module, in evaluation mode."""
-        return api.load(self.path, data_dir=self.data_dir, average=self.average, trust=self.trust).cpu()
+        return loading.load(self.path, data_dir=self.data_dir, average=self.average, trust=self.trust).cpu()
 
     @cached_property
     def held(self) -> Data:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedrts import api, config, data
+from fedrts import config, data
+from fedrts.api import loading
 from fedrts.errors import InputError
 from fedrts.runs import checkpoint
 from fedrts.runs.build import with_metrics
@@ -55,9 +56,9 @@ def evaluate_run(
     path: Path, data_name: str | None = None, data_dir: Path | None = None, trust: Trust = False, average: bool = False
 ) -> Metrics:
     """Metrics of a run's model, or of the average of its late ones, on the test set of its data or of another data set of its shapes."""
-    model = api.load(path, data_dir=data_dir, average=average, trust=trust)
+    model = loading.load(path, data_dir=data_dir, average=average, trust=trust)
     with RunFolder(path).trusted(trust):
-        experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
+        experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), loading.ANYWHERE)
         held = None if data_name else with_metrics(data.load(experiment.data, experiment.data_options, data_dir), experiment)
     if held is None:  # the user's own word
         held = data.load(str(data_name), {}, data_dir)

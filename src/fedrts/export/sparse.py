@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedrts import api, config, trees
+from fedrts import config, trees
+from fedrts.api import loading
 from fedrts.config import Experiment
 from fedrts.data.contract import Data
 from fedrts.data.pixels import Pixels
@@ -25,7 +26,7 @@ def archived(module: nn.Module, experiment: Experiment, held: Data, value_type: 
     parts = [ArchivedTensor(entry.names, tensors[entry.name], entry.block) for entry in layout.entries]
     parts += [ArchivedTensor((name,), tensors[name]) for name in layout.constants]
     about = {
-        **{key: value for key, value in experiment.model_dump(mode="json").items() if key in api.ARCHIVED},
+        **{key: value for key, value in experiment.model_dump(mode="json").items() if key in loading.ARCHIVED},
         "input_shape": held.input_shape,
         "classes": held.classes,
     }

@@ -171,7 +171,7 @@ def signer(headers: Headers, registered: Callable[[bytes], bool]) -> bytes:
     return key
 
 
-@functools.lru_cache(4096)  # Flower asks the same once more
+@functools.lru_cache(256)  # Flower asks the same once more, at once; a longer memory only grows with every request
 def _verified(pem: bytes, text: bytes, signature: bytes) -> bool:
     return inside.verify_signature(inside.bytes_to_public_key(pem), text, signature)
 

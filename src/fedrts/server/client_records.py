@@ -12,7 +12,7 @@ from torch import Tensor
 from fedrts.client.privacy import countable
 from fedrts.server.guard import Guard, Lateness, Strikes
 from fedrts.server.mask_memory import MaskMemory
-from fedrts.server.outliers import LargeInARow
+from fedrts.server.outliers import Suspicion
 from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Field
 
@@ -24,7 +24,7 @@ class ClientRecords:
     traffic: MaskMemory
     strikes: Strikes
     lateness: Lateness
-    large: LargeInARow
+    large: Suspicion
     messages: int = 0
     """Downloads and uploads so far that dense averaging would have needed too."""
     uploads: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class ClientRecords:
 
     @staticmethod
     def of(guard: Guard) -> ClientRecords:
-        return ClientRecords(MaskMemory(), Strikes(guard.strikes), Lateness(guard.strikes), LargeInARow(guard.strikes))
+        return ClientRecords(MaskMemory(), Strikes(guard.strikes), Lateness(guard.strikes), Suspicion(guard.strikes))
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything as tensors: masks as packed bits, clients as numbers."""
@@ -86,7 +86,7 @@ class ClientRecords:
             "holds": torch.tensor(holds, dtype=torch.int64).reshape(-1, 2),
             "rounds": torch.tensor(list(self.traffic.rounds.items()), dtype=torch.int64).reshape(-1, 2),
             "strikes": torch.tensor(list(self.strikes.counts.items()), dtype=torch.int64).reshape(-1, 2),
-            "large": torch.tensor(list(self.large.counts.items()), dtype=torch.int64).reshape(-1, 2),
+            "large": torch.tensor(list(self.large.weights.items()), dtype=torch.float64).reshape(-1, 2),
             "uploads": torch.tensor([(client, *counts) for client, counts in self.uploads.items()], dtype=torch.int64).reshape(-1, 3),
             "late": torch.tensor(
                 [(client, count, self.lateness.again.get(client, 0)) for client, count in self.lateness.counts.items()], dtype=torch.int64
@@ -108,7 +108,7 @@ class ClientRecords:
             ledger.traffic.holds[client] = names[number]
         ledger.traffic.rounds.update(dict(tensors.get("rounds", torch.zeros(0, 2, dtype=torch.int64)).tolist()))
         ledger.strikes.counts.update(dict(tensors["strikes"].tolist()))
-        ledger.large.counts.update(dict(tensors.get("large", torch.zeros(0, 2, dtype=torch.int64)).tolist()))
+        ledger.large.weights.update({int(client): weight for client, weight in tensors.get("large", torch.zeros(0, 2)).tolist()})
         counts = tensors.get("uploads", torch.zeros(0, 3, dtype=torch.int64))
         ledger.uploads = {client: (values, indices) for client, values, indices in counts.tolist()}
         for client, late, again in tensors.get("late", torch.zeros(0, 3, dtype=torch.int64)).tolist():

@@ -63,12 +63,12 @@ class Guard(Table):
         0.5, gt=0, description="largest step of an update against the model's own direction, as a multiple of max(norm of the model, 1)"
     )
     median_bound: Number = Field(
-        50.0, gt=1, description="update size above which the round is repeated without the client, as a multiple of the round's median"
+        20.0, gt=1, description="update size above which the round is repeated without the client, as a multiple of the round's median"
     )
     large_bound: Number = Field(
-        4.0,
+        3.0,
         gt=1,
-        description="update size that counts as large, as a multiple of the round's median; after `strikes` in a row the client is out",
+        description="update size that counts as large, as a multiple of the round's median; several within a few rounds put the client out",
     )
     reducer: Annotated[str, Named(reducers.reducers)] = Field(
         "mean",
@@ -113,14 +113,19 @@ class Guard(Table):
         """The largest norm of an update to weights of a `norm`: beyond it a reply is rejected, or scaled down by its reducer."""
         return self.norm_bound * max(norm, 1.0)
 
+    def claims(self, samples: Mapping[int, int]) -> Mapping[int, int]:
+        """n_k, cut to `max_claim` medians."""
+        if self.max_claim is None or not samples:
+            return samples
+        most = max(1, int(self.max_claim * statistics.median(samples.values())))
+        return {client: min(claimed, most) for client, claimed in samples.items()}
+
     def weights(self, samples: Mapping[int, int]) -> dict[int, int]:
         """n_k, cut to `max_claim` medians, and so that no client has more than `max_share` of their sum.
 
         With fewer clients than 1/max_share all have equal ones.
         """
-        if self.max_claim is not None and samples:
-            most = max(1, int(self.max_claim * statistics.median(samples.values())))
-            samples = {client: min(claimed, most) for client, claimed in samples.items()}
+        samples = self.claims(samples)
         weights = sorted(samples.values())
         if self.max_share >= 1 or not weights:
             return dict(samples)

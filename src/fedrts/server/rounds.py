@@ -321,10 +321,10 @@ def _not_asked(plan: Plan, index: int, ledger: ClientRecords, record: Record) ->
 def _far_out(plan: Plan, order: Order, found: Tally, ledger: ClientRecords, record: Record) -> set[int]:
     """Whose replies are so much larger than the others' that the round has to do without them.
 
-    Of those that are only large it is remembered, and who sends several in a row is asked no more.
+    Of those that are only large it is remembered, and who sends several within a few rounds is asked no more.
     """
     guard, index = plan.guard, order.round.index
-    excess = excesses(found.measured, {client: plan.samples[client] for client in found.counted}, order.reference_norm)
+    excess = excesses(found.measured, guard.claims({client: plan.samples[client] for client in found.counted}), order.reference_norm)
     far = {client for client, found_here in excess.items() if found_here.ratio > guard.median_bound}
     if far:
         record.rejected += [
@@ -333,9 +333,8 @@ def _far_out(plan: Plan, order: Order, found: Tally, ledger: ClientRecords, reco
         for client in far:
             ledger.strikes.add(client, index)
         return far
-    large = {client for client, found_here in excess.items() if found_here.ratio > guard.large_bound}
-    for client in ledger.large.add(sorted(excess), large):
-        ledger.strikes.quarantine(client, f"it sent {excess[client].reason}, the last of {guard.strikes} large replies in a row")
+    for client in ledger.large.add({client: excess[client].ratio / guard.large_bound for client in sorted(excess)}):
+        ledger.strikes.quarantine(client, f"it sent {excess[client].reason}, the last of several large replies within a few rounds")
     return far
 
 

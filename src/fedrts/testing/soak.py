@@ -41,7 +41,7 @@ train = {{epochs = 1}}
 topology = {{interval = 5}}
 wire = {{value_type = "int4", feedback = true}}
 guard = {{quorum = 0.5, attempts = 50}}
-engine = {{wait = 30, timeout = 60}}
+engine = {{wait = 240, timeout = 60}}
 checkpoint = {{every = 1}}
 """
 """Small enough for ten nodes on two cores. With error feedback: what a node remembers must outlive it."""
@@ -50,12 +50,19 @@ FLAPPING = 0
 """The node that is up and down all the time."""
 STEADY = 1
 """A node that nobody kills, so that one process lives from the first round to the last."""
+CONNECTED, TAKES_PART = "fedrts_ready", 'fedrts_events_total{event="taking part"}'
+"""Metrics of a node that has come so far."""
+WORKS = 'fedrts_orders_total{outcome="answered"}', "fedrts_rounds_total"
+"""What a node and a server count of their work; after so many each has done all that it ever does."""
+_FIRST = 6
 SERVER = "server"
 SUPERLINK = "superlink"
 _SAMPLED = 1.0
 """Seconds between two looks at every process."""
-_WARM = 30.0
-"""Seconds in which a process may grow: imports, first batches, connections."""
+_WARM = 20.0
+"""Seconds in which a process may still grow, once it does its work: imports, first batches, connections."""
+_LAST = 5
+"""Samples that do not count: it may be about to end."""
 _LONG = 60.0
 """Seconds after that without which a process says nothing of a slope."""
 
@@ -95,6 +102,8 @@ class Generation:
     """MB."""
     descriptors: list[int] = field(default_factory=list)
     scrapes: list[dict[str, float]] = field(default_factory=list)
+    working: float | None = None
+    """Seconds after which it did its work for the first time."""
 
     def look(self) -> None:
         """Take a sample of the process; nothing of one that is gone."""
@@ -108,7 +117,8 @@ class Generation:
 
     def warm(self) -> slice:
         """The samples of the warm process."""
-        return slice(next((place for place, seconds in enumerate(self.seconds) if seconds >= _WARM), len(self.seconds)), None)
+        since = float("inf") if self.working is None else self.working + _WARM
+        return slice(next((place for place, seconds in enumerate(self.seconds) if seconds >= since), len(self.seconds)), -_LAST)
 
     @property
     def observed(self) -> float:
@@ -189,11 +199,10 @@ class _Process:
         self.process.wait(60)
         self.due = time.monotonic() + pause
 
-    @property
-    def is_up(self) -> bool:
-        """Is it running, and was it connected when last looked at?"""
+    def last(self, metric: str) -> float:
+        """A metric of the process that runs, when last looked at; 0 if there is none."""
         seen = self.generation.scrapes if self.due is None and self.generation is not None else []
-        return bool(seen) and seen[-1].get("fedrts_ready") == 1
+        return seen[-1].get(metric, 0.0) if seen else 0.0
 
     def scrape(self) -> dict[str, float] | None:
         """Its metrics now; None if it does not answer."""
@@ -266,7 +275,8 @@ def _played(federation: Federation, result: Soaked, say: Any) -> None:
     settings, draw = federation.settings, random.Random(federation.settings.seed)
     events = list(_events(settings, draw))
     given_up, sampled, told = time.monotonic() + settings.limit, 0.0, -1
-    flapping, turn = federation.nodes[FLAPPING], None
+    flapping, turn, awaited = federation.nodes[FLAPPING], None, TAKES_PART
+    here = list[_Process]()
     links: dict[int, Generation] = {}
     while True:
         now = time.monotonic()
@@ -277,6 +287,7 @@ def _played(federation: Federation, result: Soaked, say: Any) -> None:
         if (federation.server, 0) in ended:
             break
         over = (federation.run / "summary.json").exists()  # then nodes are told to go
+        here = here if over else [node for node in federation.nodes if node.last(TAKES_PART) and node is not flapping]
         for one, code in ended:
             if code is not None and not (over and code == 0):
                 last = one.log.read_text("utf-8", "replace").splitlines()[-3:]
@@ -292,20 +303,20 @@ def _played(federation: Federation, result: Soaked, say: Any) -> None:
         if done // 20 != told:
             told = done // 20
             say(f"{done} rounds, {result.kills.total()} kills, {result.cuts.total()} cuts, {result.flaps} flaps")
-        while events and events[0].round < done:
-            _happen(federation, events.pop(0), draw, result)
-        if flapping.is_up and turn is None:
+        events = [event for event in events if event.round >= done or not _happened(federation, event, draw, result)]
+        if turn is None and flapping.last(awaited):
+            awaited = draw.choice((CONNECTED, TAKES_PART, TAKES_PART))  # next time it goes while it introduces itself, or later
             turn = now + draw.uniform(0.5, 1.5) * settings.up
         if turn is not None and now >= turn:
             flapping.stop(draw.choice((signal.SIGKILL, signal.SIGTERM)), draw.uniform(0.5, 1.5) * settings.down)
             result.flaps, turn = result.flaps + 1, None
         time.sleep(0.1)
-    for node in federation.nodes:
-        if node.due is None and node.process is not None:
-            try:
-                result.expect(node.process.wait(60) == 0, f"{node.role} ended with {node.process.returncode}, not with the study")
-            except subprocess.TimeoutExpired:
-                result.faults.append(f"{node.role} did not end with the study")
+    for node in here:  # who was away when the study ended still waits for the server
+        assert node.process is not None
+        try:
+            result.expect(node.process.wait(60) == 0, f"{node.role} ended with {node.process.returncode}, not with the study")
+        except subprocess.TimeoutExpired:
+            result.faults.append(f"{node.role} did not end with the study")
 
 
 @dataclass(frozen=True)
@@ -324,30 +335,37 @@ def _events(settings: Settings, draw: random.Random) -> Iterator[_Event]:
     return (_Event(*event) for event in sorted(rounds))
 
 
-def _happen(federation: Federation, event: _Event, draw: random.Random, result: Soaked) -> None:
+def _happened(federation: Federation, event: _Event, draw: random.Random, result: Soaked) -> bool:
+    """Make something happen; false where it cannot happen yet."""
     if event.what == "cut":
         silently = draw.random() < 0.5
         federation.network.cut(draw.randrange(len(federation.nodes)), draw.uniform(1, 10), silently)
         result.cuts["held back, then broken" if silently else "broken, and none let in"] += 1
-        return
+        return True
+    some = [node for number, node in enumerate(federation.nodes) if number not in (FLAPPING, STEADY)]
+    alive = [one for one in ([federation.server] if event.what == SERVER else some) if one.due is None]
+    if not alive:
+        return False
+    victim = draw.choice(alive)
     time.sleep(draw.uniform(0, 1))  # in any part of a round
-    alive = [node for number, node in enumerate(federation.nodes) if number not in (FLAPPING, STEADY) and node.due is None]
-    victim = federation.server if event.what == SERVER else draw.choice(alive)
-    if victim.due is not None:  # it is down already
-        return
     victim.stop(signal.SIGKILL, draw.uniform(0, 3))
     result.kills[event.what] += 1
+    return True
 
 
 def _look(federation: Federation, result: Soaked, links: dict[int, Generation]) -> None:
     """Sample every process, the server's SuperLink too, and read everybody's metrics."""
     for one in federation.all:
-        if one.due is not None or one.generation is None:
+        if one.due is not None or one.generation is None or one.process is None or one.process.poll() is not None:
             continue
         one.generation.look()
         found = one.scrape()
+        if found is None and one.process.poll() is not None:
+            continue
         if found is not None:
             one.generation.scrapes.append(found)
+            if one.generation.working is None and found.get(WORKS[one is federation.server], 0.0) >= _FIRST:
+                one.generation.working = time.monotonic() - one.generation.began
         result.scraped["answered" if found is not None else "not yet up" if not one.generation.scrapes else "unanswered"] += 1
     server = federation.server
     if server.due is None and server.process is not None:
@@ -356,6 +374,8 @@ def _look(federation: Federation, result: Soaked, links: dict[int, Generation]) 
                 links[pid] = Generation(SUPERLINK, pid, time.monotonic())
                 result.generations.append(links[pid])
             links[pid].look()
+            if links[pid].working is None and server.generation is not None and server.generation.working is not None:
+                links[pid].working = time.monotonic() - links[pid].began
 
 
 def _children(pid: int) -> list[int]:

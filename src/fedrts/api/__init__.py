@@ -2,104 +2,51 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import pkgutil
 import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedrts import config, planning, trees
-from fedrts.callbacks.contract import RunView
+from fedrts.api.loading import load as load
+from fedrts.api.loading import loaded
+from fedrts.api.playing import Result as Result
+from fedrts.api.playing import check_uploads, play
 from fedrts.callbacks.hooks import Hooks
 from fedrts.callbacks.watching import ProgressBar
 from fedrts.client import schedules
 from fedrts.client.privacy import Repeatable
 from fedrts.config import Experiment
-from fedrts.costs.on_this_machine import felt
 from fedrts.data.contract import is_label
 from fedrts.data.own import Reading, federate, listed
 from fedrts.data.partition import SITES
 from fedrts.data.ragged import Collate
 from fedrts.drain import Drain
 from fedrts.engines.kinds import kind
-from fedrts.errors import InputError, note, optional
-from fedrts.files import check_expansion
+from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
-from fedrts.methods.contract import State
 from fedrts.models import pretrained
-from fedrts.observe import Observer, Silent, judging
+from fedrts.observe import Observer, Silent
 from fedrts.observe.notebook import default_observer
-from fedrts.observe.progress import megabytes
-from fedrts.programs import archive
-from fedrts.registry import only_allowing
-from fedrts.runs import checkpoint
-from fedrts.runs.build import Assembled, assemble, build_model, initialising, layout_of, put_together
-from fedrts.runs.checkpoint import Pace, Saved
-from fedrts.runs.fairness import judged
-from fedrts.runs.folder import RunFolder, Trust, check_finite, check_saved, check_versions, resume_command
+from fedrts.runs.build import Assembled, assemble, initialising, put_together
+from fedrts.runs.folder import RunFolder, Trust, check_versions, resume_command
 from fedrts.runs.origin import settings_from
-from fedrts.runs.summary import describe_clients, describe_privacy, most_spent, summarise
-from fedrts.server import rounds as loop
-from fedrts.server.averaging import average_of
-from fedrts.server.client_records import ClientRecords
-from fedrts.server.phases import phase
-from fedrts.server.reducers import check_reducer
-from fedrts.server.rounds import Played
 from fedrts.sparse.layout import Prunable
 from fedrts.tasks import Classification, CountRight, Loss, Task, judged_by, named, of_batches, predicting
-from fedrts.tasks.metrics import LOSS, Metric, leading, of_run
-from fedrts.wire.errors import WireError
-from fedrts.wire.fields import Frame
+from fedrts.tasks.metrics import LOSS, Metric, leading
 
 if TYPE_CHECKING:
     from fedrts.flower.deployment import Door
 
 _TUNER = "fedrts.comparison.tuned_run:with_best_rate"
 """Looked up when it is asked for: it plays runs, and so lies in a room above this one."""
-ANYWHERE: dict[str, Any] = {"device": "cpu", "init": None, "origin": None, "callbacks": []}
-"""A model can be looked at on a machine that lacks the device it was trained on, what it started from, and who watched it."""
-ARCHIVED = ("model", "model_options", "method", "method_options", "density")
-"""Keys by which an archive says how its module is built."""
-
-
 _SETTINGS = {*Experiment.model_fields, *config.SHORT} - {"callbacks"}
 """Keywords that are keys of an experiment."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run came to."""
-
-    model: nn.Module
-    masks: dict[str, Tensor]
-    """bool tensors by parameter name, prunable parameters only."""
-    history: list[dict[str, Any]]
-    summary: dict[str, Any]
-    state: State
-    """The server's state: flat weights, mask, and the method's own memory."""
-    average: nn.Module | None = None
-    """The average of late models (`train.average`), where there is one and the model can be copied."""
-
-    def __repr__(self) -> str:
-        """A line for a notebook; the fields hold the rest."""
-        s = self.summary
-        sent = f"{megabytes(s['upload_bytes'] + s['download_bytes'])} sent ({s['comm_ratio']:.3f} of dense averaging)"
-        what = f"{s['method']} on {s['data']}, {s['model']}, seed {s['seed']}"
-        metric = of_run(s)[0]
-        value = "–" if s[metric.name] is None else metric.text(s[metric.name])
-        return f"<fedrts.Result: {what}: {metric.name} {value} after {s['rounds']} rounds, density {s['density']:.3f}, {sent}>"
-
-    def frame(self) -> Any:
-        """The history as a pandas DataFrame, a row a round: `result.frame().plot(x="round", y="accuracy")`."""
-        return optional("pandas", "pandas").DataFrame(self.history)
 
 
 def run(
@@ -167,7 +114,7 @@ def start(
 ) -> Result:
     """Run a resolved experiment in a new folder; over Flower with nodes that come to `door` (None: on this machine).
 
-    `tuned`: the folder holds the trials by which its learning rate was chosen. `drain`: it ends with a round when asked to stop.
+    `tuned`: the folder holds the trials by which its learning rate was chosen. `drain`: when asked to stop, the running round ends first.
     """
     if resolved.topology.init_mask == "given" and resolved.init is None and resolved.origin is None:
         raise InputError("topology.init_mask = 'given' needs weights to start from: name their file with --init")
@@ -181,7 +128,7 @@ def start(
         folder.discard()
         raise
     folder.write_experiment(assembled.experiment)  # with what was left to `auto`
-    return _play(assembled, folder, observer, data_dir, door, hooks=hooks, drain=drain)
+    return play(assembled, folder, observer, data_dir, door, hooks=hooks, drain=drain)
 
 
 def _hooks(experiment: Experiment, callbacks: Sequence[object]) -> Hooks:
@@ -271,7 +218,7 @@ def _resume(
     assembled = assemble(resolved, data_dir)
     if not folder.begun:  # its file may be another than that of the start
         check_uploads(assembled, assembled.method.begin(assembled.setup))
-    return _play(assembled, folder, observer, data_dir, door, prolonged, hooks, drain)
+    return play(assembled, folder, observer, data_dir, door, prolonged, hooks, drain)
 
 
 def train(
@@ -365,7 +312,7 @@ def train(
         note("targets are no labels, and neither `correct` nor `metrics` says how to judge the model: it is judged by its loss")
     if folder is not None and not begun:
         folder.create(assembled.experiment)
-    return _play(assembled, folder, _watcher(observer, objects), prolonged=bool(more), hooks=hooks)
+    return play(assembled, folder, _watcher(observer, objects), prolonged=bool(more), hooks=hooks)
 
 
 def fine_tune(
@@ -401,290 +348,13 @@ def fine_tune(
                     f"the run in {path} trains a model given in Python: give model=…, clients=[…] and test=…, as to fedrts.train"
                 )
             return run(data_dir=data_dir, **found, **rest)
-        module = model if model is not None else _load(folder, None, None, data_dir, average=False)
+        module = model if model is not None else loaded(folder, None, None, data_dir, average=False)
         found["model_options"] = {key: value for key, value in found.get("model_options", {}).items() if key == "prune_output"}
         method = rest.get("method")
         said = {"method", "method_options", *method.model_fields_set} if isinstance(method, Method) else set()
         for key in {"data", "data_options", "model", "clients", *said}:
             found.pop(key, None)
         return train(model=module, **found, **rest)
-
-
-def load(
-    path: str | Path,
-    model: nn.Module | None = None,
-    prunable: Prunable | None = None,
-    data_dir: str | Path | None = None,
-    *,
-    average: bool = False,
-    trust: Trust = False,
-) -> nn.Module:
-    """The model of a run folder: of a finished run its result, of an interrupted one its newest checkpoint; or of an exported archive.
-
-    `average`: the average of its late models (`train.average`) instead of the last one.
-
-    A model (and a rule of what may be pruned) that was given in Python must be given again. Code that the folder names by import
-    path runs only if you `trust` it: True, or a list of paths such as `["my_package.nets:net"]`.
-    """
-    folder = RunFolder(path)
-    if _is_archive(folder.path):
-        return _from_archive(folder.path, model, trust)
-    with folder.trusted(trust):
-        return _load(folder, model, prunable, data_dir, average)
-
-
-def _is_archive(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return file.read(len(archive.MAGIC)) == archive.MAGIC
-
-
-def _from_archive(path: Path, model: nn.Module | None, trust: Trust) -> nn.Module:
-    """The module of `fedrts export --format sparse`: built by name, unless it is given."""
-    data = path.read_bytes()
-    try:
-        opened = archive.OpenedArchive.of(data)
-        if model is None:
-            model = _module_of(opened, path, trust)
-        tensors = opened.tensors(model.state_dict())
-    except WireError as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    check_finite(tensors, str(path))
-    model.load_state_dict(tensors, strict=True)
-    return model.eval()
-
-
-def _module_of(opened: archive.OpenedArchive, path: Path, trust: Trust) -> nn.Module:
-    """A new module as an archive describes it; it is no larger than the archive shows it to be."""
-    about = opened.about
-    if about.get("model") == config.CUSTOM:
-        raise InputError(f"{path} holds a model given in Python: pass it as fedrts.load(path, model=…)")
-    given = [trust] if isinstance(trust, str) else None if trust is True else trust or ()
-    shape, classes = about.get("input_shape"), about.get("classes")
-    if not isinstance(shape, list) or not all(isinstance(side, int) for side in shape) or not isinstance(classes, int):
-        raise InputError(f"cannot read {path}: it does not say what its model reads and gives")
-
-    def remedy(named: str) -> str:
-        return f"if you trust whoever made {path}, add trust=[{named!r}]"
-
-    with contextlib.nullcontext() if given is None else only_allowing(given, remedy):
-        settings = {key: about[key] for key in ARCHIVED if key in about} | {"data": config.CUSTOM}
-        experiment = config.resolve(settings, ANYWHERE)
-        method = config.make_method(experiment)
-        if ":" not in experiment.model:
-            with torch.device("meta"):  # shapes without numbers: they may be any that somebody wrote
-                likeness = method.prepare(build_model(experiment, tuple(shape), classes)).state_dict()
-            expanded = sum(tensor.numel() * tensor.element_size() for tensor in likeness.values())
-            check_expansion(path, path.stat().st_size, expanded, "export it again")
-            opened.tensors(likeness)
-        return method.prepare(build_model(experiment, tuple(shape), classes))
-
-
-def _load(folder: RunFolder, model: nn.Module | None, prunable: Prunable | None, data_dir: str | Path | None, average: bool) -> nn.Module:
-    resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
-    if model is not None and not isinstance(model, nn.Module):
-        raise InputError(f"model is {model!r}: give the torch.nn.Module that was trained, or none where it has a name")
-    if model is not None:
-        model = config.make_method(resolved).prepare(model)  # as it was trained: a method may have replaced parts of it
-    elif resolved.model == config.CUSTOM:
-        raise InputError(f"the run in {folder.path} trained a model given in Python: pass it as fedrts.load(path, model=…)")
-    else:
-        model = assemble(resolved, data_dir).module
-    try:
-        model.load_state_dict(state_dict(folder, model, prunable, average), strict=True)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"the run in {folder.path} has another model: {reason[:200]}") from error
-    return model.eval()
-
-
-def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None = None, average: bool = False) -> dict[str, Tensor]:
-    """The named tensors of a run: model.safetensors (average.safetensors), or the newest checkpoint's."""
-    if (final := folder.final_tensors(average)) is not None:
-        return final
-    saved = checkpoint.load(folder.path / "checkpoint", check=check_saved)
-    if saved is None:
-        first = resume_command(folder.path, config.from_file(folder.experiment_file()))
-        raise InputError(f"{folder.path} has neither a model nor a checkpoint yet: run `{first}` first")
-    resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
-    layout = layout_of(resolved, module, prunable)
-    if layout.fingerprint != saved.facts["identity"]["model"]:
-        raise InputError(f"the run in {folder.path} has another model, or another rule of what may be pruned: give the same ones")
-    if (saved.state.mask.sizes, len(saved.state.weights)) != (layout.sizes, layout.length):
-        raise InputError(f"the newest checkpoint in {folder.path} is damaged: its tensors are not the model's; delete it")
-    state = average_of(saved.state) if average else saved.state
-    if state is None:
-        raise InputError(f"{folder.path} has no average of models (yet): take its model, or set train.average in a new run")
-    tensors = layout.state_dict(state.weights)
-    check_finite(tensors, f"the newest checkpoint in {folder.path}")
-    return tensors
-
-
-def check_uploads(run: Assembled, state: State) -> None:
-    """Is what the method uploads in any kind of round protected where that is asked for, and can it be reduced as the guard asks?"""
-    plan = run.plan
-    outer = next(filter(plan.schedule.is_outer, range(plan.rounds)), 0)
-    for index in sorted({*range(-1, min(plan.rounds, 2)), outer, plan.rounds - 1}):
-        for exchange in plan.exchanges(plan.round(index, state.mask)):
-            run.bench.protection.check(exchange.up, Frame(run.layout, state.mask))
-            check_reducer(plan.guard, exchange.up)
-
-
-def _play(
-    run: Assembled,
-    folder: RunFolder | None,
-    observer: Observer,
-    data_dir: str | Path | None = None,
-    door: Door | None = None,
-    prolonged: bool = False,
-    hooks: Hooks | None = None,
-    drain: Drain | None = None,
-) -> Result:
-    engine, hooks, drain = kind(run.experiment.engine.name), hooks or Hooks(), drain or Drain()
-    if folder is None:
-        with engine.open(run, None, data_dir, door) as run:
-            return _play_rounds(run, None, None, observer, hooks, drain)
-    with folder.writing(), engine.open(run, folder.path, data_dir, door) as run:
-        saved = folder.load(run.experiment, run.identity, run.experiment.device, lambda: _begun(run))
-        if prolonged:
-            if saved is None and folder.begun:
-                raise InputError(f"{folder.path} has no checkpoint to go on from: start a new run from its model.safetensors, with --init")
-            folder.prolong(run.experiment)
-        folder.rewind(saved)
-        return _play_rounds(run, folder, saved, observer, hooks, drain)
-
-
-def _begun(run: Assembled) -> State:
-    """A run's state before its first round, with what its method remembers ever after; a set-up may forget what it began with."""
-    state, first = run.begun()
-    return replace(state, memory={}) if first < 0 and run.method.exchanges(run.plan.round(-1, state.mask)) else state
-
-
-def _note_idle_clients(run: Assembled) -> None:
-    """Say so where clients cannot train: BatchNorm has no statistics of one sample."""
-    alone = sum(size == 1 for size in run.rows.sizes) if run.bench.has_batchnorm else 0
-    if alone:
-        whose = f"{alone} of {len(run.rows.sizes)} clients"
-        note(f"{whose} have one sample, of which BatchNorm has no statistics: they train nothing; leave them out, or use another norm")
-
-
-def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer, hooks: Hooks, drain: Drain) -> Result:
-    plan, experiment = run.plan, run.experiment
-    _note_idle_clients(run)
-    state, first = (saved.state.in_layers(run.layout.sizes), saved.next_round) if saved else run.begun()
-    history = [] if folder is None else folder.history()
-    ledger = ClientRecords.of(plan.guard)
-    if saved:
-        ledger = ClientRecords.restored(saved.ledger, state.mask.sizes, plan.guard, experiment.device)
-        if "uploads" not in saved.ledger:  # an earlier version did not count them
-            for line in history:
-                asked = [*line["clients"], *(entry["client"] for entry in line["rejected"])]
-                for exchange in plan.exchanges(plan.round(line["round"], state.mask)):
-                    ledger.count(asked, exchange.up)
-    pace = Pace(experiment.checkpoint.every)
-    if folder is not None:
-        folder.write_json("clients.json", describe_clients(run.data, run.rows, experiment.clients.partition != SITES))
-        if (described := pretrained.written(run.module)) is not None:
-            folder.write_json(pretrained.CONFIG, described)
-    chosen = first >= 0 or not plan.method.exchanges(plan.round(first, state.mask))  # a set-up chooses the mask
-    density = loop.density(run.layout, state.mask) if chosen else experiment.first_density
-    facts = {
-        "parameters": run.layout.parameters,
-        "active": round(density * run.layout.parameters),
-        "density": density,
-        "engine": plan.engine.label,
-        "bytes": sum(line["upload_bytes"] + line["download_bytes"] for line in history),
-        "missing": sum(len(line["rejected"]) for line in history),
-        "metric": leading(plan.metrics),
-        "epsilon": partial(most_spent, run, ledger) if run.bench.protection.on else None,
-    }
-    settings = config.flat(experiment.model_dump(mode="json"))
-    view = RunView(experiment, settings, facts, run.layout, state.mask, max(first, 0), copy.deepcopy(history), plan.metrics)
-    view.validated, view.folder = run.data.valid_x is not None, None if folder is None else folder.path
-    stopped = saved.facts.get("stopped") if saved else None
-    over = stopped is not None and stopped["round"] >= experiment.stop.start  # otherwise it was asked to go on
-    observer.started(experiment, facts, max(first, 0))
-    try:
-        hooks.start(view, stopped if over else None)
-        drain.begin()
-        for played in () if over else loop.play(plan, state, first, ledger):
-            before, state = state, played.state
-            history.append(played.record.as_dict())
-            if folder is not None:
-                _log_round(folder, played)
-            over = hooks.follow(before, played)
-            last = over or played.record.round + 1 == plan.rounds  # after which there is little to do
-            leaving = drain.asked and not last
-            if folder is not None:
-                _save_round(folder, played, run, ledger, pace, hooks.stopped, leaving)
-            observer.played(played.record)
-            if over:
-                break
-            if leaving:
-                drain.end()
-        _tell_judging(observer, hooks, 0, 1)
-        late, best = average_of(state), hooks.final_model()
-        state = state if best is None else best.state
-        summary = summarise(run, state, ledger, history, hooks.stopped, None if best is None else best.told)
-        step = {} if isinstance(observer, Silent) else felt(run, state)  # before the model has its last weights
-        masks = run.layout.by_name(state.mask.bits)
-        run.layout.bind(run.module, state.weights.clone())
-        if folder is not None:
-            named = None if late is None else run.layout.state_dict(late.weights)
-            summary["digests"] = folder.write_model(run.layout.state_dict(state.weights), masks, named)
-            if run.bench.protection.on:
-                folder.write_json("privacy.json", describe_privacy(run, ledger))
-            if experiment.eval.fairness and experiment.clients.partition != SITES:
-                folder.write_json("fairness.json", judged(run, partial(_tell_judging, observer, hooks)))
-            folder.write_json("summary.json", summary)
-        hooks.end({**summary, **step})
-        observer.finished({**summary, **step})
-    finally:
-        hooks.close()
-        observer.stopped()
-    return Result(run.module.eval(), masks, history, summary, state, None if late is None else _average(run, late))
-
-
-def _average(run: Assembled, late: State) -> nn.Module | None:
-    """A copy of the model with the average's weights; None of a model that cannot be copied."""
-    try:
-        module = copy.deepcopy(run.module)
-    except Exception:  # whatever a user's own module raises
-        return None
-    run.layout.bind(module, late.weights.clone())
-    return module.eval()
-
-
-def _tell_judging(observer: Observer, hooks: Hooks, done: int, total: int) -> None:
-    judging(observer, done, total)
-    hooks.judging(done, total)
-
-
-def _log_round(folder: RunFolder, played: Played) -> None:
-    with phase("writing"):
-        folder.append("history.jsonl", played.record.as_dict())
-        if played.topology is not None:
-            folder.append("topology.jsonl", played.topology)
-
-
-def _save_round(
-    folder: RunFolder,
-    played: Played,
-    run: Assembled,
-    ledger: ClientRecords,
-    pace: Pace,
-    stopped: Mapping[str, Any] | None,
-    leaving: bool,
-) -> None:
-    """A checkpoint, where one is due or the process is `leaving`.
-
-    It comes after callbacks were told, so that none is left out if one fails or the process is killed.
-    """
-    done = played.record.round + 1
-    if pace.is_due(done) or done == run.experiment.rounds or stopped is not None or leaving:
-        with phase("writing"):
-            pace.timed(lambda: folder.save(played.state, done, ledger, run.experiment, run.identity, stopped))
 
 
 def with_folder(experiment: Experiment) -> Experiment:
