@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import fedrts
 from fedrts.audit.check import AuditError, Checked, chained, checked
-from fedrts.audit.lines import HEAD, Head, Seal, head_file, written
+from fedrts.audit.lines import HEAD, SUCCEEDED, Head, Seal, head_file, written
 from fedrts.audit.witness import Witness
 from fedrts.errors import InputError
 from fedrts.files import explained, require_known, write_atomically
@@ -84,6 +84,16 @@ class AuditLog(Witness):
                 os.fsync(self._log.fileno())
             write_atomically(head_file(self.file), head.text.encode() + b"\n")
             self._last = head
+
+    def succeeded(self, seal: Seal) -> None:
+        """Another key signs from now on; the one before vouches for that."""
+        with self._turn:
+            self._opened()
+            before = {} if self.signing is None else {"before_key": self.signing.key}
+            self._append(SUCCEEDED, {"key": seal.key, **before})
+            self.seal(always=True)
+            self.signing = seal
+            self.seal(always=True)
 
     def close(self) -> None:
         """The last line is signed."""

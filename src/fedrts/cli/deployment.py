@@ -379,6 +379,33 @@ def revoke(name: Annotated[str, typer.Argument(metavar="NAME", help="A registere
     print(f"revoked '{name}'")
 
 
+@keys.command()
+def rotate(key: Annotated[Path, typer.Argument(metavar="NAME.key", help="The node's present private key.")]) -> None:
+    """Make the key that will follow a node's present one, signed by it; a running node changes over by itself."""
+    _prepared()
+    from fedrts.flower import keys as making
+
+    successor, public = making.rotate(key)
+    print(f"{successor} stays on the node, which takes it as soon as the coordinator has run `fedrts keys replace` with {public}")
+
+
+@keys.command()
+def replace(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A registered node.")],
+    public: Annotated[Path, typer.Argument(metavar="NAME.next.pub", help="Its new public key, from `fedrts keys rotate`.")],
+    folder: KeyFolder = Path("."),
+    unsigned: Annotated[
+        bool,
+        typer.Option("--unsigned", help="Accept a key that the present one has not signed: it is lost, and you made sure whose this is."),
+    ] = False,
+) -> None:
+    """Replace a node's key: its name, client numbers and history stay. A running server notices within seconds."""
+    _prepared()
+    from fedrts.flower.keys import Authority
+
+    print(f"'{name}' has the key {Authority(folder).replace(name, public, unsigned)} now; the one before is refused from now on")
+
+
 def _prepared() -> None:
     from fedrts.errors import optional
 
