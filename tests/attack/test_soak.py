@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 pytest.importorskip("prometheus_client", reason="fedrts[metrics] is not installed")
 
 from fedrts.testing import soak
+from fedrts.testing.network import Network
 from fedrts.testing.soak import Generation, Settings, Soaked, soaked
 
 
@@ -120,3 +125,44 @@ def test_what_happens_is_drawn_by_the_seed():
     assert events != list(soak._events(replace(settings, kills=25), Random(2)))
     assert sum(event.what == "node" for event in events) == settings.kills - settings.server_kills
     assert all(event.round < settings.rounds - 2 for event in events)
+
+
+def answered(port: int, seconds: float) -> bool:
+    """Does an echo come back over this port?"""
+    try:
+        with socket.create_connection(("127.0.0.1", port), seconds) as connection:
+            connection.sendall(b"hello")
+            return connection.recv(5) == b"hello"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("silently", [True, False])
+def test_a_network_is_cut_for_one_node_alone(silently: bool):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=echo, args=(listener,), daemon=True).start()
+        network = Network(listener.getsockname()[1], 2)
+        assert answered(network.port(0), 10)
+        with socket.create_connection(("127.0.0.1", network.port(0)), 10) as open_before:
+            open_before.sendall(b"hello")
+            assert open_before.recv(5) == b"hello"
+            network.cut(0, 1.0, silently)
+            time.sleep(0.3)
+            assert not answered(network.port(0), 0.3)
+            assert answered(network.port(1), 10)
+            with contextlib.suppress(OSError):
+                assert open_before.recv(5) == b"", "it was broken"
+        time.sleep(1.0)
+        assert answered(network.port(0), 10)
+        network.close()
+
+
+def echo(listener: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(
+            target=lambda one=connection: [one.sendall(data) for data in iter(lambda: one.recv(100), b"")], daemon=True
+        ).start()

@@ -23,7 +23,7 @@ from fedrts.client import schedules
 from fedrts.client.privacy import Repeatable
 from fedrts.config import Experiment
 from fedrts.data.contract import is_label
-from fedrts.data.own import Reading, federate, listed
+from fedrts.data.own import Reading, federate, in_precision_of, listed
 from fedrts.data.partition import SITES
 from fedrts.data.ragged import Collate
 from fedrts.drain import Drain
@@ -294,9 +294,10 @@ def train(
             model = pretrained.from_python(model)
     guessed = task is None
     of_whole = loss is not None and of_batches(loss)
-    reading = Reading(client, target, collate_fn, whole=of_whole or not (task is None or isinstance(task, str)))
+    task_name, own_task = (task, False) if isinstance(task, str) else (None, task is not None)
+    reading = Reading(client, target, collate_fn, of_whole or own_task, task_name, as_given=loss is not None or own_task)
     own = federate(sets, test, Classification(), reading, names)
-    held = own.data
+    held = in_precision_of(model, own.data)
     if task is None and loss is None and correct is None:
         task = pretrained.task_name(model, held.y)
     if isinstance(task, str):

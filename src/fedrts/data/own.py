@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_convert
@@ -29,6 +29,7 @@ MOST_ROWS = 1_000_000
 """Of an iterable dataset, which is read once into rows: it may be endless."""
 TARGETS = ("labels", "label", "target", "targets", "y")
 """Under which a dictionary has its target, if nothing else is said."""
+_PRECISIONS = (torch.float32, torch.float64)
 _TRIED = 256
 """Rows that a collate function is tried on one by one."""
 
@@ -45,6 +46,10 @@ class Reading:
     """Samples → a batch."""
     whole: bool = False
     """The loss takes whole batches, so that there need be no target."""
+    task: str | None = None
+    """The task's name, where it has one: a table's target is then what it needs."""
+    as_given: bool = False
+    """Does a loss of one's own see a table's numbers as they are? Otherwise few whole numbers are taken for labels."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -125,11 +130,11 @@ class OwnData:
 
 def listed(clients: Any, client: str | None = None) -> tuple[list[Any], tuple[str, ...]]:
     """The clients' datasets and, where they have any, names; one dataset is not the list of them, though it has items."""
+    if type(clients).__name__ == "DatasetDict":
+        raise InputError("clients is a DatasetDict of splits: give one of them, with client= for the column that says whose a row is")
     if client is not None:
         return _by_column(clients, client)
     single = isinstance(clients, Dataset | Tensor | np.ndarray | DataLoader) or _is_hub(clients)
-    if type(clients).__name__ == "DatasetDict":
-        raise InputError("clients is a DatasetDict of splits: give one of them, with client= for the column that says whose a row is")
     if _is_frame(clients) or _is_hub(clients):
         raise InputError(
             f"clients is one {type(clients).__name__}: say with client= which column names the client, or give a list of datasets, one "
@@ -151,6 +156,7 @@ def _by_column(clients: Any, column: str) -> tuple[list[Any], tuple[str, ...]]:
     table = _table(clients, "clients") if _is_table(clients) else None
     if table is None:
         raise InputError(f"client = '{column}' is for one table with all clients' rows: clients is a {type(clients).__name__}")
+    _filled(table, "clients")
     names, owners = table.owners(column)
     rest = table.without(column)
     if _is_hub(clients):
@@ -179,6 +185,8 @@ def federate(clients: Sequence[Any], test: Any, task: Task, reading: Reading | N
         x, y = (joined([pair[half] for pair in held]) for half in (0, 1))
     except (RuntimeError, ValueError) as error:
         raise InputError(f"all clients' inputs, and their targets, must have one shape: {reason(error)}") from error
+    if odd := next((part.where for part, pair in zip(parts, pairs, strict=True) if not _finite(pair[0])), None):
+        note(f"{odd} has inputs that are not finite (NaN or infinite): a model that lets them through learns nothing")
     sizes = [trees.count(pair[1]) for pair in held]
     test_x, test_y = pairs[-1] if share is None else (trees.at(half, slice(0, 0)) for half in (x, y))
     owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
@@ -190,6 +198,10 @@ def federate(clients: Sequence[Any], test: Any, task: Task, reading: Reading | N
         if not all(sizes):
             raise InputError(f"test = {share:g} leaves clients[{sizes.index(0)}] without a row: lower it, or leave that client out")
     return OwnData(replace(data, classes=_classes(data)), Holdings.cut(torch.arange(sum(sizes)), sizes), form)
+
+
+def _finite(tree: Tensors) -> bool:
+    return all(bool(leaf.isfinite().all()) for leaf in trees.leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point())
 
 
 def _classes(data: Data) -> int:
@@ -209,17 +221,20 @@ def _read(dataset: Any, where: str, reading: Reading) -> Piece:
         own = dataset.collate_fn
         collate = collate or (None if own in (default_collate, default_convert) else own)
         dataset = dataset.dataset
-    if isinstance(dataset, Columns) or _is_frame(dataset):
+    owner = () if reading.client is None else (reading.client,)  # a test set may have that column too
+    of_client = bool(owner) and isinstance(dataset, Mapping) and _is_arrays(dataset)
+    if isinstance(dataset, Columns) or _is_frame(dataset) or of_client:
         if not reading.targets:
             raise InputError(f"{where} is a table: name the column that is to be predicted (or a list of columns) with target=")
-        return Piece(where, table=_filled(dataset if isinstance(dataset, Columns) else _table(dataset, where), where))
+        table = dataset if isinstance(dataset, Columns) else _table(dataset, where).without(*owner)
+        return Piece(where, table=_filled(table, where))
     if collate is None:
         if _is_hub(dataset) and dataset.format["type"] != "custom":
-            return _columns(_filled(_table(dataset, where), where), where)
+            return _columns(_filled(_table(dataset, where).without(*owner), where), where)
         if isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__:
             return Piece(where, batch=_filled(tuple(dataset.tensors), where))
         if _is_arrays(dataset):
-            return Piece(where, batch=_filled(_tensors(dataset), where))
+            return Piece(where, batch=_filled(_tensors(dataset, where), where))
     return Piece(where, samples=_samples(dataset, where), collate=collate)
 
 
@@ -281,15 +296,20 @@ def _table(given: Any, where: str) -> Columns:
         return Columns({name: np.asarray(found[name]) for name in given.column_names}, where)
     if isinstance(given, Mapping):
         return Columns({str(name): np.asarray(array) for name, array in given.items()}, where)
+    names = [str(name) for name in given.columns]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"{where} has two columns '{twice}': rename one of them")
     return Columns({str(name): given[name].to_numpy() for name in given.columns}, where)
 
 
-def _tensors(arrays: Any) -> Tensors:
+def _tensors(arrays: Any, where: str) -> Tensors:
     """Arrays as tensors; numbers of double precision become single, as models have them."""
 
     def tensor(array: Any) -> Tensor:
         if isinstance(array, Tensor):
             return array
+        if array.dtype.kind not in "biuf":
+            raise InputError(f"{where}: an array must hold numbers, and holds {array.dtype}: encode it (words as numbers from 0)")
         found = torch.from_numpy(np.ascontiguousarray(array))
         return found.float() if found.dtype == torch.float64 else found
 
@@ -305,7 +325,7 @@ def _columns(table: Columns, where: str) -> Piece:
     numbers = table.without(*words).columns
     if not numbers:
         raise InputError(f"{where} has no column of numbers: tokenise its text first, or give a collate_fn")
-    return Piece(where, batch=_tensors(dict(numbers)), left_out=words)
+    return Piece(where, batch=_tensors(dict(numbers), where), left_out=words)
 
 
 def _note_ignored(given: Sequence[Any]) -> None:
@@ -337,7 +357,7 @@ def _paired(parts: Sequence[Piece], reading: Reading) -> tuple[BatchForm, list[t
     if tables:
         if len(tables) < len(parts):
             raise InputError("some of the clients' data (and test) are tables, and others are not: give all in one way")
-        encoding = Encoding.of(tables, reading.targets)
+        encoding = Encoding.of(tables, reading.targets, reading.task, as_given=reading.as_given)
         return BatchForm("pair"), [encoding.encoded(table) for table in tables], None
     samples = [part for part in parts if part.samples is not None]
     own = next((part.collate for part in samples if part.collate is not None), None)
@@ -354,6 +374,8 @@ def _paired(parts: Sequence[Piece], reading: Reading) -> tuple[BatchForm, list[t
         elif why is None and part.samples is not None:
             why = _depends(part.samples, own, batch)
         pairs.append(_told_apart(form, batch, part.where))
+        if own is None:
+            _check_alike(pairs, part.where, parts[0].where)
     assert form is not None
     if why is None and own is not None and len({_shapes(pair) for pair in pairs}) > 1:
         why = _NOT_BY_ROW
@@ -370,7 +392,25 @@ _NOT_BY_ROW = "the collate_fn makes a batch of more than one row after the other
 
 
 def _shapes(pair: tuple[Tensors, Tensors]) -> tuple[Any, ...]:
-    return tuple((name, tuple(leaf.shape[1:])) for half in pair for name, leaf in trees.named("", half).items())
+    return tuple(
+        (name, tuple(leaf.shape[1:])) for half, tree in zip("xy", pair, strict=True) for name, leaf in trees.named(half, tree).items()
+    )
+
+
+def _check_alike(pairs: Sequence[tuple[Tensors, Tensors]], where: str, first: str) -> None:
+    """Have the last rows the parts and shapes of the first ones?"""
+    ours, theirs = (dict(_shapes(pair)) for pair in (pairs[-1], pairs[0]))
+    for name in [*theirs, *ours]:
+        if ours.get(name) != theirs.get(name):
+            has, wanted = ("none" if shapes.get(name) is None else f"shape {list(shapes[name])}" for shapes in (ours, theirs))
+            raise InputError(
+                f"{where} has another form than {first}: {_part(name)} has {has} there and {wanted} here, and all rows must have one shape"
+            )
+
+
+def _part(name: str) -> str:
+    half, place = name[0], name[1:]
+    return f"the {'input' if half == 'x' else 'target'}{f' {place}' if place else ''}"
 
 
 def _told_apart(form: BatchForm, batch: Tensors, where: str) -> tuple[Tensors, Tensors]:
@@ -423,6 +463,19 @@ def _alike(first: Tensors, second: Tensors) -> bool:
         isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
         for a, b in zip(one.values(), other.values(), strict=True)
     )
+
+
+def in_precision_of(module: nn.Module, held: Data) -> Data:
+    """`held` with inputs of single or double precision as the module's parameters are."""
+    kinds = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    if len(kinds) != 1 or not kinds <= set(_PRECISIONS):
+        return held
+    (kind,) = kinds
+
+    def cast(leaf: Any) -> Any:
+        return leaf.to(kind) if isinstance(leaf, Tensor) and leaf.dtype in _PRECISIONS else leaf
+
+    return replace(held, x=trees.mapped(cast, held.x), test_x=trees.mapped(cast, held.test_x))
 
 
 def with_test_share(held: Data, share: float) -> Data:

@@ -74,6 +74,8 @@ class Encoding:
     targets: tuple[str, ...]
     classes: tuple[str, ...] | None
     """The values of the target in order, where it is a label."""
+    whole: bool = False
+    """Do targets of whole numbers stay such?"""
 
     @staticmethod
     def of(
@@ -81,8 +83,12 @@ class Encoding:
         targets: Sequence[str],
         task: str | None = None,
         given: Mapping[str, Sequence[Any]] | None = None,
+        as_given: bool = False,
     ) -> Encoding:
-        """Of all tables together; `task` says whether the target is a label, otherwise its values do. `given` are words that are known."""
+        """Of all tables together; `task` says whether the target is a label, otherwise its values do. `given` are words that are known.
+
+        `as_given`: a target of numbers stays what it is, whatever its values.
+        """
         first = tables[0]
         for table in tables:
             if set(table.columns) != set(first.columns):
@@ -98,7 +104,9 @@ class Encoding:
         if unknown := sorted(set(given or {}) - {*inputs, *targets}):
             raise InputError(f"categories name the column '{unknown[0]}', which {first.where} does not have")
         categories = {name: _words(tables, name, (given or {}).get(name)) for name in inputs}
-        return Encoding(categories, tuple(targets), _classes(tables, targets, task, (given or {}).get(targets[0])))
+        as_given = as_given and all(_is_number(table.columns[name]) for table in tables for name in targets)
+        classes = None if as_given else _classes(tables, targets, task, (given or {}).get(targets[0]))
+        return Encoding(categories, tuple(targets), classes, as_given)
 
     @property
     def width(self) -> int:
@@ -123,15 +131,19 @@ class Encoding:
         if self.classes is not None:
             name = self.targets[0]
             return x, torch.from_numpy(_places(table.where, name, table.columns[name], self.classes))
-        columns = [_numbers(table.where, name, table.columns[name]) for name in self.targets]
+        columns = [_numbers(table.where, name, table.columns[name], self.whole) for name in self.targets]
         return x, torch.from_numpy(columns[0] if len(columns) == 1 else np.stack(columns, axis=1))
 
 
 def _check_filled(where: str, name: str, array: np.ndarray) -> None:
-    """A missing value is refused with its row, counted from 1 without the heading."""
+    """A missing value is refused with its row, counted from 1 without the heading; so are values that are neither numbers nor words."""
     if array.dtype.kind == "f":
         missing = np.isnan(array)
     elif array.dtype.kind in "OUS":
+        if several := next((value for value in array if isinstance(value, list | tuple | dict | set | np.ndarray)), None):
+            raise InputError(
+                f"{where}: the column '{name}' holds a {type(several).__name__} in each row: make it columns of one value each"
+            )
         missing = np.array([value is None or value != value or str(value).strip().lower() in _MISSING for value in array], dtype=bool)
     elif array.dtype.kind in "mM":
         raise InputError(f"{where}: the column '{name}' holds times: make them numbers, or leave it out")
@@ -204,10 +216,12 @@ def _places(where: str, name: str, array: np.ndarray, words: Sequence[str]) -> n
     return np.array([known[word] for word in text], dtype=np.int64)
 
 
-def _numbers(where: str, name: str, array: np.ndarray) -> np.ndarray:
-    """A column as float32 `[n]`."""
+def _numbers(where: str, name: str, array: np.ndarray, whole: bool = False) -> np.ndarray:
+    """A column as float32 `[n]`; where `whole` numbers may stay, those as int64."""
     if not _is_number(array):
         raise InputError(f"{where}: the column '{name}' holds words, and numbers are wanted: is it a class (task = 'classification')?")
+    if whole and array.dtype.kind != "f":
+        return array.astype(np.int64)
     found = array.astype(np.float32)
     if not np.isfinite(found).all():
         row = int(np.flatnonzero(~np.isfinite(found))[0]) + 1

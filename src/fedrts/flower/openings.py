@@ -38,6 +38,10 @@ class Opened:
     upload_bytes: int
     words: Words
     purpose: str = UPDATE.decode()
+    samples: int = 0
+    """What all of these clients count for; 0 where fedrts 0.2.0 wrote it, which did not say."""
+    most_samples: int = 0
+    """n_max of the call."""
 
 
 @dataclass

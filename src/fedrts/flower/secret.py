@@ -90,6 +90,10 @@ class Subject:
     form: Callable[[int], tuple[Ring, bytes]]
     """The words of so many clients, and the digest of what they mean."""
 
+    def counted(self, known: Opened) -> Opened:
+        """A sum that does not say what it counts for, with what it would count for now."""
+        return replace(known, samples=sum(self.samples[client] for client in known.clients), most_samples=self.most_samples)
+
 
 @dataclass
 class SecretEngine(FlowerEngine):
@@ -123,8 +127,8 @@ class SecretEngine(FlowerEngine):
             tally = Tally(question.sums())
         else:
             assert question.summing is not None
-            sums = RingSums(question.summing.form(order, question.method, opened.invited), order, question.most_samples)
-            sums.add(opened.words, len(opened.clients), sum(self.samples[client] for client in opened.clients))
+            sums = RingSums(question.summing.form(order, question.method, opened.invited), order, opened.most_samples)
+            sums.add(opened.words, len(opened.clients), opened.samples)
             rows = torch.zeros(())
             flops = sum(
                 self.bench.flops(order, self.bench.job(order, client, rows.expand(self.samples[client]))) for client in opened.clients
@@ -162,10 +166,9 @@ class SecretEngine(FlowerEngine):
         if opened is None:
             told = lost or dict.fromkeys(samples, UNASKED)
             return Figures({}, (), told, attempt.down)
-        total = sum(samples[client] for client in opened.clients)
-        means = form(opened.invited).means(opened.words, len(opened.clients), total, most)
+        means = form(opened.invited).means(opened.words, len(opened.clients), opened.samples, opened.most_samples)
         missing = {client: lost.get(client, LATE) for client in samples if client not in opened.clients}
-        return Figures(means, opened.clients, missing, attempt.down + opened.upload_bytes)
+        return Figures(means, opened.clients, missing, attempt.down + opened.upload_bytes, opened.samples)
 
     def attempt(self, subject: Subject) -> Attempt:
         """The sum of a subject: the one that was opened before, or one attempt at it."""
@@ -176,7 +179,7 @@ class SecretEngine(FlowerEngine):
         elif known.form != subject.form(known.invited)[1].hex():
             raise InputError(f"the opened sum of round {known.round} is of another model or mask: restore the run's checkpoints")
         else:
-            found.opened = known
+            found.opened = known if known.samples else subject.counted(known)
         return found
 
     def bound(self, form: bytes) -> bytes:
@@ -194,6 +197,8 @@ class Attempt:
     missing: dict[int, str] = field(default_factory=dict)
     rejected: list[dict[str, Any]] = field(default_factory=list)
     blamed: list[int] = field(default_factory=list)
+    revealed: set[int] = field(default_factory=set)
+    """Who has helped with an opening of this sum that did not come to its end: they help with no other."""
     up: int = 0
     down: int = 0
 
@@ -251,13 +256,18 @@ class Attempt:
 
     def _opening(self, opener: Opener) -> Opened:
         self._step(4, dict.fromkeys(opener.signed, opener.endorsements()), opener.revealed)
-        words, call, purpose = opener.opened(), opener.call, self.subject.purpose.decode()
-        return Opened(self.round, self.subject.model, call.form.hex(), tuple(opener.counted), len(call.roster), self.up, words, purpose)
+        call, clients, purpose = opener.call, tuple(opener.counted), self.subject.purpose.decode()
+        self.revealed |= set(opener.opening)
+        samples = sum(call.members[client].samples for client in clients)
+        own = (self.round, self.subject.model, call.form.hex(), clients, len(call.roster), self.up)
+        return Opened(*own, opener.opened(), purpose, samples, call.most_samples)
 
     def _call(self, clients: list[int]) -> tuple[Call, Ring] | None:
         """Whom we call: all that are here; None where these are too few."""
         engine, subject = self.engine, self.subject
-        keys = {client: engine.fleet.public_key(client) for client in clients}
+        said = f"it has helped to open round {self.round}, and helps with no other opening of it"
+        self.rejected += [{"client": client, "reason": said} for client in clients if client in self.revealed]
+        keys = {client: engine.fleet.public_key(client) for client in clients if client not in self.revealed}
         invited = tuple(Invited(client, subject.samples[client], key) for client, key in sorted(keys.items()) if key is not None)
         self.missing |= {client: UNREACHABLE for client, key in keys.items() if key is None}
         threshold = engine.table.least(len(invited), engine.per_round)

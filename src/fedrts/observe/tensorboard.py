@@ -85,4 +85,5 @@ class TensorBoardObserver:
         self.writer.add_hparams(settings, results, run_name=".", global_step=self.experiment.rounds)
 
     def stopped(self) -> None:
-        self.writer.close()
+        if hasattr(self, "writer"):  # it may never have begun
+            self.writer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -48,7 +49,7 @@ from fedrts.sparse.layout import Layout, Prunable
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.mode import training
 from fedrts.sparse.schedule import Schedule
-from fedrts.tasks import Classification, check, cross_entropy, declared, judged_by, smoothed
+from fedrts.tasks import Classification, check, cross_entropy, declared, judged_by, logits, smoothed
 
 _SOME = slice(0, 2)
 """A norm without statistics of its own needs two."""
@@ -194,8 +195,9 @@ def put_together(
     try:
         macs = Macs.of(module, layout, held.inputs(trees.at(held.x, _SOME)))
     except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AttributeError) as error:
-        form = held.input_shape
-        raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {form}: {reason(error)}") from error
+        named = e.model != config.CUSTOM and e.data != config.CUSTOM
+        whose = f"the model '{e.model}' cannot read the inputs of '{e.data}'" if named else "the model cannot read the inputs"
+        raise InputError(f"{whose}, {_described(module, trees.opened(trees.at(held.x, slice(0, 1))))}: {reason(error)}") from error
     if try_task:
         _check_task(module, held)
     summing = Summing(e.secure, e.seed) if e.secure.aggregation else None
@@ -308,6 +310,19 @@ def layout_of(experiment: Experiment, module: nn.Module, prunable: Prunable | No
     return Layout.of(module, prunable or pretrained.blocks_rule(module, prune_output), prune_output=prune_output, unit=unit)
 
 
+def _described(module: nn.Module, x: trees.Tensors) -> str:
+    """Inputs in words, and what a module takes, for an error."""
+    forms = [
+        f"{name[1:]} {list(leaf.shape[1:])} of {str(leaf.dtype).removeprefix('torch.')}".strip()
+        for name, leaf in trees.named("x", x).items()
+        if isinstance(leaf, Tensor)
+    ]
+    if not isinstance(x, dict):
+        return f"of shape {', '.join(forms)}"
+    takes = ", ".join(inspect.signature(module.forward).parameters)
+    return f"a dictionary of {', '.join(forms)}, which goes to forward({takes}) by name"
+
+
 def _check_parameters(module: nn.Module) -> None:
     lazy = next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
     if lazy is not None:
@@ -321,12 +336,12 @@ def _check_parameters(module: nn.Module) -> None:
 def _check_task(module: nn.Module, held: Data) -> None:
     """Do the model, its loss and the targets go together?"""
     some, targets = held.inputs(trees.at(held.x, _SOME)), held.targets(trees.at(held.y, _SOME))
-    check(held.task, module, some, targets, *(trees.at(part, _SOME) for part in (held.test_x, held.test_y)))
     if isinstance(held.task, Classification) and held.task.criterion is cross_entropy and held.labels is not None:
         with training(module, False), torch.no_grad():
-            outputs = trees.answer(trees.called(module, some)).shape[-1]
+            outputs = logits(trees.called(module, some)).shape[-1]
         least, most = (int(of(torch.cat([held.y, held.test_y]))) for of in (torch.min, torch.max))
         if least < 0 or most >= outputs:
             raise InputError(f"labels must be 0 to {outputs - 1}, one for each output of the model: these are {least} to {most}")
+    check(held.task, module, some, targets, *(trees.at(part, _SOME) for part in (held.test_x, held.test_y)))
     if isinstance(held.task, Classification):
         held.task.check_count(module, held.inputs(trees.at(held.test_x, _TRIED)), held.targets(trees.at(held.test_y, _TRIED)))

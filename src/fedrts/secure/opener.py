@@ -137,6 +137,11 @@ class Opener:
             self._shares.setdefault(name, {})[self.call.places[client]] = share
         self._revealed.append(client)
 
+    @property
+    def opening(self) -> list[int]:
+        """Who has revealed shares."""
+        return sorted(self._revealed)
+
     def opened(self) -> Words:
         """The sum of the survivors' words."""
         self._enough(self._revealed, "clients that reveal shares")

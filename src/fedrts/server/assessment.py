@@ -87,7 +87,7 @@ def _in_sum(plan: Plan, engine: Secretive, summing: Summing, order: Order, clien
     return {
         "mean": {} if reason is not None else means,
         "mean_of_clients": {},
-        "samples": sum(held_out[client] for client in found.clients),
+        "samples": found.samples,
         "clients": [],
         "missing": [{"client": client, "reason": reason} for client, reason in sorted(found.missing.items())],
         "bytes": size + found.bytes,

@@ -48,6 +48,8 @@ class Figures:
     missing: dict[int, str]
     """Who is not, and why."""
     bytes: int
+    samples: int = 0
+    """Of all who are in it."""
 
 
 @runtime_checkable

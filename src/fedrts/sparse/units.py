@@ -37,7 +37,8 @@ def cut_off(layers: Sequence[Entry], mask: Mask, before: Mask | None = None) -> 
 
 def lost(layers: Sequence[Entry], mask: Mask, before: Mask) -> Tensor:
     """Which units had links in the mask `before` and have none in `mask`: bool `[U]`, of every layer its own, then those before it."""
-    now, past = (torch.cat([has for pair in _connected(layers, some) for has in pair]) for some in (mask, before))
+    none = mask.bits[:0]  # a dense method's model may have no layers
+    now, past = (torch.cat([none, *(has for pair in _connected(layers, some) for has in pair)]) for some in (mask, before))
     return past & ~now
 
 

@@ -91,6 +91,11 @@ def cross_entropy(output: Any, target: Tensor, smoothing: float = 0.0) -> Tensor
     The same as there up to rounding, in operations that vmap takes as they are: it takes the other ones apart into a dozen pieces.
     """
     found = logits(output)
+    if target.is_floating_point() and target.dim() < found.dim():
+        raise InputError(
+            f"cross-entropy takes whole numbers as labels, and targets are {str(target.dtype).removeprefix('torch.')}: make labels whole "
+            "(y.long()); for numbers say task='regression', or give a loss"
+        )
     if found.dim() != 2 or target.is_floating_point():
         return F.cross_entropy(found, target, label_smoothing=smoothing)
     likelihood = found.log_softmax(-1)
@@ -292,15 +297,20 @@ def smoothed(task: Task, share: float) -> Task:
 def check(task: Task, module: nn.Module, x: Tensors, y: Tensors, test_x: Tensors, test_y: Tensors) -> None:
     """Try a task on a few training and test samples, with a model that is not changed: mistakes show before any training."""
     try:
-        with training(module, False), torch.no_grad():
+        with training(module, False), torch.enable_grad():
             loss = task.loss(module, x, y)
-        if not isinstance(loss, Tensor) or loss.dim() != 0:
-            raise InputError(f"the loss must be a tensor with one number, the mean over a batch; it gave {loss!r}")
+            if not isinstance(loss, Tensor) or loss.dim() != 0:
+                raise InputError(f"the loss must be a tensor with one number, the mean over a batch; it gave {loss!r}")
+            if not loss.requires_grad:
+                raise InputError("the loss has no gradient by the model's parameters: does it detach the outputs, or make numbers of them?")
+            torch.autograd.grad(loss, [part for part in module.parameters() if part.requires_grad], allow_unused=True)
         found = evaluated(task, module, test_x, test_y, trees.count(test_y))
     except InputError:
         raise
     except Exception as error:  # whatever a user's own code raises
-        raise InputError(f"the model, its loss and these targets do not go together: {reason(error)}") from error
+        own = isinstance(task, Classification) and not isinstance(task, OfBatches) and task.criterion is not cross_entropy
+        names = " (the loss is called as loss(output, target); one of (model, batch) has parameters of these names)" if own else ""
+        raise InputError(f"the model, its loss and these targets do not go together: {reason(error)}{names}") from error
     if missing := [metric.name for metric in declared(task) if metric.name not in found]:
         raise InputError(
             f"the task's evaluate gives no {' and no '.join(missing)}: it needs a loss, and the metrics that the task's `metrics` names "

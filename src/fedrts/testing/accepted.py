@@ -347,6 +347,25 @@ CASES = [
     ),
     Case(
         BATCHES,
+        "inputs of float64",
+        lambda: everyone(lambda x, y: [(row.double(), label) for row, label in zip(x, y, strict=True)]),
+        same=True,
+        as_="they become what the model's parameters are",
+    ),
+    Case(
+        BATCHES,
+        "clients of different shapes",
+        lambda: {"clients": [TensorDataset(*rows(0)), TensorDataset(rows(1)[0][:, :3], rows(1)[1])], "test": 0.25},
+        refused="the input has shape [3] there and shape [4] here",
+    ),
+    Case(
+        BATCHES,
+        "words in NumPy arrays",
+        lambda: everyone(lambda x, y: (x.numpy(), np.where(y, "yes", "no"))),
+        refused="an array must hold numbers, and holds <U3",
+    ),
+    Case(
+        BATCHES,
         "text in samples",
         lambda: everyone(lambda x, y: [("so", label) for label in y]),
         refused="must be numbers, and is str",
@@ -381,6 +400,12 @@ CASES = [
         "outputs that are tuples, with the default loss",
         lambda: _two(dictionaries, TwoInputs(lambda logits: (logits, logits.sum()))),
         refused="the model gives a tuple",
+    ),
+    Case(
+        LOSSES,
+        "numbers for targets, with the default loss",
+        lambda: everyone(lambda x, y: TensorDataset(x, x[:, 0])),
+        refused="cross-entropy takes whole numbers as labels",
     ),
     Case(LOSSES, "dropout", lambda: {**everyone(TensorDataset), "model": Dropping()}, why="the model draws random numbers while it trains"),
     Case(TASKS, '`task="regression"`', lambda: {**everyone(_numbers), "task": "regression", "model": net(1)}, as_="MAE, RMSE, R²"),
