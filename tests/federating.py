@@ -41,7 +41,7 @@ engine = {wait = 90, timeout = 90}
 """
 PATIENCE = 200.0
 NO_LIMITS = ("--accept", ANY, "--min-samples", 1, "--min-batch", 1)
-"""Of a client whose consent is not what a test is about."""
+"""Options of a client whose consent is not under test."""
 
 
 def trusting(**decided: Any) -> Host:

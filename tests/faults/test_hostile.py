@@ -455,7 +455,7 @@ def test_lost_units_are_told_with_those_who_voted(tmp_path):
 
 
 def cut_by(run, attack, clients, rounds_played=12, **guard):
-    """Of every outer round in which units were lost, how many, and who worked against them."""
+    """Return, for every outer round with lost units, their number and who worked against them."""
     plan = hostile(run, attack, clients=clients, **guard)
     ledger, state, found = ClientRecords.of(plan.guard), run.method.begin(run.setup), []
     for index in range(rounds_played):

@@ -59,13 +59,13 @@ def run(
     callbacks: Sequence[object] = (),
     **keywords: Any,
 ) -> Result:
-    """Run an experiment: a TOML file, keywords, or both (keywords win). See the reference for every key.
+    """Run an experiment given as a TOML file, as keywords, or both (keywords override the file). The reference lists every key.
 
     `fedrts.run(data="digits", method="fedrts", density=0.1, rounds=50, lr=0.2, topology={"interval": 5}, out="runs/a")`
-    With a `budget` such as "200MB" the run sends at most so much: density, value type and rounds that are not given are planned.
-    `tune_lr` names learning rates of which the best on a validation split is taken first, or "auto": rates around the experiment's own.
-    `data_dir` is the folder of data sets (default: `FEDRTS_DATA`, or ~/.cache/fedrts); it is no part of the experiment.
-    `callbacks` watch the run and may stop it: objects (`fedrts.callbacks.EarlyStopping(patience=20)`), and names, which its file keeps.
+    A `budget` such as "200MB" limits the bytes of the run: density, value type and rounds that you do not give are planned.
+    `tune_lr` is a list of learning rates, of which the best on a validation split is used, or "auto": rates around the experiment's own.
+    `data_dir` is the folder of data sets (default: `FEDRTS_DATA`, or ~/.cache/fedrts); it is not part of the experiment.
+    `callbacks` watch the run and may stop it: objects (`fedrts.callbacks.EarlyStopping(patience=20)`), or names, which its file keeps.
     """
     for name in ("model", "method"):
         if isinstance(keywords.get(name), nn.Module | Method):
@@ -81,7 +81,7 @@ def run(
 
 
 def _sorted_out(callbacks: Sequence[object]) -> tuple[config.Tree, list[object]]:
-    """The callbacks that are named, as a setting, and those that are objects."""
+    """Split callbacks into names, which become a setting, and objects."""
     if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
         raise InputError(f"callbacks is {callbacks!r}: give a list, such as [fedrts.callbacks.EarlyStopping(patience=20), 'csv']")
     named = [entry for entry in callbacks if isinstance(entry, str)]
@@ -89,12 +89,12 @@ def _sorted_out(callbacks: Sequence[object]) -> tuple[config.Tree, list[object]]
 
 
 def _watcher(observer: Observer | None, callbacks: Sequence[object]) -> Observer:
-    """The observer, or where none is given a notebook's bar, unless a callback is one."""
+    """Return the observer or, if none is given, a notebook's progress bar, unless a callback shows one."""
     return observer or (Silent() if any(isinstance(entry, ProgressBar) for entry in callbacks) else default_observer())
 
 
 def _tuned(layers: Sequence[config.Tree], rates: Iterable[float] | str, out: Path, data_dir: str | Path | None) -> Experiment:
-    """The experiment with the best of these learning rates; trials go to its folder."""
+    """Return the experiment with the best of these learning rates; its folder keeps the trials."""
     if not isinstance(rates, str | Iterable):
         raise InputError(f"tune_lr must be a list, or 'auto' (got {rates!r})")
     named = rates if isinstance(rates, str) else config.plain(list(rates))
@@ -112,7 +112,7 @@ def start(
     callbacks: Sequence[object] = (),
     drain: Drain | None = None,
 ) -> Result:
-    """Run a resolved experiment in a new folder; over Flower with nodes that come to `door` (None: on this machine).
+    """Start a resolved experiment in a new folder, or over Flower with nodes that connect to `door` (None: on this machine).
 
     `tuned`: the folder holds the trials by which its learning rate was chosen. `drain`: when asked to stop, the running round ends first.
     """
@@ -132,13 +132,13 @@ def start(
 
 
 def _hooks(experiment: Experiment, callbacks: Sequence[object]) -> Hooks:
-    """The callbacks of a run, with words on how it goes on if one of them fails."""
+    """Build the callbacks of a run, with the message that says how to continue if one of them fails."""
     again = f"; mend it, then continue with: {resume_command(experiment.out, experiment.model_dump())}" if experiment.out else ""
     return Hooks.of(experiment, callbacks, again)
 
 
 def prepared(resolved: Experiment, data_dir: str | Path | None = None) -> Assembled:
-    """A run that is ready to begin: what is missing or cannot be shows here, before there is anything to lose."""
+    """Prepare a run. Missing files and impossible settings raise here, before anything can be lost."""
     assembled = assemble(resolved, data_dir)
     check_uploads(assembled, assembled.method.begin(assembled.setup))
     kind(assembled.experiment.engine.name).require()
@@ -157,12 +157,12 @@ def resume(
     callbacks: Sequence[object] = (),
     drain: Drain | None = None,
 ) -> Result:
-    """Continue an interrupted run to exactly the result it would have had. A finished one is only loaded, or goes on for more `rounds`.
+    """Continue an interrupted run to exactly the result it would have had, or extend a run to more `rounds`.
 
-    In rounds that were not planned the topology stays as it is from `topology.end` on, and a falling learning rate at its last value.
-    One that was stopped early goes on only if `rounds` are given, as many as were planned or more. Give `callbacks` that are objects again.
-    `changes` are settings that may be others than those of the run's file, such as `{"engine": {"wait": 60}}`. Code that the folder
-    names by import path runs only if you `trust` it: True, or a list of paths; what `changes` name is your own.
+    A finished run without `rounds` is only loaded. In additional rounds the topology stays as it is from `topology.end` on, and a falling
+    learning rate keeps its last value. A run that stopped early continues only if you give `rounds`, as many as planned or more.
+    Give `callbacks` that are objects again. `changes` are settings that differ from the run's file, such as `{"engine": {"wait": 60}}`.
+    Code that the folder names by import path runs only if you `trust` it: True, or a list of paths; code in `changes` is always trusted.
     """
     folder = RunFolder(path)
     named, objects = _sorted_out(callbacks)
@@ -177,9 +177,9 @@ def _planned(folder: RunFolder) -> Experiment:
 
 
 def _prolonged(folder: RunFolder, planned: Experiment, rounds: int, lifted: bool = False) -> dict[str, Any]:
-    """The settings with which a run goes on for more rounds than were planned; none if they are as many.
+    """Return the settings with which a run continues for more rounds than planned; empty if the number is as planned.
 
-    Where it was stopped early, what stopped it counts anew from there; with as many rounds as planned only if that is to be `lifted`.
+    After an early stop the stopping rule starts afresh; with as many rounds as planned, only if the stop is to be `lifted`.
     """
     config.validated(Experiment, {"rounds": rounds})
     if rounds < planned.rounds:
@@ -325,13 +325,13 @@ def fine_tune(
     trust: Trust = False,
     **keywords: Any,
 ) -> Result:
-    """Go on from a finished run in a new one: on other data or clients, at another density, for so many `rounds`.
+    """Start a new run from a finished one: with other data or clients, at another density, for the given `rounds`.
 
     `fedrts.fine_tune("runs/a", data="fashion_mnist", density=0.1, rounds=20, out="runs/b")`, or with `clients=[…], test=…` as for `train`
 
-    The new run begins with the model and the mask of the old one and has its settings, but for those that are given here. Of a lower
-    density every layer keeps its largest weights, by one factor. With `mask="search"` the topology moves on, and a method that knows
-    something of the links (posteriors) keeps it; with "keep" it stays as it begins. A model that was given in Python is given again.
+    The new run starts with the model and mask of the old one, and has its settings except those given here. At a lower density every layer
+    keeps its largest weights, reduced by one factor. With `mask="search"` the topology keeps changing, and a method with knowledge about
+    links (posteriors) keeps it; with "keep" the mask stays fixed. If the model was given in Python, give it again.
     """
     folder = RunFolder(path)
     if mask not in ("search", "keep"):
@@ -359,7 +359,7 @@ def fine_tune(
 
 
 def with_folder(experiment: Experiment) -> Experiment:
-    """With `out` decided: runs/<time>-<data>-<method>-<seed> under the current folder; a number follows where that is taken."""
+    """Return the experiment with `out` set: runs/<time>-<data>-<method>-<seed>, with a number appended if that exists."""
     if experiment.out:
         return experiment
     names = (Path(name.rpartition(":")[2]).stem or "data" for name in (experiment.data, experiment.method))

@@ -36,9 +36,11 @@ def load(
     average: bool = False,
     trust: Trust = False,
 ) -> nn.Module:
-    """The model of a run folder: of a finished run its result, of an interrupted one its newest checkpoint; or of an exported archive.
+    """Load the model of a run folder (the result, or an interrupted run's newest checkpoint) or of an exported archive.
 
-    `average`: the average of its late models (`train.average`) instead of the last one.
+    `average` loads the average of the late models (`train.average`) instead of the last one. If the model (or a rule for what may be
+    pruned) was given in Python, give it again. Code that the folder names by import path runs only if you `trust` it: True, or a list of
+    paths such as `["my_package.nets:net"]`.
 
     A model (and a rule of what may be pruned) that was given in Python must be given again. Code that the folder names by import
     path runs only if you `trust` it: True, or a list of paths such as `["my_package.nets:net"]`.
@@ -58,7 +60,7 @@ def _is_archive(path: Path) -> bool:
 
 
 def _from_archive(path: Path, model: nn.Module | None, trust: Trust) -> nn.Module:
-    """The module of `fedrts export --format sparse`: built by name, unless it is given."""
+    """Load the module of `fedrts export --format sparse`; it is built by name unless it is given."""
     data = path.read_bytes()
     try:
         opened = archive.OpenedArchive.of(data)
@@ -73,7 +75,7 @@ def _from_archive(path: Path, model: nn.Module | None, trust: Trust) -> nn.Modul
 
 
 def _module_of(opened: archive.OpenedArchive, path: Path, trust: Trust) -> nn.Module:
-    """A new module as an archive describes it; it is no larger than the archive shows it to be."""
+    """Build the module that an archive describes; it is never larger than the archive's contents show."""
     about = opened.about
     if about.get("model") == config.CUSTOM:
         raise InputError(f"{path} holds a model given in Python: pass it as fedrts.load(path, model=…)")
@@ -118,7 +120,7 @@ def loaded(folder: RunFolder, model: nn.Module | None, prunable: Prunable | None
 
 
 def state_dict(folder: RunFolder, module: nn.Module, prunable: Prunable | None = None, average: bool = False) -> dict[str, Tensor]:
-    """The named tensors of a run: model.safetensors (average.safetensors), or the newest checkpoint's."""
+    """Return the named tensors of a run: model.safetensors (average.safetensors), or the newest checkpoint's."""
     if (final := folder.final_tensors(average)) is not None:
         return final
     saved = checkpoint.load(folder.path / "checkpoint", check=check_saved)

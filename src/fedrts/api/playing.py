@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to."""
+    """The result of a run."""
 
     model: nn.Module
     masks: dict[str, Tensor]
@@ -56,7 +56,7 @@ class Result:
     """The average of late models (`train.average`), where there is one and the model can be copied."""
 
     def __repr__(self) -> str:
-        """A line for a notebook; the fields hold the rest."""
+        """Return one line for a notebook; the fields hold the rest."""
         s = self.summary
         sent = f"{megabytes(s['upload_bytes'] + s['download_bytes'])} sent ({s['comm_ratio']:.3f} of dense averaging)"
         what = f"{s['method']} on {s['data']}, {s['model']}, seed {s['seed']}"
@@ -65,12 +65,12 @@ class Result:
         return f"<fedrts.Result: {what}: {metric.name} {value} after {s['rounds']} rounds, density {s['density']:.3f}, {sent}>"
 
     def frame(self) -> Any:
-        """The history as a pandas DataFrame, a row a round: `result.frame().plot(x="round", y="accuracy")`."""
+        """Return the history as a pandas DataFrame, one row per round: `result.frame().plot(x="round", y="accuracy")`."""
         return optional("pandas", "pandas").DataFrame(self.history)
 
 
 def check_uploads(run: Assembled, state: State) -> None:
-    """Is what the method uploads in any kind of round protected where that is asked for, and can it be reduced as the guard asks?"""
+    """Check that the method's uploads in every kind of round can be protected and reduced as the experiment asks."""
     plan = run.plan
     outer = next(filter(plan.schedule.is_outer, range(plan.rounds)), 0)
     for index in sorted({*range(-1, min(plan.rounds, 2)), outer, plan.rounds - 1}):
@@ -105,13 +105,13 @@ def play(
 
 
 def _begun(run: Assembled) -> State:
-    """A run's state before its first round, with what its method remembers ever after; a set-up may forget what it began with."""
+    """Return a run's state before its first round, with the memory that its method keeps; a set-up may drop what it began with."""
     state, first = run.begun()
     return replace(state, memory={}) if first < 0 and run.method.exchanges(run.plan.round(-1, state.mask)) else state
 
 
 def _note_idle_clients(run: Assembled) -> None:
-    """Say so where clients cannot train: BatchNorm has no statistics of one sample."""
+    """Note clients that cannot train: BatchNorm has no statistics of one sample."""
     alone = sum(size == 1 for size in run.rows.sizes) if run.bench.has_batchnorm else 0
     if alone:
         whose = f"{alone} of {len(run.rows.sizes)} clients"
@@ -195,7 +195,7 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
 
 
 def _average(run: Assembled, late: State) -> nn.Module | None:
-    """A copy of the model with the average's weights; None of a model that cannot be copied."""
+    """Copy the model with the average's weights; None if the model cannot be copied."""
     try:
         module = copy.deepcopy(run.module)
     except Exception:  # whatever a user's own module raises
@@ -225,9 +225,9 @@ def _save_round(
     stopped: Mapping[str, Any] | None,
     leaving: bool,
 ) -> None:
-    """A checkpoint, where one is due or the process is `leaving`.
+    """Save a checkpoint when due, or when the process is `leaving`.
 
-    It comes after callbacks were told, so that none is left out if one fails or the process is killed.
+    Callbacks were told before, so a failure or a kill never skips one.
     """
     done = played.record.round + 1
     if pace.is_due(done) or done == run.experiment.rounds or stopped is not None or leaving:

@@ -29,7 +29,7 @@ from fedrts.wire.value_types import ValueType
 
 
 def _words(given: object) -> object:
-    """A list of words, where they were given with commas between them."""
+    """Split a comma-separated list of words."""
     return [word.strip() for word in given.split(",") if word.strip()] if isinstance(given, str) else given
 
 
@@ -55,7 +55,7 @@ class Clients(Table):
 
 
 class Training(LocalTraining):
-    """What a client does with its data in a round, and the server with what came of it."""
+    """Local training at the clients, and the server's optimiser."""
 
     server_optimizer: Annotated[str, Named(optimizers)] = Field(
         "sgd", description="server optimiser: sgd (averaging), momentum (FedAvgM) or adam (FedAdam)"
@@ -117,7 +117,7 @@ class Topology(Table):
 
 
 class Stop(Table):
-    """When a run ends before its last round, and with which of its models; off without `patience`."""
+    """When a run ends before its last round, and with which model; off without `patience`."""
 
     patience: int | None = Field(None, ge=1, description="stop after this many rounds without improvement; default: never")
     metric: str | None = Field(None, description="metric to watch, on the validation split if there is one; default: the leading metric")
@@ -154,7 +154,7 @@ class Wire(Table):
 
 
 class Checkpoint(Table):
-    """How often the state is made durable."""
+    """How often the state is saved to disk."""
 
     every: int | str = Field(
         "auto", description="rounds between checkpoints, '30s' for seconds, or 'auto': every round, within 5 % of the run's time"
@@ -235,14 +235,14 @@ class Experiment(Table):
 
     @property
     def min_size(self) -> int:
-        """Samples that every client has at least."""
+        """Smallest number of samples of every client."""
         if self.clients.min_size is not None:
             return self.clients.min_size
         return min(16, self.train.batch_size) if self.clients.partition == "quantity" else 10
 
     @property
     def quorum(self) -> float:
-        """Share of a round's clients whose replies must be usable: of a study among sites all, by default; of secure sums t."""
+        """Share of a round's clients whose replies must be usable: with sites all, by default; with secure sums t."""
         usual = 1.0 if self.clients.partition == SITES else QUORUM
         asked = usual if self.guard.quorum is None else self.guard.quorum
         least = self.secure.needed(self.clients.per_round) / self.clients.per_round if self.secure.aggregation else 0.0
@@ -255,7 +255,7 @@ class Experiment(Table):
 
     @property
     def max_claim(self) -> float | None:
-        """Samples that count of one client, in medians: sites say themselves how many they have."""
+        """Limit on one client's sample count, in medians of the round: sites state their own counts."""
         if self.guard.max_claim is not None:
             return self.guard.max_claim
         return SITES_CLAIM if self.clients.partition == SITES else None
@@ -272,11 +272,11 @@ class Experiment(Table):
 
     @property
     def schedule(self) -> Schedule:
-        """When the topology may change; how its density falls depends on the model too."""
+        """When the topology may change; the model also determines how its density falls."""
         t = self.topology
         return Schedule(t.interval, self.end, t.adjust, t.first_outer, t.outer_at_end)
 
 
 def usual_end(rounds: int) -> int:
-    """T_end of a run of so many rounds where none is asked for."""
+    """Return the default T_end of a run of so many rounds."""
     return max(1, math.floor(0.6 * rounds))

@@ -1,4 +1,4 @@
-"""The user's own data, made resident once: datasets, iterables, DataLoaders, arrays, tables."""
+"""The user's own data, loaded once: datasets, iterables, DataLoaders, arrays, tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedrts.tasks import Task
 from fedrts.trees import Tensors
 
 MOST_ROWS = 1_000_000
-"""Of an iterable dataset, which is read once into rows: it may be endless."""
+"""Most samples of an iterable dataset, which is read once into rows and may be endless."""
 TARGETS = ("labels", "label", "target", "targets", "y")
 """Under which a dictionary has its target, if nothing else is said."""
 _PRECISIONS = (torch.float32, torch.float64)
@@ -36,7 +36,7 @@ _TRIED = 256
 
 @dataclass(frozen=True)
 class Reading:
-    """How the user's data are to be read."""
+    """How to read the user's data."""
 
     client: str | None = None
     """The column that says whose a row is, where one table holds all clients."""
@@ -58,7 +58,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class BatchForm:
-    """How a batch is told apart into inputs and targets, and put together again."""
+    """How a batch splits into inputs and targets, and how these are put together again."""
 
     kind: str
     """`pair`: (inputs, target); `flat`: (input, …, target); `named`: a dictionary; `alone`: no target."""
@@ -66,7 +66,7 @@ class BatchForm:
 
     @staticmethod
     def of(batch: Tensors, reading: Reading, where: str) -> BatchForm:
-        """The form of a batch."""
+        """Find the form of a batch."""
         if isinstance(batch, tuple) and len(batch) > 1 and not reading.targets:
             return BatchForm("pair" if len(batch) == 2 else "flat")
         if isinstance(batch, dict):
@@ -86,7 +86,7 @@ class BatchForm:
         return BatchForm("alone")
 
     def halves(self, batch: Tensors) -> tuple[Tensors, Tensors]:
-        """Inputs and targets of a batch; where there is no target it is `[rows, 0]`."""
+        """Return inputs and targets of a batch; without a target it is `[rows, 0]`."""
         if self.kind == "pair":
             return batch[0], batch[1]
         if self.kind == "flat":
@@ -98,7 +98,7 @@ class BatchForm:
         return x, y
 
     def __call__(self, x: Tensors, y: Tensors) -> Tensors:
-        """The batch that these halves were."""
+        """Put the halves of a batch together again."""
         if self.kind == "named":
             return {**x, **(y if len(self.targets) > 1 else {self.targets[0]: y})}
         if self.kind == "alone":
@@ -108,7 +108,7 @@ class BatchForm:
 
 @dataclass(frozen=True)
 class Piece:
-    """The rows of one dataset: samples to be collated, a batch of all of them, or a table."""
+    """The rows of one dataset: samples to collate, a batch of all of them, or a table."""
 
     where: str
     samples: list[Any] | None = None
@@ -121,7 +121,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class OwnData:
-    """What was given as data, read."""
+    """The given data, read."""
 
     data: Data
     rows: Holdings
@@ -129,7 +129,7 @@ class OwnData:
 
 
 def listed(clients: Any, client: str | None = None) -> tuple[list[Any], tuple[str, ...]]:
-    """The clients' datasets and, where they have any, names; one dataset is not the list of them, though it has items."""
+    """Return the clients' datasets and their names, if any; a single dataset is not a list of datasets, although it has items."""
     if type(clients).__name__ == "DatasetDict":
         raise InputError("clients is a DatasetDict of splits: give one of them, with client= for the column that says whose a row is")
     if client is not None:
@@ -152,7 +152,7 @@ def listed(clients: Any, client: str | None = None) -> tuple[list[Any], tuple[st
 
 
 def _by_column(clients: Any, column: str) -> tuple[list[Any], tuple[str, ...]]:
-    """One table in parts: the rows of every client, in the order of their names."""
+    """Split one table by the client column: the rows of every client, in the order of their names."""
     table = _table(clients, "clients") if _is_table(clients) else None
     if table is None:
         raise InputError(f"client = '{column}' is for one table with all clients' rows: clients is a {type(clients).__name__}")
@@ -166,7 +166,7 @@ def _by_column(clients: Any, column: str) -> tuple[list[Any], tuple[str, ...]]:
 
 
 def federate(clients: Sequence[Any], test: Any, task: Task, reading: Reading | None = None, names: tuple[str, ...] = ()) -> OwnData:
-    """One `Data` with the rows of all clients one after the other, and every client's row numbers.
+    """Return one `Data` with the rows of all clients in sequence, and every client's row numbers.
 
     `test` is a dataset like the clients', or the share of every client's rows that is held out.
     """
@@ -205,7 +205,7 @@ def _finite(tree: Tensors) -> bool:
 
 
 def _classes(data: Data) -> int:
-    """The number of labels where targets are whole numbers."""
+    """Return the number of labels if targets are whole numbers."""
     if not all(isinstance(y, Tensor) and y.numel() and not y.is_floating_point() for y in (data.y, data.test_y)):
         return 0
     return int(max(data.y.max(), data.test_y.max())) + 1
@@ -215,7 +215,7 @@ def _classes(data: Data) -> int:
 
 
 def _read(dataset: Any, where: str, reading: Reading) -> Piece:
-    """The rows of a dataset of any kind."""
+    """Read the rows of a dataset of any kind."""
     collate = reading.collate
     if isinstance(dataset, DataLoader):
         own = dataset.collate_fn
@@ -239,7 +239,7 @@ def _read(dataset: Any, where: str, reading: Reading) -> Piece:
 
 
 def _samples(dataset: Any, where: str) -> list[Any]:
-    """All samples of a map-style dataset, or of an iterable one, which is read once."""
+    """Read all samples of a map-style dataset, or of an iterable one, which is read once."""
     try:
         if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping):
             found = [dataset[index] for index in range(len(dataset))]
@@ -270,17 +270,17 @@ def _filled(rows: Any, where: str) -> Any:
 
 
 def _is_frame(given: object) -> bool:
-    """Is it a table of pandas or polars? Neither need be installed."""
+    """Whether it is a table of pandas or polars; neither need be installed."""
     return type(given).__name__ == "DataFrame"
 
 
 def _is_hub(given: object) -> bool:
-    """Is it a `datasets.Dataset`, which need not be installed? It has a length, columns and features."""
+    """Whether it is a `datasets.Dataset` (that package need not be installed): it has a length, columns and features."""
     return all(hasattr(given, name) for name in ("__len__", "column_names", "features", "remove_columns")) and not isinstance(given, dict)
 
 
 def _is_arrays(given: object) -> bool:
-    """Is it (inputs, targets) or a dictionary as arrays of all rows, rather than samples?"""
+    """Whether it is (inputs, targets) or a dictionary with arrays of all rows, rather than samples."""
     arrays = tree_leaves(given) if isinstance(given, tuple | dict) else []
     return bool(arrays) and all(isinstance(array, np.ndarray | Tensor) and array.ndim > 0 for array in arrays)
 
@@ -290,7 +290,7 @@ def _is_table(given: object) -> bool:
 
 
 def _table(given: Any, where: str) -> Columns:
-    """The columns of a frame, of a `datasets.Dataset` or of a dictionary of arrays."""
+    """Return the columns of a frame, of a `datasets.Dataset` or of a dictionary of arrays."""
     if _is_hub(given):
         found = given.with_format("numpy")[:]
         return Columns({name: np.asarray(found[name]) for name in given.column_names}, where)
@@ -303,7 +303,7 @@ def _table(given: Any, where: str) -> Columns:
 
 
 def _tensors(arrays: Any, where: str) -> Tensors:
-    """Arrays as tensors; numbers of double precision become single, as models have them."""
+    """Convert arrays to tensors, and double to single precision, as models have it."""
 
     def tensor(array: Any) -> Tensor:
         if isinstance(array, Tensor):
@@ -317,7 +317,7 @@ def _tensors(arrays: Any, where: str) -> Tensors:
 
 
 def _columns(table: Columns, where: str) -> Piece:
-    """The columns of numbers, by name."""
+    """Return the columns of numbers, by name."""
     objects = {name: array for name, array in table.columns.items() if array.dtype.kind not in "biuf"}
     words = tuple(name for name, array in objects.items() if array.dtype.kind in "US" or isinstance(array[0], str))
     if uneven := [name for name in objects if name not in words]:
@@ -329,7 +329,7 @@ def _columns(table: Columns, where: str) -> Piece:
 
 
 def _note_ignored(given: Sequence[Any]) -> None:
-    """Say once what of DataLoaders has no meaning here."""
+    """Note once which settings of DataLoaders have no effect here."""
     loaders = [dataset for dataset in given if isinstance(dataset, DataLoader)]
     if not loaders:
         return
@@ -352,7 +352,7 @@ def _note_ignored(given: Sequence[Any]) -> None:
 
 
 def _paired(parts: Sequence[Piece], reading: Reading) -> tuple[BatchForm, list[tuple[Tensors, Tensors]], str | None]:
-    """Inputs and targets of every part; and why these are no tensors, where they are not."""
+    """Return inputs and targets of every part, and why they are not tensors if they are not."""
     tables = [part.table for part in parts if part.table is not None]
     if tables:
         if len(tables) < len(parts):
@@ -421,7 +421,7 @@ def _told_apart(form: BatchForm, batch: Tensors, where: str) -> tuple[Tensors, T
 
 
 def _collated(part: Piece, own: Collate | None) -> Tensors:
-    """All samples of a part as one batch."""
+    """Collate all samples of a part into one batch."""
     try:
         return trees.plain((own or default_collate)(list(part.samples or [])))
     except Exception as error:  # whatever a user's own dataset or function raises
@@ -433,7 +433,7 @@ def _collated(part: Piece, own: Collate | None) -> Tensors:
 
 
 def _check_tensors(batch: Tensors, where: str) -> None:
-    """Is everything of a batch a tensor, with as many rows as all others?"""
+    """Check that everything in a batch is a tensor with the same number of rows."""
     for name, leaf in trees.named("", batch).items():
         if not isinstance(leaf, Tensor):
             raise InputError(
@@ -445,7 +445,7 @@ def _check_tensors(batch: Tensors, where: str) -> None:
 
 
 def _depends(samples: Sequence[Any], collate: Collate, whole: Tensors) -> str | None:
-    """Why batches cannot be gathered from one batch of all samples; None: each row is what it would be alone."""
+    """Return why batches cannot be gathered from one batch of all samples; None: each row is the same as on its own."""
     rows = torch.linspace(0, len(samples) - 1, min(_TRIED, len(samples))).long().tolist()
     try:
         for row in rows:
@@ -479,7 +479,7 @@ def in_precision_of(module: nn.Module, held: Data) -> Data:
 
 
 def with_test_share(held: Data, share: float) -> Data:
-    """`held` with a random `share` of its training rows, the same in every run, as its test set; of 0 there is none."""
+    """Move a random `share` of the training rows of `held`, the same in every run, to its test set; with 0 there is none."""
     if share == 0 and not isinstance(share, bool):
         return replace(held, test_x=held.x[:0], test_y=held.y[:0])
     rest, test = parted(held.samples, share, "test")
@@ -487,5 +487,5 @@ def with_test_share(held: Data, share: float) -> Data:
 
 
 def normalised(held: Data, augment: Augment) -> Data:
-    """Images `held` as a model reads them, by the mean and standard deviation of the training rows alone."""
+    """Normalise the images `held` by the mean and standard deviation of the training rows alone."""
     return replace(held, view=Measured.of(*statistics(held.x), augment))

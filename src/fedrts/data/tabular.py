@@ -1,4 +1,4 @@
-"""Tables: columns by name made into numbers, the same way for all clients; and files that hold them.
+"""Tables: named columns encoded as numbers, the same way for all clients, and the files that hold them.
 
 table = read(Path("patients.csv"))
 encoding = Encoding.of([table], targets=("outcome",))
@@ -44,21 +44,21 @@ class Columns:
         return len(next(iter(self.columns.values()), ()))
 
     def column(self, name: str, key: str) -> np.ndarray:
-        """A column that must be there."""
+        """Return a column; raise if it is missing."""
         if name not in self.columns:
             raise InputError(f"{self.where} has no column '{name}' for {key}: there is {', '.join(self.columns)}")
         return self.columns[name]
 
     def without(self, *names: str) -> Columns:
-        """The other columns."""
+        """Return the other columns."""
         return Columns({name: array for name, array in self.columns.items() if name not in names}, self.where)
 
     def rows(self, chosen: np.ndarray, where: str | None = None) -> Columns:
-        """Some rows, by a mask or by their numbers."""
+        """Return some rows, by a mask or by their numbers."""
         return Columns({name: array[chosen] for name, array in self.columns.items()}, where or self.where)
 
     def owners(self, column: str) -> tuple[tuple[str, ...], np.ndarray]:
-        """The values of a column that names clients, in order, and the place among them of every row's."""
+        """Return the sorted values of a client column, and the index of every row's value."""
         array = self.column(column, "client")
         _check_filled(self.where, column, array)
         names, owners = np.unique(array.astype(str) if array.dtype == object else array, return_inverse=True)
@@ -67,7 +67,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How columns become numbers: numbers stay, words become one column of 0 and 1 for each word that occurs."""
+    """How columns become numbers: numbers stay, words are one-hot encoded."""
 
     categories: Mapping[str, tuple[str, ...] | None]
     """The words of every input column in order; None: it holds numbers."""
@@ -85,7 +85,7 @@ class Encoding:
         given: Mapping[str, Sequence[Any]] | None = None,
         as_given: bool = False,
     ) -> Encoding:
-        """Of all tables together; `task` says whether the target is a label, otherwise its values do. `given` are words that are known.
+        """Build the encoding of all tables; `task` says whether the target is a label, otherwise its values do. `given` are known words.
 
         `as_given`: a target of numbers stays what it is, whatever its values.
         """
@@ -110,16 +110,16 @@ class Encoding:
 
     @property
     def width(self) -> int:
-        """Columns of the inputs."""
+        """Number of input columns."""
         return sum(1 if words is None else len(words) for words in self.categories.values())
 
     @property
     def numeric(self) -> Tensor:
-        """Which of them are numbers `[width]`, not categories."""
+        """Which input columns are numbers `[width]`, not categories."""
         return torch.tensor([words is None for words in self.categories.values() for _ in words or (None,)])
 
     def encoded(self, table: Columns) -> tuple[Tensor, Tensor]:
-        """Inputs `[n, width]` and targets: labels `[n]`, or numbers `[n]` or `[n, k]`."""
+        """Return inputs `[n, width]` and targets: labels `[n]`, or numbers `[n]` or `[n, k]`."""
         parts = []
         for name, words in self.categories.items():
             array = table.columns[name]
@@ -163,7 +163,7 @@ def _is_number(array: np.ndarray) -> bool:
 
 
 def _text(array: np.ndarray) -> np.ndarray:
-    """Values as words; whole numbers look alike whatever their type."""
+    """Convert values to words; whole numbers look alike whatever their type."""
     if array.dtype.kind == "f" and bool((array == np.floor(array)).all()):
         array = array.astype(np.int64)
     if array.dtype.kind == "b":
@@ -172,7 +172,7 @@ def _text(array: np.ndarray) -> np.ndarray:
 
 
 def _words(tables: Sequence[Columns], name: str, given: Sequence[Any] | None) -> tuple[str, ...] | None:
-    """The words of an input column in all tables; None where it holds numbers."""
+    """Return the words of an input column in all tables; None if it holds numbers."""
     if given is not None:
         return tuple(map(str, given))
     arrays = [table.columns[name] for table in tables]
@@ -187,7 +187,7 @@ def _words(tables: Sequence[Columns], name: str, given: Sequence[Any] | None) ->
 
 
 def _classes(tables: Sequence[Columns], targets: Sequence[str], task: str | None, given: Sequence[Any] | None) -> tuple[str, ...] | None:
-    """The values of a target that is a label; None where targets are numbers."""
+    """Return the values of a label target; None if targets are numbers."""
     if len(targets) > 1 or task in ("regression", "multilabel"):
         return None
     if given is not None:
@@ -207,7 +207,7 @@ def _classes(tables: Sequence[Columns], targets: Sequence[str], task: str | None
 
 
 def _places(where: str, name: str, array: np.ndarray, words: Sequence[str]) -> np.ndarray:
-    """The place of every value among the words `[n]`, int64."""
+    """Return the index of every value among the words `[n]`, int64."""
     known = {word: place for place, word in enumerate(words)}
     text = _text(array).tolist()
     for row, word in enumerate(text, 1):
@@ -233,7 +233,7 @@ def _numbers(where: str, name: str, array: np.ndarray, whole: bool = False) -> n
 
 
 def read(path: Path) -> Columns:
-    """The table of a CSV or Parquet file, which its first bytes tell; read anew only when the file changes."""
+    """Read a CSV or Parquet file, recognised by its first bytes; read again only when the file changes."""
     require_plain(path)
     try:
         status = os.stat(path)
@@ -250,7 +250,7 @@ def _read(path: Path, *stamp: int) -> Columns:
 
 
 def _csv(path: Path) -> dict[str, np.ndarray]:
-    """Columns of a comma-separated file with a heading; a column of numbers alone becomes numbers."""
+    """Parse comma-separated columns with a heading; a column that holds only numbers becomes numbers."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, strict=True)
@@ -271,7 +271,7 @@ def _csv(path: Path) -> dict[str, np.ndarray]:
 
 
 def _typed(values: list[str]) -> np.ndarray:
-    """Numbers where all values are numbers or missing, otherwise words."""
+    """Return numbers if all values are numbers or missing, otherwise words."""
     try:
         numbers = [np.nan if value.lower() in _MISSING else float(value) for value in values]
     except ValueError:

@@ -15,7 +15,7 @@ IsaName = Literal["auto", "portable", "avx2", "avx512"]
 
 
 class EngineSettings(Table):
-    """Who runs the clients; `engine = "serial"` is short for `engine.name`."""
+    """The engine that runs the clients; `engine = "serial"` is short for `engine.name`."""
 
     name: EngineName = Field(
         "auto",

@@ -1,8 +1,8 @@
-"""The engine whose server learns sums alone: five messages to every client of a round, of which one is its order.
+"""The engine whose server learns only sums: five messages to every client of a round, one of which is its order.
 
     keys → shares → order and words → list of survivors → shares that open
 
-Who is lost on the way costs the round its own words at most, as long as t clients stay (`secure.participant`, `secure.opener`).
+A client that drops out costs the round at most its own words, as long as t clients stay (`secure.participant`, `secure.opener`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Take = Callable[[int, bytes], None]
 
 @dataclass
 class SumStep(Errand):
-    """One step of a sum, for all clients that are still in it: messages by client, and with the words their orders."""
+    """One step of a sum for all remaining clients: messages by client and, with the words, their orders."""
 
     step: str = ""
     messages: dict[int, bytes] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class SumStep(Errand):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is summed, of whom, and what the words mean."""
+    """What is summed, over whom, and what the words mean."""
 
     purpose: bytes
     order: Order
@@ -97,16 +97,16 @@ class Subject:
 
 @dataclass
 class SecretEngine(FlowerEngine):
-    """Runs secure sums with the clients of a fleet."""
+    """Run secure sums with the clients of a fleet."""
 
     digest: str = ""
-    """Of the experiment, to which the sites' owners agreed."""
+    """Digest of the experiment that the sites' owners accepted."""
     table: SecureSums = field(default_factory=SecureSums)
     per_round: int = 0
     openings: Openings = field(default_factory=lambda: Openings(None))
 
     def answer(self, question: Question) -> Tally:
-        """The sum of a round's clients, opened once and kept before it is used; an empty tally where there are too few."""
+        """Return the sum of a round's clients, opened once and stored before use; an empty tally if there are too few."""
         order = question.order
         assert question.summing is not None
         assert order.values is not None
@@ -121,7 +121,7 @@ class SecretEngine(FlowerEngine):
         return self._tally(question, attempt)
 
     def _tally(self, question: Question, attempt: Attempt) -> Tally:
-        """What an attempt at a round's sum came to."""
+        """Return the result of an attempt at a round's sum."""
         opened, order = attempt.opened, question.order
         if opened is None:
             tally = Tally(question.sums())
@@ -140,12 +140,12 @@ class SecretEngine(FlowerEngine):
         return tally
 
     def figures(self, order: Order, samples: Mapping[int, int], form: Callable[[int], FigureForm]) -> Figures:
-        """What clients say of the order's model, each on so many `samples`."""
+        """Return the clients' metrics of the order's model, each on so many `samples`."""
         assert order.values is not None
         return self._figures(METRICS, order, samples, form, fingerprint(order.values), judged(order))
 
     def statistics(self, plan: Plan, channels: Mapping[int, int]) -> Normalisation | None:
-        """The common statistics of the images of all clients that tell of so many `channels`; None where these are too few."""
+        """Return the common image statistics of all clients with so many `channels`; None if there are too few."""
         if len(set(channels.values())) > 1:
             raise InputError(MIXED)
         mask = Mask.full(plan.layout.sizes)
@@ -171,7 +171,7 @@ class SecretEngine(FlowerEngine):
         return Figures(means, opened.clients, missing, attempt.down + opened.upload_bytes, opened.samples)
 
     def attempt(self, subject: Subject) -> Attempt:
-        """The sum of a subject: the one that was opened before, or one attempt at it."""
+        """Return the sum of a subject: the one opened before, or one new attempt at it."""
         found = Attempt(self, subject)
         known = self.openings.opened(subject.order.round.index, subject.model, subject.purpose)
         if known is None:
@@ -183,7 +183,7 @@ class SecretEngine(FlowerEngine):
         return found
 
     def bound(self, form: bytes) -> bytes:
-        """What a call says of its words, see `confidant.bound`."""
+        """Return what a call fixes about its words, see `confidant.bound`."""
         return bound(form, self.facts.get("normalisation", []))
 
 
@@ -207,7 +207,7 @@ class Attempt:
         return self.subject.order.round.index
 
     def play(self) -> None:
-        """Go on with an opening that had begun, or begin anew; what is opened is on disk before it is used."""
+        """Continue an opening that had begun, or start anew; the opened sum is on disk before it is used."""
         engine = self.engine
         for sum in (self._resumed, self._summed):
             try:
@@ -222,7 +222,7 @@ class Attempt:
         return "" if self.subject.purpose == UPDATE else f"'s {self.subject.purpose.decode()}"
 
     def _summed(self) -> Opened | None:
-        """All steps, from a fresh call."""
+        """Run all steps, from a new call."""
         engine, subject = self.engine, self.subject
         clients = list(subject.samples)
         SumStep(engine, subject.order, clients).gathered()
@@ -243,7 +243,7 @@ class Attempt:
         return self._opening(opener)
 
     def _resumed(self) -> Opened | None:
-        """An opening that had begun when the server stopped: the same shares are asked for again."""
+        """Continue an opening that had begun when the server stopped: ask for the same shares again."""
         begun = self.engine.openings.begun(self.round, self.subject.purpose)
         if begun is None:
             return None
@@ -263,7 +263,7 @@ class Attempt:
         return Opened(*own, opener.opened(), purpose, samples, call.most_samples)
 
     def _call(self, clients: list[int]) -> tuple[Call, Ring] | None:
-        """Whom we call: all that are here; None where these are too few."""
+        """Return the clients to call: all that are connected; None if there are too few."""
         engine, subject = self.engine, self.subject
         said = f"it has helped to open round {self.round}, and helps with no other opening of it"
         self.rejected += [{"client": client, "reason": said} for client in clients if client in self.revealed]
@@ -279,7 +279,7 @@ class Attempt:
         return Call(run, self.round, attempt, threshold, invited, subject.most_samples, form, subject.purpose), ring
 
     def _step(self, number: int, messages: dict[int, bytes], take: Take, longest: int = 0) -> list[int]:
-        """Send a step's messages; who has answered as it should."""
+        """Send a step's messages; return who replied properly."""
         order = self.subject.order
         if not longest:
             order = replace(order, round=replace(order.round, exchange=_APART + number))
@@ -306,7 +306,7 @@ class Attempt:
         return here
 
     def _lost(self, failure: Failure) -> None:
-        """Who is lost after its words came is in the sum all the same."""
+        """Handle lost clients: those lost after their words arrived still count in the sum."""
         self.down += failure.resent
         if failure.excused:
             self.missing[failure.client] = failure.reason

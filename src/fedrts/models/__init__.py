@@ -20,5 +20,5 @@ get = models.get
 
 
 def absolute(name: str) -> str:
-    """The name with the path of `hf:PATH` made absolute, so that it means the same anywhere."""
+    """Make the path of `hf:PATH` absolute, so that the name means the same everywhere."""
     return models.absolute(name, "--model")

@@ -1,4 +1,4 @@
-"""From an experiment to everything it names: data, clients, model, method, engine."""
+"""Building everything that an experiment names: data, clients, model, method, engine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _TRIED = slice(0, 64)
 
 @dataclass(frozen=True)
 class Assembled:
-    """An experiment with everything that it names."""
+    """An experiment with everything that it names, built."""
 
     experiment: Experiment
     method: Method
@@ -75,14 +75,16 @@ class Assembled:
     """The run that it goes on from."""
 
     def begun(self) -> tuple[State, int]:
-        """Its first state, and the round that comes next: -1, the set-up, which a run that goes on from another needs no more."""
+        """Its first state and next round: -1 is the set-up, which a run that starts from another skips."""
         if self.origin is None:
             return self.method.begin(self.setup), -1
         return self.origin.begun(self.method, self.experiment.method, self.setup), 0
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint belongs to beside the experiment: the model's layout and layers, who holds how many samples, data, own task."""
+        """What a checkpoint belongs to besides the experiment: the model's layout and layers, the clients' sample counts, data, own
+        task.
+        """
         held = repr((list(self.plan.samples), self.data.sampled_fingerprint))  # all that earlier versions noted of the data
         samples = hashlib.blake2b(held.encode(), digest_size=8).hexdigest()
         layers = [entry.name for entry in self.layout.layers]
@@ -95,7 +97,7 @@ class Assembled:
 
 
 def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tuple[Data, Holdings]:
-    """The data of a resolved experiment, and the row numbers of every client."""
+    """Return the data of a resolved experiment, and the row numbers of every client."""
     held = data.load(experiment.data, experiment.data_options, data_dir)
     c, key = experiment.clients, random.key(experiment.seed, "partition")
     if c.partition == SITES and not kind(experiment.engine.name).has_sites:
@@ -138,7 +140,7 @@ def build_model(experiment: Experiment, input_shape: tuple[int, ...], classes: i
 
 @contextmanager
 def initialising(experiment: Experiment) -> Iterator[None]:
-    """Inside, weights are drawn by the experiment's seed."""
+    """Draw weights by the experiment's seed during the block."""
     with torch.random.fork_rng([]):
         torch.manual_seed(random.seed(random.key(experiment.seed, "model")))
         yield
@@ -154,7 +156,7 @@ def put_together(
     *,
     noise: Noise,
 ) -> Assembled:
-    """The run of `module` on clients that hold the rows `parts` of `held`; `try_task` looks for mistakes in one's own loss and targets.
+    """Build the run of `module` on clients that hold the rows `parts` of `held`; `try_task` checks your own loss and targets.
 
     `noise`: a site's is `Unpredictable`, a simulation's `Repeatable`; nothing is assumed.
     """
@@ -231,12 +233,12 @@ def put_together(
 
 
 def with_metrics(held: Data, experiment: Experiment) -> Data:
-    """Data whose task gives the experiment's further metrics too."""
+    """Return data whose task also gives the experiment's additional metrics."""
     return replace(held, task=judged_by(held.task, experiment.eval.metrics)) if experiment.eval.metrics else held
 
 
 def _fall(experiment: Experiment, layout: Layout) -> Fall | None:
-    """How the density falls over the rounds, where it does."""
+    """Return how the density falls over the rounds, if it does."""
     t = experiment.topology
     if t.density_start is None:
         return None
@@ -251,7 +253,7 @@ def _server_optimizer(experiment: Experiment) -> ServerOptimizer:
 
 
 def with_samples(run: Assembled, samples: Sequence[int], held_out: Mapping[int, int] | None = None) -> Assembled:
-    """A run whose sites have said how many samples they train on, and how many they hold out to judge the model."""
+    """Return a run whose sites have stated their numbers of training and held-out samples."""
     rows = Holdings.cut(torch.zeros((), dtype=torch.int64).expand(sum(samples)), samples)  # no memory: the rows are elsewhere
     plan = replace(run.plan, samples=list(samples), held_out=dict(held_out or {}))
     return replace(run, rows=rows, setup=replace(run.setup, samples=sum(samples)), plan=plan)
@@ -281,7 +283,7 @@ def _with_given_mask(experiment: Experiment, setup: Setup, method: Method) -> tu
 
 
 def _is_trained(module: nn.Module) -> bool:
-    """Does a builder say so of its module's weights?"""
+    """Whether a builder marks its module's weights as trained."""
     return getattr(module, "pretrained", False) is True
 
 
@@ -334,7 +336,7 @@ def _check_parameters(module: nn.Module) -> None:
 
 
 def _check_task(module: nn.Module, held: Data) -> None:
-    """Do the model, its loss and the targets go together?"""
+    """Check that the model, its loss and the targets fit together."""
     some, targets = held.inputs(trees.at(held.x, _SOME)), held.targets(trees.at(held.y, _SOME))
     if isinstance(held.task, Classification) and held.task.criterion is cross_entropy and held.labels is not None:
         with training(module, False), torch.no_grad():

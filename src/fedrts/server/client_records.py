@@ -1,4 +1,4 @@
-"""What the server knows of its clients and must not forget: who holds which mask, was asked for what, rejected, late or has left."""
+"""What the server must remember about its clients: masks held, requests, rejections, lateness, departures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedrts.wire.fields import Field
 
 @dataclass
 class ClientRecords:
-    """Kept beside a run's state, and in its checkpoints."""
+    """Records kept beside a run's state, and in its checkpoints."""
 
     traffic: MaskMemory
     strikes: Strikes
@@ -42,19 +42,19 @@ class ClientRecords:
     """The units that each client cancelled, and on which clients have not agreed since: bool `[U]`."""
 
     def cancel(self, found: Mapping[int, Tensor], agreed: Tensor) -> None:
-        """A round was played: the units that clients cancelled in it, and those on which they `agreed`, bool `[U]` each."""
+        """Record a round: the units that clients cancelled in it, and those on which they `agreed`, bool `[U]` each."""
         units = {client: earlier & ~agreed for client, earlier in self.cancelled.items()}
         for client, more in found.items():
             units[client] = more | units.get(client, torch.zeros_like(more))
         self.cancelled = {client: some for client, some in units.items() if bool(some.any())}
 
     def remember(self, left: Mapping[int, Tensor], kept: Mapping[int, int] | None = None) -> None:
-        """A round was applied: clients whose replies counted in it remember what is left, or keep it under these names."""
+        """Record an applied round: clients whose replies counted keep their residuals, or keep them under these names."""
         self.residuals |= {client: residual.cpu() for client, residual in left.items()}
         self.kept |= kept or {}
 
     def count(self, clients: Iterable[int], fields: Mapping[str, Field]) -> None:
-        """`clients` were asked for an upload of these fields."""
+        """Record that `clients` were asked for an upload of these fields."""
         values, indices = countable(fields)
         for client in clients:
             before = self.uploads.get(client, (0, 0))
@@ -65,7 +65,7 @@ class ClientRecords:
         return ClientRecords(MaskMemory(), Strikes(guard.strikes), Lateness(guard.strikes), Suspicion(guard.strikes))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything as tensors: masks as packed bits, clients as numbers."""
+        """Return everything as tensors: masks as packed bits, clients as numbers."""
         names = list(self.traffic.masks)
         holds = [(client, names.index(name)) for client, name in self.traffic.holds.items()]
         packed = [mask.packed() for mask in self.traffic.masks.values()]
@@ -97,7 +97,7 @@ class ClientRecords:
 
     @staticmethod
     def restored(tensors: Mapping[str, Tensor], sizes: Sequence[int], guard: Guard, device: torch.device | str) -> ClientRecords:
-        """The ledger again, from its `tensors`."""
+        """Restore the records from `tensors`."""
         ledger = ClientRecords.of(guard)
         ledger.messages = int(tensors["messages"])
         for packed in tensors["masks"].numpy():

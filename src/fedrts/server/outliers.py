@@ -36,7 +36,7 @@ STATISTICS = Measure("statistics", 5.0, 0.05, "statistics that move {:.3g} times
 
 @dataclass(frozen=True)
 class Excess:
-    """By how much a reply is larger than those of its round."""
+    """By how much a reply exceeds those of its round."""
 
     ratio: float
     """In multiples of the median, less the slack: comparable whatever was measured."""
@@ -44,7 +44,7 @@ class Excess:
 
 
 def excesses(measured: Mapping[str, Mapping[int, float]], samples: Mapping[int, int], norm: float) -> dict[int, Excess]:
-    """The largest excess of every client whose reply counts. `norm`: that of the model, `samples`: n_k of the clients."""
+    """Return the largest excess of every client whose reply counts. `norm`: the model's; `samples`: n_k of the clients."""
     found: dict[int, Excess] = {}
     for measure, unit in ((UPDATE, max(norm, 1.0)), (STATISTICS, 1.0)):
         sizes = measured.get(measure.name, {})

@@ -1,4 +1,4 @@
-"""What `fedrts.train` takes as data, loss and metrics, and what it refuses: cases that tests run and docs/python.md lists.
+"""The data, losses and metrics that `fedrts.train` accepts or refuses, as cases that tests run and docs/python.md lists.
 
 `tests/unit/test_accepted.py` trains every case; `docs/generate.py` writes the table from the same list, so that it cannot go stale.
 """
@@ -27,7 +27,7 @@ class Case:
     """One thing that a user may give."""
 
     part: str
-    """Of the table."""
+    """Section of the table."""
     what: str
     arguments: Callable[[], dict[str, Any]]
     """What `fedrts.train` is given, beside the usual."""
@@ -198,7 +198,7 @@ class ShareAbove:
         self.above, self.seen = self.above + int((output > 0).sum()), self.seen + output.numel()
 
     def compute(self) -> float:
-        """Of all batches."""
+        """Return the metric of all batches."""
         return self.above / self.seen
 
 
@@ -436,7 +436,7 @@ CASES = [
 
 def table() -> list[list[str]]:
     """The rows of the table, with its heading."""
-    found = [["what you give", "is it taken?"]]
+    found = [["what you give", "is it accepted?"]]
     for part in dict.fromkeys(case.part for case in CASES):
         found.append([f"**{part}**", ""])
         found += [[case.what, case.outcome] for case in CASES if case.part == part]

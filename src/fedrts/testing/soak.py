@@ -132,7 +132,7 @@ class Generation:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of the straight line through these points with the least squared distance."""
+    """Return the slope of the least-squares line through these points."""
     if len(x) < 2 or min(x) == max(x):
         return 0.0
     middle_x, middle_y = sum(x) / len(x), sum(y) / len(y)
