@@ -165,7 +165,7 @@ class _Side:
     given: list[tuple[int, Head]] = field(default_factory=list)
     """The other side's heads, and on which line each is."""
     keys: list[str] = field(default_factory=list)
-    """Of a node: those that have signed its log, one after the other."""
+    """The keys that have signed a node's log, one after the other; empty for a server."""
 
 
 def compared(node: Path, server: Path, keys: Mapping[str, bytes] | None = None) -> Agreement:

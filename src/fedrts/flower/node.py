@@ -137,7 +137,7 @@ def serve(
     keys = (private, private.public_key()) if private is not None else generate_key_pairs()
     worker = Worker(host, say, ask, withdraws=withdraw, key=keys[0], drain=drain)
     with recorded(worker, private, witness):
-        _stand_by(worker, server, Identity(server, keys), private is not None, patience, _UNANSWERED if withdraw else float("inf"))
+        _stand_by(worker, server, OwnKey(server, keys), private is not None, patience, _UNANSWERED if withdraw else float("inf"))
 
 
 @contextlib.contextmanager
@@ -153,7 +153,7 @@ def recorded(worker: Worker, key: ec.EllipticCurvePrivateKey | None, witness: Wi
         yield
 
 
-class Identity:
+class OwnKey:
     """The key by which a node is known, and the one that may follow it."""
 
     def __init__(self, server: Server, keys: tuple[Any, Any]) -> None:
@@ -184,7 +184,7 @@ class Identity:
         worker.say(f"this node has the key {fingerprint(worker.public_key)} now")
 
 
-def _stand_by(worker: Worker, server: Server, identity: Identity, registered: bool, patience: float, unanswered: float) -> None:
+def _stand_by(worker: Worker, server: Server, identity: OwnKey, registered: bool, patience: float, unanswered: float) -> None:
     say, tries, last = worker.say, 0, time.monotonic()
     certificates = Seen(server, worker)
     due = time.monotonic() + unanswered

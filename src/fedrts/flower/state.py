@@ -34,7 +34,7 @@ from fedrts.runs.folder import lock
 from fedrts.secure.call import UPDATE
 
 FORMAT = 1
-"""Of a site's folder; raised where earlier versions could not read it any more."""
+"""Format of a site's folder; raised where earlier versions could not read it any more."""
 _SECRET = 32
 """Bytes of the secret."""
 _NAME = 15

@@ -44,7 +44,7 @@ CLOCKS = 300.0
 STALLED, WHOLE = 30.0, 600.0
 """Seconds without another byte of a request, and for all of it, after which it is given up."""
 _TICKS = 10
-"""Of a tenth of a second each, between two looks at the certificate."""
+"""Tenths of a second between two looks at the certificate."""
 NAME = "FEDRTS_SUPERLINK"
 """A word by which the process that started this SuperLink knows it from another service on its port: it is the answer to GET /WORD."""
 CLOSED_UNTIL = "FEDRTS_CLOSED_UNTIL"

@@ -26,7 +26,7 @@ from fedrts.runs import file_schema
 from fedrts.sparse.mask import Mask
 
 FORMAT = 1
-"""Of a checkpoint; raised where earlier versions could not read it any more."""
+"""Format of a checkpoint; raised where earlier versions could not read it any more."""
 
 
 KEPT = 2

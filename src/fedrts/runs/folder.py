@@ -34,7 +34,7 @@ from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import Guard
 
 FORMAT = 1
-"""Of a run folder; raised where earlier versions could not read it any more."""
+"""Format of a run folder; raised where earlier versions could not read it any more."""
 
 
 _NOT_COMPARED = {"out", "tags", "recipe", "callbacks", "checkpoint.every", "eval.fairness"} | {
