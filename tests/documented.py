@@ -13,6 +13,8 @@ WORD_FOR_WORD = "tests/attack/test_documented_federation.py::test_the_federation
 COMPOSE = "tests/flower/test_deploy.py::test_docker_compose_up"
 """Runs what the containers run, without containers."""
 
+LOGS = "tests/flower/test_federation_logs.py::test_every_line_of_a_federation_is_json"
+
 TESTED = {
     "fedrts run --engine flower --set engine.nodes=3": WORD_FOR_WORD,
     "fedrts keys init authority --host fl.example.org": WORD_FOR_WORD,
@@ -39,6 +41,9 @@ TESTED = {
     "fedrts server study.toml --address 127.0.0.1:9092 --tls authority --metrics 9464": WORD_FOR_WORD,
     "fedrts client --server fl.example.org:8443 --data folder:/site/data --set size=32 --set test=0.2 --key clinic-a.key --ca ca.pem "
     "--metrics 9464": WORD_FOR_WORD,
+    "fedrts server study.toml --address 127.0.0.1:9092 --tls authority --log-format json": LOGS,
+    "fedrts client --server fl.example.org:8443 --data folder:/site/data --set size=32 --set test=0.2 --key clinic-a.key --ca ca.pem "
+    "--log-format json --log-level warning": LOGS,
     "fedrts audit verify runs/study/audit.jsonl --key authority/server.pem": WORD_FOR_WORD,
     "fedrts audit verify clinic-a.site/audit.jsonl --key clinic-a.pub": WORD_FOR_WORD,
     "fedrts audit compare clinic-a.site/audit.jsonl runs/study/audit.jsonl --key clinic-a.pub --key authority/server.pem": WORD_FOR_WORD,

@@ -16,6 +16,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
+from fedrts.logs import info
+
 
 class Drained(BaseException):
     """The process was asked to stop, and no task is left half done."""
@@ -62,6 +64,7 @@ class Drain:
 
     def _limit(self) -> None:
         """In a thread of its own: a signal's handler may not print what its process is just printing."""
-        self.say(f"asked to stop: the task at hand ends first, for up to {self.seconds:g} s; another SIGTERM breaks it off")
+        words = f"asked to stop: the task at hand ends first, for up to {self.seconds:g} s; another SIGTERM breaks it off"
+        self.say(info("stopping", words, seconds=self.seconds))
         if not self._over.wait(self.seconds):
             os.kill(os.getpid(), signal.SIGTERM)

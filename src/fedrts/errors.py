@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,10 +25,15 @@ class RefusedError(InputError):
 class Note(UserWarning):
     """Something that the user should know but that stops nothing; the command line prints it as one line."""
 
+    event = "note"
+    fields: Mapping[str, Any] = {}
 
-def note(message: str) -> None:
-    """Tell the user something without stopping."""
-    warnings.warn(message, Note, stacklevel=3)
+
+def note(message: str, event: str = "note", **fields: Any) -> None:
+    """Tell the user something without stopping; programs that read the log find it by its `event` and `fields`."""
+    told = Note(message)
+    told.event, told.fields = event, fields
+    warnings.warn(told, stacklevel=3)
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedrts.client.order import Reply
 from fedrts.flower import WORK, messages
-from fedrts.flower.fleet import LOST
 from fedrts.flower.memory import KEPT, Memories, Shelf
 from fedrts.flower.node import Worker
 from fedrts.flower.state import Records
+from fedrts.logs import LOST
 from fedrts.runs.build import Assembled
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.rounds import play

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import fedrts
+from fedrts import logs
 from fedrts.audit.check import AuditError, Checked, chained, checked
 from fedrts.audit.lines import HEAD, SUCCEEDED, Head, Seal, head_file, written
 from fedrts.audit.witness import Witness
@@ -128,7 +129,7 @@ class AuditLog(Witness):
         key = {} if self.signing is None else {"key": self.signing.key}
         self._append("began", {"format": FORMAT, "role": self.role, "fedrts": fedrts.__version__, **key})
         if found.torn:
-            self.say(f"the last line of {self.file} was not written to its end: it is cut off")
+            self.say(logs.warning("audit", f"the last line of {self.file} was not written to its end: it is cut off"))
             self._append("healed", {"bytes": found.torn})
         self.seal(always=True)
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fedrts import logs
 from fedrts.audit.lines import Seal
 
 Trace = list[int | str]
@@ -32,6 +33,14 @@ class Witness:
     def head(self) -> str:
         """Return the proof of everything so far that the other side may keep; empty if there is none."""
         return ""
+
+
+class Details(Witness):
+    """Tells every event on the screen, for whoever wants to see all details."""
+
+    def __call__(self, event: str, **facts: Any) -> None:
+        if logs.tells(logs.LogLevel.debug):
+            logs.tell(logs.debug("audit", f"{event}: {json.dumps(facts, default=str)}", entry=event, **facts))
 
 
 class Witnesses(Witness):

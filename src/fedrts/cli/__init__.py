@@ -10,6 +10,7 @@ from typing import Annotated, TextIO
 import typer
 
 import fedrts
+from fedrts import logs
 
 # Importing a file registers its commands; `--help` lists them in this order.
 # isort: off
@@ -36,11 +37,12 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # what typer raise
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done; 1 some of several runs failed; 2 bad input; 77 refused by a server; 130 interrupted."""
+    logs.set_up(logs.LogFormat.text, logs.LogLevel.info)
     warnings.showwarning = _show_warning
     try:
         sys.exit(app(prog_name="fedrts", standalone_mode=False) or 0)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _fail(str(error))
         sys.exit(error.code)
     except _UsageError as error:
         if message := " ".join(error.format_message().split()):  # type: ignore[attr-defined]
@@ -48,19 +50,25 @@ def main() -> None:
             context = getattr(error, "ctx", None)
             if context is not None and message.startswith(("No such", "Got unexpected")) and "Did you mean" not in message:
                 message = f"{message.removesuffix('.')}; `{context.command_path} --help` says what there is"
-            print(f"error: {message}", file=sys.stderr)
+            _fail(message)
     except (MemoryError, RuntimeError) as error:
         if not lacks_memory(error):
             raise
-        print(f"error: there is not enough memory ({reason(error)}): lower what makes it so large", file=sys.stderr)
+        _fail(f"there is not enough memory ({reason(error)}): lower what makes it so large")
     sys.exit(2)
+
+
+def _fail(words: str) -> None:
+    logs.tell(logs.error("error", f"error: {words}"))
 
 
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
 ) -> None:
-    text = f"note: {message}" if issubclass(category, Note) else warnings.formatwarning(message, category, filename, lineno).rstrip()
-    print(text, file=sys.stderr)
+    if isinstance(message, Note):
+        logs.tell(logs.warning(message.event, f"note: {message}", **message.fields))
+    else:
+        logs.tell(logs.warning("warning", warnings.formatwarning(message, category, filename, lineno).rstrip()))
 
 
 def _version(wanted: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedrts.errors import InputError
+from fedrts.logs import LogFormat, LogLevel, set_up
 
 app = typer.Typer(
     help="Federated learning of sparse models: FedRTS and what it is compared with.",
@@ -32,6 +33,17 @@ Allow = Annotated[
     typer.Option(metavar="PKG.MODULE:NAME", callback=_import_paths, help="Your own code that the experiment may load; repeatable."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+FormatOfLogs = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format", callback=lambda value: set_up(format=value), is_eager=True, help="Log as text, or as one JSON object per line."
+    ),
+]
+"""This and the next take effect before the command begins, so that its own errors follow them."""
+LevelOfLogs = Annotated[
+    LogLevel,
+    typer.Option("--log-level", callback=lambda value: set_up(level=value), is_eager=True, help="Tell lines of this level and above."),
+]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the data sets' files; default: $FEDRTS_DATA, or ~/.cache/fedrts.", show_default=False)
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrts.cli.app import Allow, AsJson, DataDir, Quiet, RunDir, app
+from fedrts.cli.app import Allow, AsJson, DataDir, FormatOfLogs, LevelOfLogs, Quiet, RunDir, app
 from fedrts.cli.flags import Given, takes
 from fedrts.cli.metrics import MetricsAt, metering
 from fedrts.cli.run import interruptible
@@ -18,6 +18,7 @@ from fedrts.cli.tables import print_table
 from fedrts.drain import Drain, Drained
 from fedrts.errors import InputError
 from fedrts.flower.host import Limits
+from fedrts.logs import LogFormat, LogLevel, info, tell
 
 if TYPE_CHECKING:
     from fedrts.flower.host import Host
@@ -53,6 +54,8 @@ def server(
     drain: DrainFor = DRAIN,
     *,
     given: Given,
+    log_format: FormatOfLogs = LogFormat.text,
+    log_level: LevelOfLogs = LogLevel.info,
     quiet: Quiet = False,
 ) -> None:
     """Coordinate a federation: wait for nodes, then train. The same command continues after a stop or a crash."""
@@ -67,8 +70,8 @@ def server(
     flower.prepare()
     from fedrts.audit.log import FILE as AUDIT
     from fedrts.audit.log import AuditLog
-    from fedrts.audit.witness import Witnesses
-    from fedrts.flower.deployment import Door, tell
+    from fedrts.audit.witness import Details, Witnesses
+    from fedrts.flower.deployment import Door
     from fedrts.flower.keys import Authority, read_private_key, seal_of
     from fedrts.flower.link import Address
     from fedrts.observe import Several
@@ -80,11 +83,11 @@ def server(
     begun = (folder / "experiment.toml").exists()
     changes = RunFolder(folder).revised(resolved, sorted(own)) if begun else {}
     if begun and RunFolder(folder).summary() is not None:
-        print(f"{folder} is finished; `fedrts inspect {folder}` shows it")
+        tell(info("finished", f"{folder} is finished; `fedrts inspect {folder}` shows it"), "stdout", always=True)
         return
     draining = Drain(drain, tell)
     with contextlib.closing(log), metering(metrics, "server") as boards:
-        witness = Witnesses(log, *boards)
+        witness = Witnesses(log, *boards, Details())
         door = Door(Address.of(address), authority, witness)
 
         def play(observer: Observer) -> api.Result:
@@ -147,6 +150,8 @@ def client(
     data_dir: DataDir = None,
     metrics: MetricsAt = None,
     drain: DrainFor = DRAIN,
+    log_format: FormatOfLogs = LogFormat.text,
+    log_level: LevelOfLogs = LogLevel.info,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation: train on this site's data, which never leaves it. Runs until the study ends.
@@ -216,7 +221,7 @@ def _serve(
     from fedrts import flower
 
     flower.prepare()
-    from fedrts.audit.witness import Witnesses
+    from fedrts.audit.witness import Details, Witnesses
     from fedrts.flower.link import Address
     from fedrts.flower.node import Server, serve
     from fedrts.flower.policy import bound_memory
@@ -226,10 +231,10 @@ def _serve(
 
     def say(text: str) -> None:
         if not quiet:
-            print(text, file=sys.stderr, flush=True)
+            tell(text)
 
     def show(text: str) -> bool:
-        print(text, flush=True)
+        tell(info("experiment", text), "stdout", always=True)
         return False
 
     def ask(text: str) -> bool:
@@ -242,9 +247,9 @@ def _serve(
         with draining.listening(), metering(metrics, "node") as boards:
             for board in boards:
                 board.limited(host.epsilon)
-            serve(host, there, say, patience, asking, withdraw=withdraw, witness=Witnesses(*boards), drain=draining)
+            serve(host, there, say, patience, asking, withdraw=withdraw, witness=Witnesses(*boards, Details()), drain=draining)
     except Drained:
-        say("stopped; the same command takes part again")
+        say(info("stopped", "stopped; the same command takes part again"))
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from fedrts.drain import Drain, Drained
+from fedrts.logs import info, tell, warning
 
 
 @contextlib.contextmanager
@@ -25,7 +26,7 @@ def as_interruption(words: str, drain: Drain | None = None) -> Iterator[None]:
         try:
             yield
         except Drained:
-            print(words.replace("interrupted", "stopped", 1), file=sys.stderr)
+            tell(info("stopped", words.replace("interrupted", "stopped", 1)))
         except KeyboardInterrupt:
-            print(words, file=sys.stderr)
+            tell(warning("interrupted", words))
             sys.exit(130)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedrts.errors import note
+from fedrts.logs import info, tell
 
 if TYPE_CHECKING:
     from fedrts.meters.board import Board
@@ -37,5 +37,5 @@ def metering(address: str | None, role: str) -> Iterator[list[Board]]:
     if not place.is_local:
         note(f"--metrics {address}: whoever reaches this address can read the metrics")
     with board.shown(place) as at:
-        print(f"metrics at {at.url}metrics", file=sys.stderr, flush=True)
+        tell(info("metrics", f"metrics at {at.url}metrics", url=f"{at.url}metrics"))
         yield [board]

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrts.cli.app import Allow, DataDir, ExperimentFile, Quiet, RunDir, app
+from fedrts.cli.app import Allow, DataDir, ExperimentFile, FormatOfLogs, LevelOfLogs, Quiet, RunDir, app
 from fedrts.cli.flags import Given, takes
 from fedrts.cli.interrupt import as_interruption
 from fedrts.cli.lists import rates
 from fedrts.cli.metrics import MetricsAt, metering
+from fedrts.logs import LogFormat, LogLevel, info, is_plain, tell
 
 if TYPE_CHECKING:
     from fedrts.api import Result
@@ -62,6 +63,8 @@ def run(
     metrics: MetricsAt = None,
     data_dir: DataDir = None,
     allow: Allow = None,
+    log_format: FormatOfLogs = LogFormat.text,
+    log_level: LevelOfLogs = LogLevel.info,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment. Without arguments: FedRTS at density 0.2 on handwritten digits, offline, in under a minute."""
@@ -111,13 +114,17 @@ def with_best_rate(layers: list[Tree], text: str, out: Path, data_dir: Path | No
     from fedrts.comparison.tuned_run import with_best_rate
     from fedrts.comparison.watch import LiveWatcher
 
-    with as_interruption(f"interrupted while learning rates are tried; the same command with --out {shlex.quote(str(out))} goes on"):
-        if quiet:
-            return with_best_rate(layers, rates(text), out, data_dir=data_dir)[0]
-        with LiveWatcher() as watcher:
-            experiment, chosen = with_best_rate(layers, rates(text), out, data_dir=data_dir, watcher=watcher)
+    again = f"the same command with --out {shlex.quote(str(out))} goes on"
+    with (
+        as_interruption(f"interrupted while learning rates are tried; {again}"),
+        contextlib.nullcontext() if quiet or not is_plain() else LiveWatcher() as watcher,
+    ):
+        experiment, chosen = with_best_rate(layers, rates(text), out, data_dir=data_dir, watcher=watcher)
+    if quiet:
+        return experiment
     tried = ", ".join(f"{rate:g}" for rate in sorted(chosen.scores))
-    print(f"learning rate {experiment.train.lr:g}, by {chosen.metric.name} on the validation split; tried: {tried}")
+    words = f"learning rate {experiment.train.lr:g}, by {chosen.metric.name} on the validation split; tried: {tried}"
+    tell(info("tuned", words, lr=experiment.train.lr), "stdout", always=True)
     return experiment
 
 
@@ -137,7 +144,11 @@ def measured(experiment: Experiment, data_dir: Path | None, quiet: bool) -> Expe
         side_by_side = (found.kernel, str(found.slots), str(found.workers)) if kind(found.name).side_by_side else ("", "", "")
         table.add_row(found.name, *side_by_side, f"{speed:,.0f}" if speed else "the only choice")
     if not quiet:
-        Console().print(table)
+        if is_plain():
+            Console().print(table)
+        else:
+            chosen = tuned.experiment.engine
+            tell(info("tuned", f"the fastest engine is {chosen.name}", engine=chosen.name), "stdout", always=True)
     return tuned.experiment
 
 
@@ -156,6 +167,8 @@ def resume(
     metrics: MetricsAt = None,
     data_dir: DataDir = None,
     allow: Allow = None,
+    log_format: FormatOfLogs = LogFormat.text,
+    log_level: LevelOfLogs = LogLevel.info,
     quiet: Quiet = False,
 ) -> None:
     """Continue an interrupted run to exactly the result it would have had, or extend a run with --rounds."""
@@ -168,7 +181,7 @@ def resume(
         RunFolder(run_dir).verify()
         stopped = (RunFolder(run_dir).summary() or {}).get("stopped")
         early = f" early, after round {stopped['round']}; `--rounds {stopped['planned']}` goes on" if stopped else ""
-        print(f"{run_dir} is finished{early}; `fedrts inspect {run_dir}` shows it")
+        tell(info("finished", f"{run_dir} is finished{early}; `fedrts inspect {run_dir}` shows it"), "stdout", always=True)
         return
     settings = config.from_file(RunFolder(run_dir).experiment_file())
     tensorboard = (run_dir / "tensorboard").is_dir() and "tensorboard" not in settings.get("callbacks", [])
@@ -192,7 +205,9 @@ def interruptible(
     """
     from fedrts.observe import Several, Silent
     from fedrts.observe.console import ConsoleObserver
+    from fedrts.observe.lines import LineObserver
     from fedrts.observe.tensorboard import TensorBoardObserver
 
     with as_interruption(f"interrupted; continue with: {again}", drain):
-        play(Several(Silent() if quiet else ConsoleObserver(), *([TensorBoardObserver()] if tensorboard else [])))
+        shown = Silent() if quiet else ConsoleObserver() if is_plain() else LineObserver()
+        play(Several(shown, *([TensorBoardObserver()] if tensorboard else [])))

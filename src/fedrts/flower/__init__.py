@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from fedrts import logs
 from fedrts.errors import note, optional
 
 HELLO, WELCOME, WORK, FAREWELL = "query.hello", "query.welcome", "train.work", "query.farewell"
@@ -22,7 +23,7 @@ STRANGER = "stranger"
 """The fact by which a node says that it was started anew, and has not been introduced to the experiment."""
 
 Say = Callable[[str], None]
-"""Tells a line to the person at this end."""
+"""Tells a line to the person at this end; one of `logs` says to programs what it is."""
 
 
 def prepare(home: Path | None = None) -> None:
@@ -33,6 +34,7 @@ def prepare(home: Path | None = None) -> None:
         os.environ["FLWR_HOME"] = str(home)
     optional("cryptography", "flower")
     optional("flwr", "flower")
+    logs.follow("flwr")
     if words := untested():
         note(words)
 

@@ -17,6 +17,7 @@ from fedrts.audit.witness import Witness
 from fedrts.errors import InputError
 from fedrts.flower import Say
 from fedrts.flower.keys import SOON, Authority, date, matching, read_private_key, seal_of
+from fedrts.logs import info, warning
 
 EXPIRES = "EXPIRES"
 """Lines that begin so warn of a certificate that will not be valid much longer."""
@@ -48,7 +49,8 @@ class Certificates:
         left = ends - datetime.datetime.now(datetime.UTC)
         if left < SOON:
             when = f"expires on {date(ends)}, in {left.days} days" if left.total_seconds() > 0 else f"expired on {date(ends)}"
-            self.say(f"{EXPIRES}: the certificate of the {name} {when}: {self.remedies.get(name, 'renew it')}")
+            words = f"{EXPIRES}: the certificate of the {name} {when}: {self.remedies.get(name, 'renew it')}"
+            self.say(warning("expires", words, name=name, expires=ends.isoformat()))
 
 
 class Followed:
@@ -84,15 +86,15 @@ class Followed:
         if fault := matching(self.authority.server_certificate, self.authority.server_key):
             if fault != self._fault:
                 self._fault = fault
-                self.say(f"skipped: the new certificate of the server: {fault}")
+                self.say(warning("skipped", f"skipped: the new certificate of the server: {fault}"))
             return
         self._seen, self._serial, self._fault = self._stamps(), server.serial_number, ""
-        self.say(f"the server's certificate was renewed: it is valid until {date(server.not_valid_after_utc)}")
+        self.say(info("renewed", f"the server's certificate was renewed: it is valid until {date(server.not_valid_after_utc)}"))
         self.certificates.show("server", server)
         try:
             self.witness.succeeded(seal_of(read_private_key(self.authority.server_key)))
         except InputError as error:
-            self.say(f"skipped: the new key of the server: {error}")
+            self.say(warning("skipped", f"skipped: the new key of the server: {error}"))
 
     def _stamps(self) -> tuple[tuple[int, int], ...]:
         return tuple(stamp(file) for file in (self.authority.server_certificate, self.authority.server_key))

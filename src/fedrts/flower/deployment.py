@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import tomli_w
-from rich.console import Console
 
 import fedrts
 from fedrts.audit.witness import Witness
@@ -24,7 +23,7 @@ from fedrts.errors import InputError
 from fedrts.flower import PROTOCOL, final, keys, openings, roster
 from fedrts.flower.consent import digest
 from fedrts.flower.engine import FlowerEngine, Paces
-from fedrts.flower.fleet import LOST, Fleet
+from fedrts.flower.fleet import Fleet
 from fedrts.flower.keys import Authority
 from fedrts.flower.limits import REFUSED
 from fedrts.flower.link import Address, open_gate, opened
@@ -33,6 +32,7 @@ from fedrts.flower.openings import Openings
 from fedrts.flower.processes import child
 from fedrts.flower.roster import Roster
 from fedrts.flower.secret import SecretEngine
+from fedrts.logs import tell, warning
 from fedrts.runs.build import Assembled, with_samples
 from fedrts.runs.feedback import feeds_back
 from fedrts.runs.folder import RunFolder
@@ -54,12 +54,6 @@ class Door:
     """None: anybody, without encryption."""
     witness: Witness = field(default_factory=Witness)
     """Told of what happens there."""
-
-
-def tell(text: str) -> None:
-    """Tell the person who runs the server; urgent messages are red in a colour terminal."""
-    style = "bold red" if text.startswith(LOST) else None
-    Console(stderr=True).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _telling(witness: Witness) -> Callable[[str], None]:
@@ -102,7 +96,7 @@ def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, do
             link, introduction(run), known, None if sites else run.plan.samples, run.data.fingerprint, door.authority, say, door.witness
         )
         if door.authority is None:
-            say("without keys nobody can be told from anybody else: any node may stand for any client")
+            say(warning("note", "without keys nobody can be told from anybody else: any node may stand for any client"))
         fleet.follow_keys()
         open_gate()
         door.witness("open", address=door.address.own)
@@ -138,7 +132,8 @@ def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
         if run.plan.summing is not None:
             _warn_of_claims(guard, run.plan.samples, fleet.say)
         if not held_out and not len(run.data.test_y):
-            fleet.say("nobody has data to test the model on: start a client with --set test=0.2, say, for its site to hold some out")
+            words = "nobody has data to test the model on: start a client with --set test=0.2, say, for its site to hold some out"
+            fleet.say(warning("note", words))
     elif there < run.plan.needed(fleet.departed):
         came = f"{there} clients came within {experiment.engine.wait:g} s: too few for a round"
         raise InputError(f"{came}; start more nodes, then the same command again")
@@ -166,10 +161,11 @@ def _warn_of_claims(guard: Guard, samples: Sequence[int], say: Callable[[str], N
     """Name the sites that claim more samples than `guard.max_claim`, if nothing caps them."""
     counted = guard.but(max_share=1.0).weights(dict(enumerate(samples)))
     if bold := [client for client, claimed in enumerate(samples) if claimed > counted[client]]:
-        say(
+        words = (
             f"{called(bold)}: {', '.join(f'{samples[client]:,}' for client in bold)} samples, more than guard.max_claim = "
             f"{guard.max_claim:g} medians; secure sums count them all: make sure that you know who claims so many"
         )
+        say(warning("note", words, clients=bold))
 
 
 def _normalisation(engine: FlowerEngine, run: Assembled, folder: Path | None) -> Normalisation | None:
@@ -179,7 +175,8 @@ def _normalisation(engine: FlowerEngine, run: Assembled, folder: Path | None) ->
         channels = {client: site.channels for client, site in enumerate(sites) if site.channels}
         found = settled(folder, partial(engine.statistics, run.plan, channels))
         if channels and found is None:
-            engine.fleet.say(f"{len(channels)} sites say what their images are like, too few for a sum: each normalises by its own")
+            words = f"{len(channels)} sites say what their images are like, too few for a sum: each normalises by its own"
+            engine.fleet.say(warning("note", words))
         return found
     told = {client: part for client, site in enumerate(sites) if (part := Normalisation.told(list(site.statistics))) is not None}
     weights = run.plan.guard.weights({client: sites[client].samples for client in told})

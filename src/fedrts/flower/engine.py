@@ -20,9 +20,10 @@ from fedrts.client.order import Failure, Order, Reply
 from fedrts.client.workbench import Workbench
 from fedrts.errors import printable
 from fedrts.flower import STRANGER, WORK
-from fedrts.flower.fleet import LOST, Fleet
+from fedrts.flower.fleet import Fleet
 from fedrts.flower.inside import SUPERLINK_NODE_ID, ErrorCode, ObjectTree
 from fedrts.flower.messages import HEAD, SUM, Incoming, content, memory_facts, named_memories, numbers, opened
+from fedrts.logs import LOST, info, warning
 from fedrts.methods.contract import Round, State
 from fedrts.server.collect import LATE, UNASKED, UNREACHABLE
 from fedrts.server.engine import Engine
@@ -199,7 +200,8 @@ class Errand:
                 if not told:
                     told = True
                     names = ", ".join(map(self.engine.fleet.roster.called, absent))
-                    self.engine.fleet.say(f"{LOST}: round {self.order.round.index} waits for {names}, without whom there is no quorum")
+                    words = f"{LOST}: round {self.order.round.index} waits for {names}, without whom there is no quorum"
+                    self.engine.fleet.say(warning("lost", words, round=self.order.round.index, clients=absent))
             if not self._receive():
                 time.sleep(_POLL)
 
@@ -209,10 +211,13 @@ class Errand:
         if isinstance(outcome, Failure) and outcome.excused:
             if client not in missed and outcome.reason != UNASKED:
                 missed.add(client)
-                fleet.say(f"{LOST}: round {self.order.round.index} goes without {fleet.roster.called(client)}: {outcome.reason}")
+                event = "late" if outcome.reason == LATE else "lost"
+                words = f"{LOST}: round {self.order.round.index} goes without {fleet.roster.called(client)}: {outcome.reason}"
+                fleet.say(warning(event, words, round=self.order.round.index, client=client, reason=outcome.reason))
         elif client in missed:
             missed.discard(client)
-            fleet.say(f"back: round {self.order.round.index} has {fleet.roster.called(client)} again")
+            words = f"back: round {self.order.round.index} has {fleet.roster.called(client)} again"
+            fleet.say(info("back", words, round=self.order.round.index, client=client))
 
     def gathered(self) -> bool:
         """Wait until all clients are here, or enough of them; return whether enough are."""
@@ -229,7 +234,8 @@ class Errand:
             if not enough and not told:
                 told = True
                 names = ", ".join(map(fleet.roster.called, absent))
-                fleet.say(f"{LOST}: round {self.order.round.index} cannot go on without {names}: waiting for {self.engine.wait:g} s")
+                words = f"{LOST}: round {self.order.round.index} cannot go on without {names}: waiting for {self.engine.wait:g} s"
+                fleet.say(warning("lost", words, round=self.order.round.index, clients=absent, seconds=self.engine.wait))
             time.sleep(_POLL)
 
     def _send_all(self) -> None:
@@ -343,7 +349,8 @@ class Errand:
         kept = named_memories(facts)
         for client in [client for client in numbers(facts.get("forgotten")) if client in parcel.clients]:
             who = self.engine.fleet.roster.called(client)
-            self.engine.fleet.say(f"{LOST}: {who} no longer has what its earlier uploads have not told, and goes on without")
+            words = f"{LOST}: {who} no longer has what its earlier uploads have not told, and goes on without"
+            self.engine.fleet.say(warning("lost", words, round=self.order.round.index, client=client))
         for client in parcel.clients:
             if client in blobs and self.order.exchange.fed_back is not None and client not in kept:
                 self.outcomes[client] = self._failure(client, _FORGETFUL)

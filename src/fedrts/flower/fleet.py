@@ -20,6 +20,7 @@ from fedrts.flower.link import Link
 from fedrts.flower.messages import Incoming, content, opened
 from fedrts.flower.normalisation import MOST_CHANNELS, Normalisation
 from fedrts.flower.roster import GONE, Member, Roster
+from fedrts.logs import LOST, info, warning
 from fedrts.server.collect import REMOVED, WITHDRAWN
 from fedrts.wire.errors import WireError
 
@@ -35,8 +36,6 @@ _SUCCESSION = 60.0
 """Seconds for which a round waits for a node that changes its key."""
 _GOODBYE = 15.0
 """Seconds that nodes have to acknowledge the end of a study."""
-LOST = "LOST"
-"""Lines that begin so are bad news that must not be overlooked."""
 
 MOST_SAMPLES = 2**31 - 1
 """Samples that a site may claim: sums of so many over all clients are exact."""
@@ -129,11 +128,11 @@ class Fleet:
             self.certificates.look()
         self._follow_roster()
         connected = self.link.nodes()
-        for number, info in connected.items():
+        for number, found in connected.items():
             known = self.nodes.get(number)
-            if known is None or known.activated != info.last_activated_at:
+            if known is None or known.activated != found.last_activated_at:
                 self._forget(number, "restarted")
-                self.nodes[number] = _Node(info.last_activated_at, fingerprint(info.public_key), info.public_key)
+                self.nodes[number] = _Node(found.last_activated_at, fingerprint(found.public_key), found.public_key)
         for number in set(self.nodes) - set(connected):
             self._forget(number)
         self._greet()
@@ -154,7 +153,7 @@ class Fleet:
                 for _, node in (self._registered.pop(name), self._replaced.pop(name, (key, number))):
                     self.link.unregister(node)
                     self._forget(node)
-                self.say(f"refused from now on: {name}, whose key {fingerprint(key)} was revoked")
+                self.say(warning("refused", f"refused from now on: {name}, whose key {fingerprint(key)} was revoked", name=name))
                 self.witness("key revoked", name=name, key=fingerprint(key))
         for name, key in wanted.items():
             if name not in self._registered:
@@ -163,11 +162,11 @@ class Fleet:
                     self.witness("key registered", name=name, key=fingerprint(key))
                 except InputError as error:
                     number = 0  # no node's: it is not tried again with this key
-                    self.say(f"skipped: the key of '{name}': {error}")
+                    self.say(warning("skipped", f"skipped: the key of '{name}': {error}", name=name))
                 self._registered[name] = (key, number)
         for name, fault in faults.items():
             if self._faults.get(name) != fault:
-                self.say(f"skipped: the key of '{name}': {fault}")
+                self.say(warning("skipped", f"skipped: the key of '{name}': {fault}", name=name))
         self._faults = faults
 
     def _follow_replaced(self, wanted: Mapping[str, bytes]) -> None:
@@ -180,10 +179,11 @@ class Fleet:
             try:
                 self._registered[name] = (key, self.link.register(key, name))
             except InputError as error:
-                self.say(f"skipped: the new key of '{name}': {error}")
+                self.say(warning("skipped", f"skipped: the new key of '{name}': {error}", name=name))
                 continue
             self._replaced[name] = (before, number)
-            self.say(f"the key of '{name}' was replaced: {fingerprint(before)} is followed by {fingerprint(key)}")
+            words = f"the key of '{name}' was replaced: {fingerprint(before)} is followed by {fingerprint(key)}"
+            self.say(info("key", words, name=name))
             self.witness("key replaced", name=name, key=fingerprint(key), before_key=fingerprint(before))
 
     def hand_over(self) -> None:
@@ -193,7 +193,7 @@ class Fleet:
             del self._replaced[name]
             self.link.unregister(number)
             self._forget(number, "changing its key")
-            self.say(f"refused from now on: the key {fingerprint(key)} of '{name}', which was replaced")
+            self.say(info("key", f"refused from now on: the key {fingerprint(key)} of '{name}', which was replaced", name=name))
             if had_clients:
                 self._successors[fingerprint(self._registered[name][0])] = time.monotonic() + _SUCCESSION
 
@@ -202,12 +202,12 @@ class Fleet:
         try:
             self.roster.refresh()
         except InputError as error:
-            self.say(f"{LOST}: {error}")
+            self.say(warning("lost", f"{LOST}: {error}"))
         for number, node in list(self.nodes.items()):
             if gone := [client for client in node.clients if client in self.roster.departed]:
                 node.clients = tuple(client for client in node.clients if client not in gone)
                 self.hosts = {client: host for client, host in self.hosts.items() if client not in gone}
-                self.say(f"removed: {', '.join(map(self.roster.called, gone))}")
+                self.say(info("removed", f"removed: {', '.join(map(self.roster.called, gone))}", clients=gone))
                 self.witness("removed", key=node.key, who=gone)
                 if not node.clients:
                     self._part(number, REMOVED, "the coordinator removed this node from the study")
@@ -249,7 +249,8 @@ class Fleet:
             _check_version(facts)
             if "refused" in facts:  # and goes by itself
                 node.done = True
-                self.say(f"refused: node {self._called(node)}: it cannot take part: {printable(facts['refused'])}")
+                why = f"it cannot take part: {printable(facts['refused'])}"
+                self.say(warning("refused", f"refused: node {self._called(node)}: {why}", **self._whose(node)))
                 return
             if facts.get("withdraws") is True:
                 self._withdraw(number, node)
@@ -261,7 +262,8 @@ class Fleet:
             return
         self.hosts |= dict.fromkeys(node.clients, number)
         numbers = ", ".join(map(str, node.clients))
-        self.say(f"connected: node {self._called(node)} with client{'s' * (len(node.clients) > 1)} {numbers}")
+        words = f"connected: node {self._called(node)} with client{'s' * (len(node.clients) > 1)} {numbers}"
+        self.say(info("connected", words, clients=list(node.clients), **self._whose(node)))
         self.witness("connected", key=node.key, name=self._name(node.key), who=list(node.clients), here=len(self.hosts))
         if name := self.link.push(Message(content({"clients": list(node.clients)}), number, WELCOME, ttl=_ANSWER)):
             self.forgotten.add(name)
@@ -311,7 +313,7 @@ class Fleet:
         with self.roster.changing():
             for client in mine:
                 self.roster.leave(client, WITHDRAWN)
-        self.say(f"withdrawn: {', '.join(map(self.roster.called, mine))}")
+        self.say(info("withdrawn", f"withdrawn: {', '.join(map(self.roster.called, mine))}", clients=mine, **self._whose(node)))
         self.witness("withdrawn", key=node.key, who=mine)
         self._part(number, WITHDRAWN, "this site takes part no more")
 
@@ -322,9 +324,10 @@ class Fleet:
         reason = printable(error)
         if isinstance(error, _PassingError) and node.tries < _TRIES:
             if node.tries == 1:
-                self.say(f"refused for now: node {self._called(node)}: {reason}; it is asked again")
+                words = f"refused for now: node {self._called(node)}: {reason}; it is asked again"
+                self.say(warning("refused", words, **self._whose(node)))
             return
-        self.say(f"refused: node {self._called(node)}: {reason}")
+        self.say(warning("refused", f"refused: node {self._called(node)}: {reason}", **self._whose(node)))
         self._part(number, "refused", reason)
 
     def _part(self, number: int, why: str, text: str, blobs: Mapping[int, bytes] | None = None) -> None:
@@ -355,13 +358,20 @@ class Fleet:
         name = self._name(node.key)
         return f"'{name}'" if name else f"with key {node.key}"
 
+    def _whose(self, node: _Node) -> dict[str, str]:
+        """Return the fields by which a line says who a node is."""
+        name = self._name(node.key)
+        return {"name": name} if name else {"key": node.key}
+
     def _forget(self, number: int, how: str = LOST) -> None:
         if (node := self.nodes.pop(number, None)) is None:
             return
         self.hosts = {client: host for client, host in self.hosts.items() if host != number}
         if gone := [client for client in node.clients if client not in self.hosts]:
             self.roster.note(gone, GONE)
-            self.say(f"{how}: node {self._called(node)} with {', '.join(map(self.roster.called, gone))}")
+            words = f"{how}: node {self._called(node)} with {', '.join(map(self.roster.called, gone))}"
+            whose = {"clients": gone, **self._whose(node)}
+            self.say(warning("lost", words, **whose) if how == LOST else info("left", words, **whose))
         self.witness("disconnected", key=node.key, who=gone, here=len(self.hosts))
 
     @property
@@ -384,7 +394,7 @@ class Fleet:
         while len(self.hosts) < wanted - len(self.departed) * self.roster.fixed and time.monotonic() < due:
             if told != len(self.hosts):
                 told = len(self.hosts)
-                self.say(f"waiting for nodes: {told} of {wanted} clients are here")
+                self.say(info("waiting", f"waiting for nodes: {told} of {wanted} clients are here", here=told, wanted=wanted))
             time.sleep(0.2)
             self.look()
             self.hand_over()

@@ -49,6 +49,7 @@ from fedrts.flower.inside import grid as connected
 from fedrts.flower.keys import Authority, trusting
 from fedrts.flower.limits import REFUSED, is_loopback
 from fedrts.flower.processes import child
+from fedrts.logs import warning
 
 _STARTING = 60.0
 _LOST = 20.0
@@ -246,4 +247,4 @@ def _relay(stream: IO[bytes], log: Path | None, tail: list[str], say: Say) -> No
             line = raw.decode("utf-8", "replace").strip()
             tail[:] = [*tail[-19:], line]
             if line.startswith(REFUSED):
-                say(line)
+                say(warning("refused", line))

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
 
 import fedrts
+from fedrts import logs
 from fedrts.audit.log import FILE, AuditLog
 from fedrts.audit.witness import Witness, Witnesses, entries, facts_entry
 from fedrts.drain import Drain
@@ -59,6 +60,7 @@ from fedrts.flower.keys import adopt, fingerprint, outdated, read_private_key, s
 from fedrts.flower.limits import is_loopback
 from fedrts.flower.messages import HEAD, SUM, Incoming, content, opened
 from fedrts.flower.state import Records
+from fedrts.logs import info, warning
 from fedrts.secure.identity import public_key, signer
 from fedrts.wire.errors import WireError
 
@@ -166,7 +168,7 @@ class OwnKey:
         if private is None:
             return False
         self.keys, self._changing = (private, private.public_key()), True
-        worker.say(f"the key {fingerprint(worker.public_key)} is refused: trying the one that follows it")
+        worker.say(info("key", f"the key {fingerprint(worker.public_key)} is refused: trying the one that follows it"))
         return True
 
     def accepted(self, worker: Worker) -> None:
@@ -180,8 +182,9 @@ class OwnKey:
             assert self.server.key is not None
             adopt(self.server.key)
         except (InputError, OSError) as error:
-            worker.say(f"the new key could not take the place of {self.server.key} ({error}): it stays beside it, and is found there")
-        worker.say(f"this node has the key {fingerprint(worker.public_key)} now")
+            words = f"the new key could not take the place of {self.server.key} ({error}): it stays beside it, and is found there"
+            worker.say(warning("key", words))
+        worker.say(info("key", f"this node has the key {fingerprint(worker.public_key)} now"))
 
 
 def _stand_by(worker: Worker, server: Server, identity: OwnKey, registered: bool, patience: float, unanswered: float) -> None:
@@ -192,7 +195,7 @@ def _stand_by(worker: Worker, server: Server, identity: OwnKey, registered: bool
         try:
             with Connection(server, identity.keys, registered) as connection:
                 identity.accepted(worker)
-                say(f"connected to {server.address}")
+                say(info("connected", f"connected to {server.address}", server=server.address))
                 certificates.look()
                 worker.witness("connected", server=server.address)
                 while worker.parting is None:
@@ -215,7 +218,8 @@ def _stand_by(worker: Worker, server: Server, identity: OwnKey, registered: bool
                 raise InputError(untrusted(server, str(error))) from error
             if tries == 0 and worker.parting is None:
                 worker.witness("disconnected", server=server.address)
-                say(f"no connection to {server.address} ({error or type(error).__name__}): trying again")
+                words = f"no connection to {server.address} ({error or type(error).__name__}): trying again"
+                say(warning("lost", words, server=server.address))
         if worker.parting is not None:
             worker.parting.obey(say)
             return
@@ -285,7 +289,7 @@ class Parting:
         """Tell the owner; an end that is not successful is an error."""
         if self.why not in _GOOD_ENDS:
             raise RefusedError(self.text)
-        say(self.text)
+        say(info(self.why, self.text))
 
 
 class Worker:
@@ -335,7 +339,8 @@ class Worker:
             if self.site is None:
                 return Message(content({STRANGER: True}), reply_to=message)
             if message.metadata.message_type == WELCOME:
-                self.say(f"taking part in {self.site.run.experiment.method} on {self.site.run.experiment.data}")
+                words = f"taking part in {self.site.run.experiment.method} on {self.site.run.experiment.data}"
+                self.say(info("joined", words, experiment=self.site.digest))
                 self.witness("taking part", experiment=self.site.digest)
                 return Message(content({}), reply_to=message)
             self.drain.begin()
@@ -346,7 +351,9 @@ class Worker:
             self.site.normalise(facts.get("normalisation"))
             answer, replies = self.site.answer(blobs, facts)
             seconds = time.monotonic() - started
-            self.say(f"worked for client {', '.join(map(str, blobs))} in {seconds:.1f} s")
+            words = f"worked for client {', '.join(map(str, blobs))} in {seconds:.1f} s"
+            size = sum(map(len, replies.values()))
+            self.say(info("worked", words, **place, clients=list(blobs), bytes=size, seconds=round(seconds, 3)))
             spent = {str(client): self.site.spent(client) for client in replies} if self.site.counts_privacy else {}
             told_of = {"failed": answer["failed"], "seconds": round(seconds, 3), **({"epsilon": spent} if spent else {})}
             self.witness("sent", **place, clients=entries(replies), **told_of)
@@ -355,7 +362,7 @@ class Worker:
                 answer[HEAD] = head
             return Message(content(answer, replies), reply_to=message)
         except Exception as error:  # whatever it was, the next message may fare better
-            self.say(f"failed: {error or type(error).__name__}")
+            self.say(logs.error("failed", f"failed: {error or type(error).__name__}"))
             self.witness("failed", kind=type(error).__name__)
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, told(error, "its work failed")), reply_to=message)
 
@@ -417,15 +424,16 @@ class Worker:
         from fedrts.flower import final
 
         if folder is None:
-            self.say("the final model came, but there is no folder to keep it in: start the client with --state DIR")
+            words = "the final model came, but there is no folder to keep it in: start the client with --state DIR"
+            self.say(warning("model", words))
             return
         try:
             tensors = final.decoded(next(iter(blobs.values())), self.site.run)
             write_atomically(folder / "model.safetensors", safetensors.torch.save(tensors))
         except (WireError, InputError) as error:
-            self.say(f"the final model was not kept: {error}")
+            self.say(logs.error("model", f"the final model was not kept: {error}"))
         else:
-            self.say(f"the final model is in {folder / 'model.safetensors'}")
+            self.say(info("model", f"the final model is in {folder / 'model.safetensors'}"))
 
 
 def _place(facts: dict[str, Any]) -> dict[str, Any]:

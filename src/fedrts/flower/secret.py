@@ -20,10 +20,10 @@ from fedrts.client.order import Failure, Order, fingerprint
 from fedrts.errors import InputError
 from fedrts.flower.confidant import bound, judged
 from fedrts.flower.engine import Errand, FlowerEngine
-from fedrts.flower.fleet import LOST
 from fedrts.flower.messages import SUM
 from fedrts.flower.normalisation import MIXED, Normalisation
 from fedrts.flower.openings import Opened, Openings
+from fedrts.logs import LOST, warning
 from fedrts.methods.contract import Exchange
 from fedrts.secure.call import FEWEST, METRICS, STATISTICS, UPDATE, Call, Invited, joined, parted
 from fedrts.secure.errors import SecureError
@@ -213,7 +213,8 @@ class Attempt:
             try:
                 self.opened = self.opened or sum()
             except SecureError as error:
-                engine.fleet.say(f"{LOST}: no sum of round {self.round}{self._what}: {error}")
+                words = f"{LOST}: no sum of round {self.round}{self._what}: {error}"
+                engine.fleet.say(warning("lost", words, round=self.round))
         if self.opened is not None:
             engine.openings.keep(self.opened)
 

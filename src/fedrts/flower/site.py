@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 import fedrts
-from fedrts import config, models
+from fedrts import config, logs, models
 from fedrts import data as sets
 from fedrts.client import envelope
 from fedrts.client.figures import FigureForm
@@ -39,6 +39,7 @@ from fedrts.flower.host import Host
 from fedrts.flower.messages import SUM, Facts, memory_facts, named_memories
 from fedrts.flower.normalisation import Normalisation
 from fedrts.flower.state import Records
+from fedrts.logs import warning
 from fedrts.registry import only_allowing
 from fedrts.runs.build import Assembled, build_model, federation, put_together
 from fedrts.secure.call import METRICS, STATISTICS, UPDATE, Call
@@ -134,7 +135,7 @@ class Site:
         if identity is None:
             raise DeclinedError("secure.aggregation needs `fedrts client`, which stays the same process from message to message")
         if self.host.peers is None:
-            self.say("the server names this site's peers: that hides updates from an honest server only; see --peers")
+            self.say(warning("note", "the server names this site's peers: that hides updates from an honest server only; see --peers"))
         return Confidant(
             identity,
             summing,
@@ -234,7 +235,7 @@ class Site:
             except MaskMissingError:
                 missing.append(client)
             except Exception as error:  # whatever it was, other clients of this site may fare better
-                self.say(f"no answer for client {client}: {reason(error)}")
+                self.say(logs.error("failed", f"no answer for client {client}: {reason(error)}", client=client))
                 failed.append(client)
                 reasons.append(consent.told(error, "its work failed"))
         lost = {"forgotten": forgotten} if forgotten else {}
@@ -358,7 +359,8 @@ class Site:
         if memory is not None and len(memory) == order.frame.layout.parameters:
             return memory
         if counted is not None:
-            self.say(f"what earlier uploads of client {client} have not told is lost here: it goes on without")
+            words = f"what earlier uploads of client {client} have not told is lost here: it goes on without"
+            self.say(warning("lost", words, client=client, round=order.round.index))
         return None
 
     @property

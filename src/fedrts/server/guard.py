@@ -152,12 +152,12 @@ class Strikes:
         self._last[client] = round_index
         self.counts[client] = self.counts.get(client, 0) + 1
         if self.counts[client] == self.limit:
-            note(f"client {client} is asked no more: {self.limit} of its replies were rejected")
+            note(f"client {client} is asked no more: {self.limit} of its replies were rejected", "rejected", client=client)
 
     def quarantine(self, client: int, reason: str) -> None:
         """Stop asking a client, however few of its replies were rejected."""
         self.counts[client] = self.limit
-        note(f"client {client} is asked no more: {reason}")
+        note(f"client {client} is asked no more: {reason}", "rejected", client=client)
 
     @property
     def quarantined(self) -> set[int]:
@@ -184,7 +184,8 @@ class Lateness:
             if count >= self.limit:
                 rounds = 2 ** min(count - self.limit, _LONGEST_REST)
                 self.again[client] = round_index + 1 + rounds
-                note(f"client {client} was late in {count} rounds in a row: where the quorum allows, {rounds} go without it")
+                words = f"client {client} was late in {count} rounds in a row: where the quorum allows, {rounds} go without it"
+                note(words, "late", round=round_index, client=client)
         return client in self.again
 
     def clear(self, client: int) -> None:

@@ -364,7 +364,8 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
             ledger.strikes.add(client, order.round.index)
     else:
         reasons = ", ".join(sorted({str(entry["reason"]) for entry in found.rejected}))
-        note(f"round {order.round.index}: most replies were rejected ({reasons}): nobody is blamed, and the round is tried with others")
+        words = f"round {order.round.index}: most replies were rejected ({reasons}): nobody is blamed, and the round is tried with others"
+        note(words, "rejected", round=order.round.index)
     if isinstance(plan.engine, Remote):  # elsewhere being late means that our own machine is slow
         for client in found.counted:
             ledger.lateness.clear(client)
