@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import signal
 import socket
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 
 from fedrts.flower import keys
@@ -68,7 +68,7 @@ _LONG = 60.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class SoakSettings:
     """How long, and how bad."""
 
     rounds: int = 200
@@ -143,7 +143,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 class Soaked:
     """What came of it."""
 
-    settings: Settings
+    settings: SoakSettings
     seconds: float = 0.0
     kills: Counter[str] = field(default_factory=Counter)
     """SIGKILLs by role."""
@@ -217,7 +217,7 @@ class _Process:
 class Federation:
     """A server and its nodes, each node behind a door of its own."""
 
-    def __init__(self, path: Path, settings: Settings) -> None:
+    def __init__(self, path: Path, settings: SoakSettings) -> None:
         self.path, self.settings, self.run = path, settings, path / "run"
         self.authority = keys.Authority(path / "authority")
         self.authority.init([])
@@ -256,7 +256,7 @@ class Federation:
         self.network.close()
 
 
-def soaked(path: Path, settings: Settings = Settings(), say: Any = lambda text: None) -> Soaked:  # noqa: B008
+def soaked(path: Path, settings: SoakSettings = SoakSettings(), say: Any = lambda text: None) -> Soaked:  # noqa: B008
     """Play a federation in an empty folder, with all that goes wrong, and check what it leaves behind."""
     result, federation = Soaked(settings), Federation(path, settings)
     began = time.monotonic()
@@ -272,7 +272,7 @@ def soaked(path: Path, settings: Settings = Settings(), say: Any = lambda text: 
 
 def _played(federation: Federation, result: Soaked, say: Any) -> None:
     """Until the server has finished; what goes wrong goes wrong by the seed, at rounds that it draws."""
-    settings, draw = federation.settings, random.Random(federation.settings.seed)
+    settings, draw = federation.settings, np.random.default_rng(federation.settings.seed)
     events = list(_events(settings, draw))
     given_up, sampled, told = time.monotonic() + settings.limit, 0.0, -1
     flapping, turn, awaited = federation.nodes[FLAPPING], None, TAKES_PART
@@ -305,10 +305,10 @@ def _played(federation: Federation, result: Soaked, say: Any) -> None:
             say(f"{done} rounds, {result.kills.total()} kills, {result.cuts.total()} cuts, {result.flaps} flaps")
         events = [event for event in events if event.round >= done or not _happened(federation, event, draw, result)]
         if turn is None and flapping.last(awaited):
-            awaited = draw.choice((CONNECTED, TAKES_PART, TAKES_PART))  # next time it goes while it introduces itself, or later
+            awaited = _one_of((CONNECTED, TAKES_PART, TAKES_PART), draw)  # next time it goes while it introduces itself, or later
             turn = now + draw.uniform(0.5, 1.5) * settings.up
         if turn is not None and now >= turn:
-            flapping.stop(draw.choice((signal.SIGKILL, signal.SIGTERM)), draw.uniform(0.5, 1.5) * settings.down)
+            flapping.stop(_one_of((signal.SIGKILL, signal.SIGTERM), draw), draw.uniform(0.5, 1.5) * settings.down)
             result.flaps, turn = result.flaps + 1, None
         time.sleep(0.1)
     for node in here:  # who was away when the study ended still waits for the server
@@ -326,27 +326,31 @@ class _Event:
     """`server`, `node` or `cut`."""
 
 
-def _events(settings: Settings, draw: random.Random) -> Iterator[_Event]:
+def _events(settings: SoakSettings, draw: np.random.Generator) -> Iterator[_Event]:
     """What happens after which round. The server is left alone in the end, so that one of its processes gets old."""
     last = settings.rounds - 3
-    rounds = [(draw.randint(1, 6 * last // 10), SERVER) for _ in range(settings.server_kills)]
-    rounds += [(draw.randint(1, last), "node") for _ in range(settings.kills - settings.server_kills)]
-    rounds += [(draw.randint(1, last), "cut") for _ in range(settings.cuts)]
+    rounds = [(int(draw.integers(1, 6 * last // 10, endpoint=True)), SERVER) for _ in range(settings.server_kills)]
+    rounds += [(int(draw.integers(1, last, endpoint=True)), "node") for _ in range(settings.kills - settings.server_kills)]
+    rounds += [(int(draw.integers(1, last, endpoint=True)), "cut") for _ in range(settings.cuts)]
     return (_Event(*event) for event in sorted(rounds))
 
 
-def _happened(federation: Federation, event: _Event, draw: random.Random, result: Soaked) -> bool:
+def _one_of(options: Sequence[Any], draw: np.random.Generator) -> Any:
+    return options[int(draw.integers(len(options)))]
+
+
+def _happened(federation: Federation, event: _Event, draw: np.random.Generator, result: Soaked) -> bool:
     """Make something happen; false where it cannot happen yet."""
     if event.what == "cut":
         silently = draw.random() < 0.5
-        federation.network.cut(draw.randrange(len(federation.nodes)), draw.uniform(1, 10), silently)
+        federation.network.cut(int(draw.integers(len(federation.nodes))), draw.uniform(1, 10), silently)
         result.cuts["held back, then broken" if silently else "broken, and none let in"] += 1
         return True
     some = [node for number, node in enumerate(federation.nodes) if number not in (FLAPPING, STEADY)]
     alive = [one for one in ([federation.server] if event.what == SERVER else some) if one.due is None]
     if not alive:
         return False
-    victim = draw.choice(alive)
+    victim = _one_of(alive, draw)
     time.sleep(draw.uniform(0, 1))  # in any part of a round
     victim.stop(signal.SIGKILL, draw.uniform(0, 3))
     result.kills[event.what] += 1
