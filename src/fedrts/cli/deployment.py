@@ -243,9 +243,9 @@ def _serve(
             for board in boards:
                 board.limited(host.epsilon)
             serve(host, there, say, patience, asking, withdraw=withdraw, witness=Witnesses(*boards), drain=draining)
-    except Drained:
-        say("stopped; the same command takes part again")
-    except KeyboardInterrupt:
+    except (Drained, KeyboardInterrupt) as stopped:
+        if isinstance(stopped, Drained):
+            say("stopped; the same command takes part again")
         sys.exit(130)
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: exit code 130 and a line that says how to continue; 0 after a drain."""
+"""Ctrl-C and SIGTERM: exit code 130 and a line that says how to continue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrts.drain import Drain, Drained
 
 @contextlib.contextmanager
 def as_interruption(words: str, drain: Drain | None = None) -> Iterator[None]:
-    """End the command with `words` and exit code 130 on Ctrl-C or SIGTERM; with a `drain`, SIGTERM ends it in order, with 0."""
+    """End the command with `words` and exit code 130 on Ctrl-C or SIGTERM; with a `drain`, SIGTERM lets the task at hand end."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -24,8 +24,6 @@ def as_interruption(words: str, drain: Drain | None = None) -> Iterator[None]:
             stack.enter_context(drain.listening())
         try:
             yield
-        except Drained:
-            print(words.replace("interrupted", "stopped", 1), file=sys.stderr)
-        except KeyboardInterrupt:
-            print(words, file=sys.stderr)
-            sys.exit(130)
+        except (Drained, KeyboardInterrupt) as stopped:
+            print(words.replace("interrupted", "stopped", 1) if isinstance(stopped, Drained) else words, file=sys.stderr)
+            sys.exit(130)  # 0 would say that there is nothing left to do
