@@ -1,4 +1,4 @@
-"""Units of a sparse model that no link reaches, or none leaves: they are there, and do nothing."""
+"""Units of a sparse model that no link reaches, or none leaves, or whose links are all 0: they are there, and do nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedrts.sparse import random
 from fedrts.sparse.layout import Entry
 from fedrts.sparse.mask import Mask
 
@@ -56,6 +57,31 @@ def ends(layers: Sequence[Entry], mask: Mask) -> Tensor:
         before.append(units + outputs + (place // math.prod(entry.shape[2:])) % inputs)
         links, units = links + entry.size, units + outputs + inputs
     return torch.stack([torch.cat(own), torch.cat(before)])
+
+
+def start_key(seed: int, round_index: int) -> int:
+    """From which the new weights of a round come: the same ones at the server and all clients."""
+    return random.key(seed, "units that start anew", round_index)
+
+
+def start_anew(layers: Sequence[Entry], weights: Tensor, mask: Mask, key: int) -> None:
+    """Give weights to units whose active links are all 0, in place: uniform ones, as strong as the others of their layer (`weights [n]`).
+
+    Where links come in groups a new mask often leaves a unit with nothing but new links. At 0 such a unit stays silent behind a ReLU;
+    behind a norm, which divides by √ε then, its gradient is hundreds of times too large. Single links are left alone.
+    """
+    if not mask.sizes.grouped:
+        return
+    sizes = list(mask.sizes)
+    for index, (entry, bits, part) in enumerate(zip(layers, mask.bits.split(sizes), weights[: sum(sizes)].split(sizes), strict=True)):
+        active, values = bits.view(entry.shape[0], -1), part.view(entry.shape[0], -1)
+        silent = active.any(1) & ~(values != 0).any(1)
+        if not bool(silent.any()):
+            continue
+        others = values[values != 0]
+        variance = others.square().mean() if len(others) else len(values) / (3 * active.count_nonzero())  # else PyTorch's first ones
+        drawn = (2 * random.uniform(random.key(key, index), entry.size, part.device) - 1).to(part.dtype) * (3 * variance).sqrt()
+        values[silent] = torch.where(active, drawn.view_as(values), 0.0)[silent]
 
 
 def _around(index: int, entry: Entry) -> tuple[int, int]:
