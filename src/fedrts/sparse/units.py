@@ -65,23 +65,31 @@ def start_key(seed: int, round_index: int) -> int:
 
 
 def start_anew(layers: Sequence[Entry], weights: Tensor, mask: Mask, key: int) -> None:
-    """Give weights to units whose active links are all 0, in place: uniform ones, as strong as the others of their layer (`weights [n]`).
+    """Give weights to active arms whose links are all 0, in place (`weights [n]`): as strong as the others of their layer in a unit that
+    has nothing else, a tenth of that in others. The sign is drawn. Single links start at 0, as the papers have it.
 
-    Where links come in groups a new mask often leaves a unit with nothing but new links. At 0 such a unit stays silent behind a ReLU;
-    behind a norm, which divides by √ε then, its gradient is hundreds of times too large. Single links are left alone.
+    A new mask of groups often leaves a unit with nothing but new links, or with others whose inputs are dead. At 0 such a unit stays silent
+    behind a ReLU; behind a norm, which divides by √ε then, its gradient is hundreds of times too large.
     """
     if not mask.sizes.grouped:
         return
     sizes = list(mask.sizes)
-    for index, (entry, bits, part) in enumerate(zip(layers, mask.bits.split(sizes), weights[: sum(sizes)].split(sizes), strict=True)):
-        active, values = bits.view(entry.shape[0], -1), part.view(entry.shape[0], -1)
-        silent = active.any(1) & ~(values != 0).any(1)
-        if not bool(silent.any()):
+    links = weights[: len(mask.bits)]
+    new = mask.bits & ~mask.sizes.touched(links != 0)
+    for index, entry in enumerate(layers):
+        fresh, active, values = (part.split(sizes)[index].view(entry.shape[0], -1) for part in (new, mask.bits, links))
+        alone = ~(values != 0).any(1, keepdim=True)
+        fresh = fresh | (active & alone)
+        if not bool(fresh.any()):
             continue
         others = values[values != 0]
-        variance = others.square().mean() if len(others) else len(values) / (3 * active.count_nonzero())  # else PyTorch's first ones
-        drawn = (2 * random.uniform(random.key(key, index), entry.size, part.device) - 1).to(part.dtype) * (3 * variance).sqrt()
-        values[silent] = torch.where(active, drawn.view_as(values), 0.0)[silent]
+        variance = others.square().mean() if len(others) else len(values) / (3 * active.count_nonzero())  # else that of PyTorch's first
+        drawn = (random.uniform(random.key(key, index), entry.size, weights.device) - 0.5).sign().to(weights.dtype).view_as(values)
+        values[fresh] = (drawn * variance.sqrt() * torch.where(alone, 1.0, _SHARE))[fresh]
+
+
+_SHARE = 0.1
+"""Of the strength of a layer's weights, with which an arm starts beside others."""
 
 
 def _around(index: int, entry: Entry) -> tuple[int, int]:

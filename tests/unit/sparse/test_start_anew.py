@@ -39,10 +39,26 @@ def test_a_unit_without_a_weight_gets_weights_like_the_others_of_its_layer(unit)
     new, own = rows(layout, weights, 1)[unit_at], active[unit_at]
     rest = rows(layout, before, 1)
     strength = float(rest[rest != 0].square().mean().sqrt())
-    assert bool((new[own] != 0).all())
-    assert float(new.abs().max()) <= math.sqrt(3) * strength
-    assert float(new[own].square().mean().sqrt()) == pytest.approx(strength, rel=0.5)
+    torch.testing.assert_close(new.abs(), strength * own)
+    assert {float(sign) for sign in new[own].sign()} == {-1.0, 1.0}
     rows(layout, weights, 1)[unit_at] = 0.0
+    assert torch.equal(weights, before)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_new_arm_beside_others_starts_with_a_tenth_of_their_strength(unit):
+    layout, mask, weights = model(unit)
+    arms = mask.arms.bits[: layout.sizes.arms[0]].view(layout.layers[0].grid)
+    row = int((arms.sum(1) > 1).nonzero()[0])
+    first = row * arms.shape[1] + int(arms[row].nonzero()[0])
+    own = (layout.sizes.arm_of == first).nonzero().squeeze(-1)
+    weights[own] = 0.0
+    before = weights.clone()
+    start_anew(layout.layers, weights, mask, key=7)
+    rest = rows(layout, before, 0)
+    strength = float(rest[rest != 0].square().mean().sqrt())
+    torch.testing.assert_close(weights[own].abs(), torch.full((len(own),), 0.1 * strength))
+    weights[own] = 0.0
     assert torch.equal(weights, before)
 
 
@@ -51,9 +67,8 @@ def test_a_layer_without_any_weight_starts_as_strong_as_in_pytorch():
     rows(layout, weights, 0).zero_()
     start_anew(layout.layers, weights, mask, key=7)
     new, active = rows(layout, weights, 0), rows(layout, mask.bits, 0)
-    bound = 1 / math.sqrt(float(active.sum(1).float().mean()))
-    assert torch.equal(new != 0, active)
-    assert 0.9 * bound < float(new.abs().max()) <= bound
+    deviation = 1 / math.sqrt(3 * float(active.sum(1).float().mean()))  # of uniform weights within 1/√inputs
+    torch.testing.assert_close(new.abs(), deviation * active)
 
 
 def test_the_same_round_gives_the_same_weights_and_another_one_others():
