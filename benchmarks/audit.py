@@ -25,7 +25,7 @@ _MESSAGE = 105_000
 
 
 def seconds(work: Callable[[], object], times: int) -> float:
-    """Of one call, on average."""
+    """Return the mean seconds of one call."""
     started = time.perf_counter()
     for _ in range(times):
         work()

@@ -42,7 +42,7 @@ WAYS = {
     "compare --jobs 2": ["compare", "--recipe", "paper", "--methods", "fedrts,random", "--jobs", "2"],
 }
 ALLOWED = 1.5
-"""Of the fair share."""
+"""Allowed multiple of the fair share."""
 
 
 def main() -> None:
@@ -98,7 +98,7 @@ def busy(loops: int) -> Iterator[None]:
 
 
 def seconds(arguments: list[str]) -> float:
-    """Of the rounds of a command; of several runs at once, those of the slowest."""
+    """Return the seconds of a command's rounds; for several runs at once, those of the slowest."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fedrts", *arguments, "--device", "cpu", "--quiet", "--out", f"{folder}/out"]
         subprocess.run(command, check=True)

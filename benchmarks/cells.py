@@ -37,7 +37,7 @@ RESERVE = 20.0
 TOO_MANY = 3
 """Failures in a row that no cell is to blame for."""
 MOST_BYTES = 15 << 20
-"""Of the file; checkpoints that do not fit stay behind."""
+"""Most bytes of the file; checkpoints that do not fit are left out."""
 GPU_SECONDS = {"resnet18_small": 32 / 200}
 """What a round costs until results tell: seconds between the ends of two cells, over their rounds."""
 UNKNOWN_SECONDS = 0.5
@@ -121,7 +121,7 @@ class Costs:
                 self.rates.setdefault(key, []).append(rate)
 
     def of(self, cell: Cell, done: int = 0) -> float:
-        """Of the rounds that are not `done`."""
+        """Return the seconds of the rounds that are not `done`."""
         settings = cell.settings
         model = settings["model"]
         known = self.rates.get((model, settings["method"])) or self.rates.get((model,))

@@ -71,7 +71,7 @@ CASES = {
 RUN = ["--data", "felt:images", "--model", "resnet18_small", "--density", "0.1", "--rounds", "5", "--clients", "4", "--per-round", "4"]
 RUN += ["--epochs", "1", "--device", "cpu", "--quiet", "--set", "engine.workers=1", "--set", "clients.partition=iid", "--recipe", "paper"]
 WHOLE = 2.0
-"""Of `fedrts run`, at least."""
+"""Least speed-up of `fedrts run`."""
 CURVE = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
 QUICK = (0.2, 0.1, 0.05)
 

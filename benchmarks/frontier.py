@@ -169,9 +169,9 @@ class Point:
     """Megabytes."""
     rounds: int
     values: tuple[float, ...]
-    """Of the average of the late models, by seed."""
+    """Accuracy of the average of the late models, by seed."""
     last: tuple[float, ...]
-    """Of the last model."""
+    """Accuracy of the last model."""
 
     @property
     def mean(self) -> float:
@@ -183,7 +183,7 @@ class Point:
 
 
 def points(name: str, frontier: Frontier, known: Known) -> list[Point]:
-    """Of the runs at chosen configurations that are finished."""
+    """Return the points of the finished runs at chosen configurations."""
     choices = frontier.choices(known.scores)
     if not frontier.is_over(choices):
         return []

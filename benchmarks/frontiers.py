@@ -42,7 +42,7 @@ class Contestant:
     rates: tuple[float, ...] = ()
     """Where they are others than the frontier's; the first is tried with all shapes."""
     rounds: int | None = None
-    """Of all its runs, where no budget bounds them."""
+    """Rounds of all its runs, if no budget bounds them."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Frontier:
     """The first is tried with all shapes, the others with the best one."""
     seeds: Sequence[int]
     metric: str = "accuracy"
-    """Of the average of the late models."""
+    """Metric of the average of the late models."""
     lower_is_better: bool = False
     drawn: tuple[float | None, float | None] = (None, None)
     """The range of the metric that the figure shows, None where the data decide."""
@@ -202,7 +202,7 @@ class Frontier:
         return self._play(name, contestant, one, f"s{seed}", rounds, seed)
 
     def runs(self, name: str, choices: Sequence[Choice], scores: Scores) -> Iterator[Play]:
-        """Of the chosen configurations, seed by seed."""
+        """Return the runs of the chosen configurations, seed by seed."""
         for seed in self.seeds:
             for choice in choices:
                 yield from (self.run(name, choice, budget, seed, scores) for budget in self.budgets_of(choice.contestant))

@@ -37,7 +37,7 @@ from speed import HERE, QUIET, Row, hardware, ours
 
 Points = list[dict[str, Any]]
 SAMPLES, CLIENTS = 40, 500
-"""Of every client; of the federation."""
+"""Samples of every client; of the federation."""
 
 
 def noise(channels: int = 1, side: int = 8) -> Data:

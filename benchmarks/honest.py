@@ -31,7 +31,7 @@ from fedrts.server import guard as guards
 from fedrts.server import rounds as loop
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import Guard
-from fedrts.server.outliers import UPDATE, Excess, excesses
+from fedrts.server.outliers import UPDATE, Excess, Suspicion, excesses
 
 HERE = Path(__file__).parent
 RAW, TABLE = HERE / "results/raw/honest.json", HERE / "results/honest.md"
@@ -97,17 +97,15 @@ class Margins:
     """How near honest replies come to the guard's bounds, while it is in place of what measures them."""
 
     def __init__(self) -> None:
-        self.norm = self.undo = self.median = self.in_a_row = 0.0
-        self.last: dict[int, list[float]] = {}
+        self.norm = self.undo = self.median = self.against = 0.0
+        self.suspicion = Suspicion(Guard().strikes)
 
     def excesses(self, measured: Mapping[str, Mapping[int, float]], samples: Mapping[int, int], norm: float) -> dict[int, Excess]:
         found = excesses(measured, samples, norm)
         self.norm = max([self.norm, *(size / max(norm, 1.0) for size in measured.get(UPDATE.name, {}).values())])
-        for client, excess in found.items():
-            self.last[client] = [*self.last.get(client, []), excess.ratio][-Guard().strikes :]
-            self.median = max(self.median, excess.ratio)
-            if len(self.last[client]) == Guard().strikes:
-                self.in_a_row = max(self.in_a_row, min(self.last[client]))
+        self.median = max([self.median, *(excess.ratio for excess in found.values())])
+        self.suspicion.add({client: excess.ratio / Guard().large_bound for client, excess in found.items()})
+        self.against = max([self.against, *self.suspicion.weights.values()])
         return found
 
     def of_update(self, guard: Guard, norm: float, size: float, along: float) -> str | None:
@@ -140,7 +138,7 @@ def played(settings: Mapping[str, Any], recipe: str, method: str) -> dict[str, A
         "replies": replies,
         "refused": rejected,
         "quarantined": sorted(ledger.strikes.quarantined),
-        **{name: round(getattr(margins, name), 4) for name in ("norm", "undo", "median", "in_a_row")},
+        **{name: round(getattr(margins, name), 4) for name in ("norm", "undo", "median", "against")},
         "stopped": stopped,
     }
 
@@ -148,9 +146,7 @@ def played(settings: Mapping[str, Any], recipe: str, method: str) -> dict[str, A
 def rows(found: Cells) -> Iterator[str]:
     """The table: of every problem and recipe the largest of each margin over all methods."""
     guard = Guard()
-    bounds = (
-        f"size ({guard.norm_bound:g}) | back ({guard.undo_bound:g}) | medians ({guard.median_bound:g}) | in a row ({guard.large_bound:g})"
-    )
+    bounds = f"size ({guard.norm_bound:g}) | back ({guard.undo_bound:g}) | medians ({guard.median_bound:g}) | against ({guard.strikes})"
     yield f"| problem | recipe | methods | rounds | replies | refused | {bounds} | stopped |"
     yield f"| --- | --- |{' ---: |' * 8} --- |"
     for name in PROBLEMS:
@@ -158,7 +154,7 @@ def rows(found: Cells) -> Iterator[str]:
             runs = {key.split(" | ")[2]: run for key, run in found.items() if key.startswith(f"{name} | {recipe} | ")}
             if not runs:
                 continue
-            most = [f"{max(run[what] for run in runs.values()):.2f}" for what in ("norm", "undo", "median", "in_a_row")]
+            most = [f"{max(run[what] for run in runs.values()):.2f}" for what in ("norm", "undo", "median", "against")]
             replies, refused = (sum(run[what] for run in runs.values()) for what in ("replies", "refused"))
             stopped = ", ".join(method for method, run in runs.items() if run["stopped"])
             length = next(iter(runs.values()))["rounds"]
@@ -170,7 +166,7 @@ HEAD = """# Honest clients and the guard's bounds
 `FEDRTS_DATA=… python benchmarks/honest.py`, seed 200, default guard. Each column is the largest value of all
 replies, with the bound in brackets: an update's size and its way back along the model (at a cosine of 0.25 or
 more), in multiples of max(‖W‖, 1); its size in medians of its round (statistics of normalisation with their slack);
-and that which a client exceeded three times in a row. `methods` counts those that were played; `stopped` names
+and what its large replies weighed against a client at most (a single one: 2). `methods` counts those that were played; `stopped` names
 those that ended since no reply of a round was usable (`refused` leaves that round out). A size in medians of 0.00
 means that no update was above 0.2 · max(‖W‖, 1): smaller ones are never large.
 

@@ -81,7 +81,7 @@ class Choice:
 
     rates: tuple[float, ...]
     scores: Mapping[str, Mapping[float, Score]]
-    """Of finished rates, by entrant."""
+    """Scores of finished rates, by entrant."""
     is_over: bool
     """All trials are there, and no entrant's best rate lies at the edge."""
 

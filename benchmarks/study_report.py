@@ -115,7 +115,7 @@ def detectable(spread: float, seeds: int, others: int) -> float:
 
 
 def quantile(share: float, freedom: int) -> float:
-    """Of Student's t."""
+    """Return a quantile of Student's t."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, share))

@@ -105,7 +105,7 @@ class Perceptron:
         self.layers = sorted({int(name.split(".")[0]) for name in self.values})
 
     def gradient(self, x, y):
-        """Of the mean cross-entropy."""
+        """Return the gradient of the mean cross-entropy."""
         x, y = x.numpy().astype(np.float64).reshape(len(x), -1), y.numpy()
         inputs, signal = [], x
         for place in self.layers:

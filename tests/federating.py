@@ -41,7 +41,7 @@ engine = {wait = 90, timeout = 90}
 """
 PATIENCE = 200.0
 NO_LIMITS = ("--accept", ANY, "--min-samples", 1, "--min-batch", 1)
-"""Of a client whose consent is not what a test is about."""
+"""Options of a client whose consent is not under test."""
 
 
 def trusting(**decided: Any) -> Host:
@@ -58,8 +58,9 @@ def free_port() -> int:
 class Running:
     """A process with what it has said so far."""
 
-    def __init__(self, *arguments: object, cwd: Path | None = None, **environment: str) -> None:
-        command = [sys.executable, "-m", "fedrts", *map(str, arguments)]
+    def __init__(self, *arguments: object, typed: str | None = None, cwd: Path | None = None, **environment: str) -> None:
+        """A command of ours by its arguments, or one line as it is `typed` into a shell."""
+        command = [sys.executable, "-m", "fedrts", *map(str, arguments)] if typed is None else ["bash", "-c", typed]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

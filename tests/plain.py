@@ -36,7 +36,7 @@ class Plain:
         return self.run.layout.flatten(model)
 
     def over_links(self, named: Mapping[str, Tensor]) -> Tensor:
-        """Of the prunable tensors alone, `[P]`."""
+        """Return the part over the prunable tensors, `[P]`."""
         return torch.cat([named[name].reshape(-1) for name in self.links])
 
     # -- one client --------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Laps:
 
     @staticmethod
     def summed_up(times: list[float], samples: list[int]) -> dict[str, Any]:
-        """Of rounds that took `times` seconds for `samples` samples."""
+        """Summarise rounds that took `times` seconds for `samples` samples."""
         return {
             "samples_per_second": statistics.median(count / time for count, time in zip(samples, times, strict=True)),
             "mean_samples_per_second": sum(samples) / sum(times),

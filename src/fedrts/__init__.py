@@ -30,7 +30,7 @@ _HOMES |= {"compare": "fedrts.comparison", "cost": "fedrts.costs", "plan": "fedr
 
 
 def __getattr__(name: str) -> Any:
-    """Everything is imported on first use, so that `import fedrts` and `fedrts --help` are fast."""
+    """Import everything on first use, so that `import fedrts` and `fedrts --help` are fast."""
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in __all__:
@@ -39,5 +39,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What `fedrts.<TAB>` offers; nothing is imported for it."""
+    """List what `fedrts.<TAB>` offers, without importing it."""
     return sorted([*__all__, "__version__"])

@@ -1,4 +1,4 @@
-"""What a user is told: errors that can be mended, each one line long (what, where, remedy), and notes."""
+"""Messages for users: one-line errors that say what went wrong, where, and how to fix it; and notes."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class InputError(ValueError):
 
 
 class RefusedError(InputError):
-    """A server and a node do not go together, and trying again would not help: service managers know the code (EX_NOPERM)."""
+    """A server and a node do not match, and retrying would not help: service managers know the exit code (EX_NOPERM)."""
 
     code = 77
 
 
 class Note(UserWarning):
-    """Something the user should know that stops nothing; the command line prints it as one line."""
+    """Something that the user should know but that stops nothing; the command line prints it as one line."""
 
 
 def note(message: str) -> None:
-    """Tell the user without stopping."""
+    """Tell the user something without stopping."""
     warnings.warn(message, Note, stacklevel=3)
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """`; did you mean 'x'?` for a near miss, after the `prefix` that all names have; otherwise the list of what there is."""
+    """Return `; did you mean 'x'?` for a near miss, after the `prefix` that all names share; otherwise the list of names."""
     names = list(known)
     begun = [other for other in names if len(name) > 2 and other.startswith(name)]
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or begun
@@ -40,21 +40,21 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says in its first line that says something, otherwise its kind; and whom it happened to, where that is noted."""
+    """Return an error's first meaningful line, or else its kind, and whom it concerns if that is noted."""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return " ".join([said, *(f"({noted})" for noted in getattr(error, "__notes__", []))])
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Is it memory, of the machine or of a GPU, that there is too little of?"""
+    """Whether the error means that memory ran out, on the machine or on a GPU."""
     return isinstance(error, MemoryError) or "allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError"
 
 
 @contextmanager
 def blaming(whom: str) -> Iterator[None]:
-    """An error inside says `whom` it happened to: in its line where a user can mend it, else in a note below its traceback.
+    """Add `whom` it happened to to an error during the block: in its line if a user can fix it, else in a note below its traceback.
 
-    It stays the same error; who is named first, where most is known, stays named.
+    The error stays the same object, and the first name given, where most is known, stays.
     """
     try:
         yield
@@ -68,12 +68,12 @@ def blaming(whom: str) -> Iterator[None]:
 
 
 def printable(text: object, most: int = 300) -> str:
-    """What a stranger says, fit for a terminal and a log: one line without control characters, at most so long."""
+    """Make a stranger's text fit for a terminal and a log: one line of limited length without control characters."""
     return "".join(sign if sign.isprintable() else " " for sign in str(text)[:most])
 
 
 def optional(module: str, extra: str) -> Any:
-    """A module that comes with an optional extra of the package, or one line that says how to get it."""
+    """Import a module of an optional extra, or raise one line that says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Files: only plain ones are opened, what they expand to is limited, and whole ones only are written."""
+"""Safe file access: open only regular files, limit what archives expand to, and write files atomically."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR,
 
 
 def require_plain(path: str | Path) -> None:
-    """Refuse pipes, devices and sockets, on which reading may never end; whatever else is wrong shows when the file is opened."""
+    """Refuse pipes, devices and sockets, on which reading may never end; other problems show when the file is opened."""
     try:
         check_mode(path, os.stat(path).st_mode)
     except OSError:
@@ -33,19 +33,19 @@ def require_plain(path: str | Path) -> None:
 
 
 def check_mode(path: str | Path, mode: int) -> None:
-    """The same of a file whose mode is known."""
+    """The same check for a file whose mode is known."""
     for is_kind, name in _KINDS:
         if is_kind(mode):
             raise InputError(f"{path} is {name}, not a plain file: save its content as a file and name that")
 
 
 def most_expanded(stored: int) -> int:
-    """Bytes at most that `stored` compressed bytes may expand to."""
+    """Return the number of bytes to which `stored` compressed bytes may expand."""
     return max(ALWAYS, RATIO * stored)
 
 
 def check_expansion(path: str | Path, stored: int, expanded: int, remedy: str) -> None:
-    """Refuse a file of `stored` bytes that says that it expands to so many."""
+    """Refuse a file of `stored` bytes that claims to expand to more than is allowed."""
     if expanded > most_expanded(stored):
         raise InputError(
             f"{path} has {stored:,} bytes and expands to {expanded:,}, more than {RATIO} times as many: it is damaged or made to fill "
@@ -54,12 +54,12 @@ def check_expansion(path: str | Path, stored: int, expanded: int, remedy: str) -
 
 
 def sha256(data: bytes) -> str:
-    """A checksum as `sha256:…`, which `sha256sum` prints too."""
+    """Return a checksum as `sha256:…`, the digest that `sha256sum` prints too."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def write_atomically(path: Path, data: bytes, temporary: str = ".{}.tmp") -> None:
-    """`data` under `path`, whole or not at all: temporary file, fsync, rename, fsync of the folder."""
+    """Write `data` to `path` completely or not at all: temporary file, fsync, rename, fsync of the folder."""
     temporary_path = path.with_name(temporary.format(path.name))
     try:
         with explained(path):
@@ -76,7 +76,7 @@ def write_atomically(path: Path, data: bytes, temporary: str = ".{}.tmp") -> Non
 
 
 def write_privately(path: Path, data: bytes) -> None:
-    """The same in a file that only its owner may read."""
+    """Write a file that only its owner may read."""
     before = os.umask(0o077)
     try:
         write_atomically(path, data)
@@ -86,7 +86,7 @@ def write_privately(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """A failure to write as one line that names the file."""
+    """Describe a failed write in one line that names the file."""
     try:
         yield
     except OSError as error:
@@ -108,7 +108,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV; text that a spreadsheet would compute gets an apostrophe before it, which it does not show. Numbers stay numbers."""
+    """Format rows as CSV; text that a spreadsheet would evaluate gets a leading apostrophe. Numbers stay numbers."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows([_harmless(cell) for cell in row] for row in rows)
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Names for things that users choose: methods, models, reducers; one's own come by registration or import path.
+"""Registries of named choices (methods, models, reducers); users add their own by registration or import path.
 
 Whoever names an import path has its code run, so settings of somebody else are read inside `only_allowing`:
 
@@ -35,7 +35,7 @@ _PATH = "PATH"
 
 @dataclass(frozen=True)
 class _Policy:
-    """What may be followed for the moment."""
+    """What may be loaded at the moment."""
 
     allowed: Collection[str]
     own: Collection[tuple[str, str]]
@@ -68,7 +68,7 @@ def only_allowing(
 
 
 def permit(path: str, kind: str) -> None:
-    """An `InputError` where something that may run foreign code is not allowed now."""
+    """Raise an `InputError` if something that may run foreign code is not allowed now."""
     for policy in _policies.get():
         policy.check(path, kind)
 
@@ -88,7 +88,7 @@ class Registry(Generic[T]):
         self._known: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator: make a class or function available under `name`."""
+        """Register a class or function under `name` (decorator)."""
 
         def add(thing: T) -> T:
             if name in self._known and self._known[name] is not thing:
@@ -103,7 +103,7 @@ class Registry(Generic[T]):
         return sorted(self._known)
 
     def get(self, name: str) -> T:
-        """The thing of that name, or what an import path `pkg.module:name` leads to."""
+        """Return the object of that name, or of an import path `pkg.module:name`."""
         self._load()
         if self.is_path(name):
             return self._at_path(*name.split(":", 1))
@@ -114,16 +114,16 @@ class Registry(Generic[T]):
         raise InputError(f"there is no {self.kind} '{name}'{nearest(name, self._known)}")
 
     def is_path(self, name: str) -> bool:
-        """Does the name, such as `npz:FILE`, belong to what is registered as `npz:PATH`?"""
+        """Whether the name, such as `npz:FILE`, belongs to an entry registered as `npz:PATH`."""
         scheme, colon, _ = name.partition(":")
         return bool(colon) and f"{scheme}:{_PATH}" in self.names()
 
     def paths(self) -> tuple[str, ...]:
-        """How names with a path begin: `npz:` and the like."""
+        """Return the prefixes of names with a path: `npz:` and the like."""
         return tuple(name.removesuffix(_PATH) for name in self.names() if name.endswith(f":{_PATH}"))
 
     def absolute(self, name: str, flag: str) -> str:
-        """The name with its path, if it has one, made absolute, so that it means the same anywhere."""
+        """Make the path in a name, if any, absolute, so that the name means the same everywhere."""
         if not self.is_path(name):
             return name
         scheme, _, path = name.partition(":")
@@ -157,11 +157,11 @@ def _path(kind: type) -> str:
 
 
 class NotFoundError(InputError):
-    """An import path leads to nothing: there is no such module, or no such name in it."""
+    """An import path that leads nowhere: no such module, or no such name in it."""
 
 
 def import_path(path: str, kind: str) -> object:
-    """The object at `pkg.module:name`, if it is allowed now; modules of the current folder are found too."""
+    """Return the object at `pkg.module:name` if it is allowed now; modules of the current folder are found too."""
     permit(path, kind)
     module, _, name = path.partition(":")
     try:
@@ -183,7 +183,7 @@ def import_path(path: str, kind: str) -> object:
 
 
 def is_pythons_own(module: str) -> bool:
-    """Does a module come with Python, and is no file of the user's found in its place?"""
+    """Whether a module comes with Python and is not shadowed by a file of the user's."""
     top = module.partition(".")[0]
     if top not in sys.stdlib_module_names:
         return False
@@ -194,7 +194,7 @@ def is_pythons_own(module: str) -> bool:
 
 @contextlib.contextmanager
 def _current_folder() -> Iterator[None]:
-    """Inside, modules of the current folder are found."""
+    """Make modules of the current folder importable during the block."""
     here = str(Path.cwd())
     added = here not in sys.path
     if added:

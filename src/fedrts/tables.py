@@ -1,4 +1,4 @@
-"""Tables of an experiment: frozen, typed, and without keys that nobody knows; a mistake in one is a line that names the key."""
+"""Tables of an experiment: frozen, typed, without unknown keys; a mistake gives one line that names the key."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Table(BaseModel):
-    """Keys that belong together, with their defaults, ranges and meanings; whoever needs them takes the table itself."""
+    """Keys that belong together, with defaults, ranges and descriptions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     def but(self, **changes: Any) -> Self:
-        """This table with some `changes`."""
+        """Return this table with some `changes`."""
         return self.model_copy(update=changes)
 
 
@@ -46,7 +46,7 @@ class Named:
 
 
 def explained(error: ValidationError, kind: type[BaseModel], prefix: str = "") -> str:
-    """One line for the first mistake of a validation, that names the key (after `prefix`) and what is allowed."""
+    """Return one line for the first mistake of a validation; it names the key (after `prefix`) and the allowed values."""
     errors = error.errors()
     first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])  # a typo hides what it meant
     path = [str(part) for part in first["loc"]]
@@ -65,7 +65,7 @@ def explained(error: ValidationError, kind: type[BaseModel], prefix: str = "") -
 
 
 def _meant(kind: type[BaseModel], path: list[str], prefix: str) -> str:
-    """The key that an unknown one may stand for: of that very name in another table, or of the name that is nearest in any table."""
+    """Return the key that an unknown one may stand for: the same name in another table, or the nearest name in any table."""
     *table, name = path
     own = _table(kind, table)
     here = list(own.model_fields) if own else []
@@ -80,7 +80,7 @@ def _meant(kind: type[BaseModel], path: list[str], prefix: str) -> str:
 
 
 def _in_signs(message: str) -> str:
-    """What pydantic says an input should be, with signs for relations."""
+    """Translate pydantic's description of allowed input into relation signs."""
     message = message.removeprefix("Input should be ")
     for words, sign in (("greater than or equal to", "≥"), ("greater than", ">"), ("less than or equal to", "≤"), ("less than", "<")):
         message = message.replace(words, sign)
@@ -88,12 +88,12 @@ def _in_signs(message: str) -> str:
 
 
 def _depth(kind: type[BaseModel], path: list[str]) -> int:
-    """How many parts of a path lead to a key."""
+    """Return how many parts of a path lead to a key."""
     return next((depth for depth in range(1, len(path)) if _table(kind, path[:depth]) is None), len(path))
 
 
 def _allowed(kind: type[BaseModel], path: list[str]) -> str:
-    """The range of a numeric key, such as `> 0 and ≤ 1`."""
+    """Return the range of a numeric key, such as `> 0 and ≤ 1`."""
     owner = _table(kind, path[:-1])
     if owner is None or path[-1] not in owner.model_fields:
         return ""
@@ -109,7 +109,7 @@ def _allowed(kind: type[BaseModel], path: list[str]) -> str:
 
 
 def _table(kind: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
-    """The table at `path` inside `kind`."""
+    """Return the table at `path` inside `kind`."""
     for part in path:
         inner = kind.model_fields[part].annotation if part in kind.model_fields else None
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):

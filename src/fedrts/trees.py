@@ -1,4 +1,4 @@
-"""What a batch is made of: one tensor, or tuples and dictionaries of tensors, nested as one likes.
+"""Batches as trees: one tensor, or arbitrarily nested tuples and dictionaries of tensors.
 
 batch = {"tokens": tokens, "mask": mask}      # tensors [rows, …]
 at(batch, torch.tensor([3, 1]))               # the same with two rows
@@ -25,25 +25,25 @@ Tensors = Any
 
 @runtime_checkable
 class Closed(Protocol):
-    """Rows that become tensors only when a batch is made of them."""
+    """Rows that become tensors only when a batch is made."""
 
     def opened(self) -> Tensors:
-        """The rows as tensors."""
+        """Return the rows as tensors."""
         ...
 
 
 def leaves(tree: Tensors) -> list[Tensor]:
-    """All tensors of a tree, in order."""
+    """Return all tensors of a tree, in order."""
     return [tree] if isinstance(tree, Tensor) else tree_leaves(tree)
 
 
 def mapped(function: Callable[..., Any], tree: Tensors, *others: Tensors) -> Tensors:
-    """The tree with `function` of every leaf in its place."""
+    """Apply `function` to every leaf of the tree."""
     return function(tree, *others) if isinstance(tree, Tensor) else tree_map(function, tree, *others)
 
 
 def named(name: str, tree: Tensors) -> dict[str, Any]:
-    """Leaves by name: `x`, or `x['tokens']` and so on."""
+    """Return leaves by name: `x`, or `x['tokens']` and so on."""
     return {f"{name}{keystr(path)}": leaf for path, leaf in tree_flatten_with_path(tree)[0]}
 
 
@@ -53,28 +53,28 @@ def count(tree: Tensors) -> int:
 
 
 def at(tree: Tensors, rows: Any) -> Tensors:
-    """Some rows of a tree: by a tensor of row numbers, by a slice, or one row by its number."""
+    """Return some rows of a tree: by a tensor of row numbers, a slice, or one row number."""
     return mapped(lambda leaf: leaf[rows], tree)
 
 
 def opened(tree: Tensors) -> Tensors:
-    """The tree with nothing but tensors."""
+    """Return the tree with all leaves opened into tensors."""
     return tree if isinstance(tree, Tensor) else tree_map(lambda leaf: leaf.opened() if isinstance(leaf, Closed) else leaf, tree)
 
 
 def split(tree: Tensors, size: int) -> Iterator[Tensors]:
-    """`size` rows at a time."""
+    """Yield `size` rows at a time."""
     for start in range(0, count(tree), size):
         yield at(tree, slice(start, start + size))
 
 
 def joined(parts: Sequence[Tensors]) -> Tensors:
-    """Trees of one form, one after the other; numbers without an axis become rows."""
+    """Join trees of one form; numbers without an axis become rows."""
     return mapped(lambda *some: torch.cat([torch.atleast_1d(part) for part in some]) if isinstance(some[0], Tensor) else some[0], *parts)
 
 
 def plain(value: Any) -> Tensors:
-    """What a collate function gave, as a tree: mappings become dictionaries, lists tuples, arrays tensors; anything else stays."""
+    """Convert a collate function's result to a tree: mappings to dictionaries, lists to tuples, arrays to tensors; the rest stays."""
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, tuple | list):
@@ -106,7 +106,7 @@ def _takes(signature: inspect.Signature, *positions: Any, **names: Any) -> bool:
 
 
 def answer(output: Any) -> Any:
-    """What of an output the ready-made losses and metrics go by: its `logits` where it has them, otherwise itself."""
+    """Return the part of an output that the built-in losses and metrics use: its `logits` if it has them, otherwise itself."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping) and "logits" in output:

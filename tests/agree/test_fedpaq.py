@@ -30,7 +30,7 @@ GRAINS = ("channel", "tensor")
 
 
 def scale_of(values, norm):
-    """Of one group, in float64."""
+    """Return the scale of one group, in float64."""
     return max(map(abs, values)) if norm == "linf" else math.sqrt(math.fsum(v * v for v in values))
 
 

@@ -409,7 +409,7 @@ def test_resuming_connects_to_nobodys_cluster(finished: Path, tmp_path: Path) ->
 
 
 def test_settings_that_an_earlier_version_wrote_name_no_code_but_that_of_now(planted: Path) -> None:
-    """Of a checkpoint, of compare.toml, and of a cell: defaults that they lack are filled in, which followed any path."""
+    """Missing defaults of a checkpoint, of compare.toml and of a cell are filled in; this once followed any path."""
     now = config.flat(config.resolve({**TINY, "method": "fedrts"}).model_dump(mode="json"))
     for key, path in KEYS.items():
         old = {name: value for name, value in now.items() if name != "eval.every" and value is not None} | {key: path}

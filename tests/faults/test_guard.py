@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedrts
-from fedrts import api
+from fedrts.api import playing
 from fedrts.client.envelope import decode_reply, encode_reply
 from fedrts.client.order import Failure, Order, Reply
 from fedrts.engines.serial import SerialEngine
@@ -301,8 +301,8 @@ def test_numbers_beyond_any_gradient_are_rejected(toy, method, index, name):
 def test_a_reducer_that_a_method_cannot_have_is_refused_before_the_first_round(toy):
     run = toy("feddst", guard={"reducer": "median"}, topology={"first_outer": 5, "interval": 5, "end": 6})
     with pytest.raises(InputError, match="masks of their own"):
-        api.check_uploads(run, run.method.begin(run.setup))
-    api.check_uploads(toy("fedrts", guard={"reducer": "median"}), run.method.begin(run.setup))
+        playing.check_uploads(run, run.method.begin(run.setup))
+    playing.check_uploads(toy("fedrts", guard={"reducer": "median"}), run.method.begin(run.setup))
 
 
 def test_over_selection_takes_the_first_replies_and_fills_gaps(toy):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from fedrts.server import reducers, rounds
 from fedrts.server.aggregate import Sums
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import Guard
-from fedrts.server.outliers import LargeInARow, excesses
+from fedrts.server.outliers import Suspicion, excesses
 from fedrts.sparse.layout import Entry
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.units import CutOff, cut_off
@@ -46,6 +47,17 @@ def scaled(factor: float):
         return {**message, "weights": weights}
 
     return attack
+
+
+@dataclass
+class Claiming:
+    """An engine whose clients claim so many samples."""
+
+    engine: Any
+    samples: Sequence[int]
+
+    def run(self, order, clients):
+        yield from (replace(reply, samples=self.samples[reply.client]) for reply in self.engine.run(order, clients))
 
 
 def hostile(run, attack, clients=(HOSTILE,), **guard):
@@ -103,27 +115,43 @@ def test_a_round_with_an_outlier_is_repeated_without_it(run):
 
 
 def test_who_is_large_again_and_again_is_asked_no_more(run):
-    plan = hostile(run, scaled(30.0), norm_bound=1e9, undo_bound=1e9)
+    plan = hostile(run, scaled(30.0), norm_bound=1e9, undo_bound=1e9, median_bound=1e9, large_bound=27.0)
     ledger, state = ClientRecords.of(plan.guard), run.method.begin(run.setup)
     for index in (1, 2):
         played = rounds.play_round(plan, state, index, ledger)
         assert played.record.rejected == []
         state = played.state
-    assert ledger.large.counts == {HOSTILE: 2}
+    assert 2.0 < ledger.large.weights[HOSTILE] < 3.0
     again = ClientRecords.restored(ledger.tensors(), state.mask.sizes, plan.guard, "cpu")
-    assert again.large.counts == ledger.large.counts
-    with pytest.warns(Note, match=f"client {HOSTILE} is asked no more: it sent an update .* the last of 3 large replies in a row"):
-        rounds.play_round(plan, state, 3, again)
+    assert again.large.weights == ledger.large.weights
+    with pytest.warns(Note, match=f"client {HOSTILE} is asked no more: it sent an update .*, the last of several large replies"):
+        rounds.play_round(hostile(run, scaled(100.0), norm_bound=1e9, undo_bound=1e9, median_bound=1e9), state, 3, again)
     assert again.strikes.quarantined == {HOSTILE}
-    rounds.play_round(run.plan, state, 3, ledger)  # an honest reply in between: nothing is held against it
-    assert ledger.large.counts == {}
+    before = dict(ledger.large.weights)
+    rounds.play_round(run.plan, state, 3, ledger)  # an honest reply in between: less weighs against it
+    assert ledger.large.weights == {HOSTILE: before[HOSTILE] - 0.25}
 
 
-def test_large_replies_count_in_a_row():
-    row = LargeInARow(2)
-    assert row.add([1, 2], {1}) == []
-    assert row.add([2, 3], {2}) == []  # client 1 was not asked
-    assert row.add([1, 2], {1}) == [1]
+def found_out(pattern: str, ratio: float, rounds: int = 100) -> bool:
+    """Is a client found that is large (L) and usual (.) in turns?"""
+    suspicion = Suspicion(3)
+    return any(suspicion.add({1: ratio if pattern[index % len(pattern)] == "L" else 0.5, 2: 1.0}) == [1] for index in range(rounds))
+
+
+@pytest.mark.parametrize("pattern", ["L", "LL.", "L.", "L..", "L....", "L" + 6 * "."])
+def test_who_rests_between_large_replies_is_found_too(pattern):
+    assert found_out(pattern, 6.0)
+
+
+def test_single_large_replies_prove_nothing():
+    assert not found_out("L" + 8 * ".", 1000.0)
+    assert not found_out("L" + 99 * ".", 1000.0)
+    assert not found_out("L", 1.0)  # at the bound nothing is large
+    suspicion = Suspicion(3)
+    suspicion.add({1: 2.0})
+    suspicion.add({2: 2.0})  # client 1 was not asked
+    assert suspicion.weights == {1: 2.0, 2: 2.0}
+    assert suspicion.add({1: 1.5, 2: 0.0}) == [1]
 
 
 def test_sizes_are_compared_with_the_rounds_median_and_the_numbers_of_samples():
@@ -365,6 +393,17 @@ def test_the_word_is_resolved_in_the_folder(tmp_path, monkeypatch):
     assert config.from_file(Path("run/experiment.toml"))["guard"]["reducer"] == "aligned"
 
 
+def test_a_claim_excuses_no_more_than_it_counts_for(run):
+    """A site that claims a million samples is not held for one whose updates may be a million times as large."""
+    samples = [1_000_000 if client == HOSTILE else 10 for client in range(6)]
+    plan = replace(hostile(run, scaled(500.0), norm_bound=1e9, undo_bound=1e9, max_claim=10.0), samples=samples)
+    plan = replace(plan, engine=Claiming(plan.engine, samples))
+    played = rounds.play_round(plan, run.method.begin(run.setup), 1)
+    (rejected,) = played.record.rejected
+    assert rejected["client"] == HOSTILE
+    assert "times as large as the median" in rejected["reason"]
+
+
 def test_what_sites_claim_is_capped():
     elsewhere = {"data": "elsewhere", "data_options": {"shape": [1, 8, 8], "classes": 10}, "model": "mlp"}
     assert config.resolve({**elsewhere, "clients": {"partition": "sites", "total": 3, "per_round": 3}}).guard.max_claim == 10.0
@@ -416,7 +455,7 @@ def test_lost_units_are_told_with_those_who_voted(tmp_path):
 
 
 def cut_by(run, attack, clients, rounds_played=12, **guard):
-    """Of every outer round in which units were lost, how many, and who worked against them."""
+    """Return, for every outer round with lost units, their number and who worked against them."""
     plan = hostile(run, attack, clients=clients, **guard)
     ledger, state, found = ClientRecords.of(plan.guard), run.method.begin(run.setup), []
     for index in range(rounds_played):

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from fedrts import cli
@@ -22,7 +22,7 @@ from fedrts.flower import keys
 from fedrts.flower.keys import Authority
 from fedrts.flower.limits import refused
 from fedrts.flower.link import Address
-from fedrts.flower.superlink import Gate
+from fedrts.flower.superlink import Gate, _verified
 
 
 def mode(path: Path) -> int:
@@ -190,3 +190,16 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     key = serialization.load_pem_private_key(authority.server_key.read_bytes(), None)
     certificate = x509.load_pem_x509_certificate(authority.server_certificate.read_bytes())
     assert key.public_key() == certificate.public_key(), "a renewal that failed has changed nothing"
+
+
+def test_signatures_are_not_remembered_for_long():
+    """Every request has one of its own: a SuperLink that kept thousands would grow for hours."""
+    private = ec.generate_private_key(ec.SECP256R1())
+    public = private.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    signature = private.sign(b"text", ec.ECDSA(hashes.SHA256()))
+    assert _verified(public, b"text", signature)
+    hits = _verified.cache_info().hits
+    assert _verified(public, b"text", signature)
+    assert _verified.cache_info().hits == hits + 1, "Flower asks the same once more"
+    assert not any(_verified(public, b"%d" % number, signature) for number in range(500))
+    assert _verified.cache_info().currsize < 300

@@ -87,7 +87,7 @@ def asked(folder: Path, model: str, **options: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def orders(tmp_path_factory):
-    """Of a small model and of resnet18 (11 million links), at density 0.1."""
+    """Return the orders of a small model and of resnet18 (11 million links), at density 0.1."""
     folder = tmp_path_factory.mktemp("orders")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(library.OFF, "1")

@@ -229,6 +229,45 @@ def test_a_round_is_opened_once_whatever_the_server_says(tmp_path):
         list(play(in_secret(run, link).plan, run.method.begin(run.setup), 0))
 
 
+def test_an_opening_in_which_too_few_revealed_is_gone_on_with_once_the_others_are_back():
+    """Meanwhile nobody is called anew: two cannot open the round, and a new call would have them forget what opens this one."""
+    tries = {8: 0, 9: 0}
+
+    def late(message: Message, worker: Worker) -> Message | None:
+        if step_of(message) == "reveal" and opened(message)[0]["round"] == 1:
+            (node,) = (node for node, one in link.workers.items() if one is worker)
+            tries[node] += 1
+            if tries[node] <= 2:
+                return None
+        return worker.reply(message)
+
+    run, link = secretly(guard={"attempts": 3}), five_nodes(n8=late, n9=late)
+    lines, state = played(in_secret(run, link, timeout=0.3))
+    assert tries == {8: 3, 9: 3}
+    assert [line["clients"] for line in lines] == [[0, 1, 2, 3, 4]] * 4
+    assert {"client": 0, "reason": "it has helped to open round 1, and helps with no other opening of it"} in lines[1]["rejected"]
+    assert torch.equal(state.values, played(run)[1].values)
+
+
+def test_an_opening_that_nobody_can_go_on_with_makes_room_for_another():
+    """All but one have lost their keys after that one revealed: the others, who are enough, sum without it."""
+    link = LinkHere()
+
+    def restarts(message: Message, worker: Worker) -> Message | None:
+        if step_of(message) == "reveal" and opened(message)[0]["round"] == 1:
+            (node,) = (node for node, one in link.workers.items() if one is worker)
+            if link.starts[node] == 1:
+                link.start(node, NODES[node])
+                return None
+        return worker.reply(message)
+
+    run = secretly(guard={"attempts": 3})
+    for node, clients in NODES.items():
+        link.start(node, clients, restarts if node != 6 else None)
+    lines, _ = played(in_secret(run, link, timeout=1.0))
+    assert [line["clients"] for line in lines] == [[0, 1, 2, 3, 4], [1, 2, 3, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+
+
 def test_a_node_that_cannot_write_down_an_opening_reveals_nothing(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """What stands on disk when a share leaves names the round; where the disk is full, no share leaves."""
     link = LinkHere()

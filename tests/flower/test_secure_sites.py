@@ -33,7 +33,7 @@ from fedrts.flower.secret import SecretEngine
 from fedrts.flower.site import Site
 from fedrts.flower.state import Records
 from fedrts.runs.build import Assembled, assemble
-from fedrts.secure.call import METRICS, STATISTICS, UPDATE, Call, Invited
+from fedrts.secure.call import METRICS, STATISTICS, UPDATE, Call, Invited, joined, parted
 from fedrts.secure.errors import SecureError
 from fedrts.secure.identity import public_key
 from fedrts.server.assessment import assessment
@@ -194,6 +194,25 @@ def test_a_server_that_forgot_its_sums_is_told_no_metrics_again(tmp_path: Path):
     for purpose in (UPDATE, METRICS, STATISTICS):
         with pytest.raises(SecureError, match="has helped to open round 0: no round is opened twice"):
             site.confidant.answer("advertise", 0, calling(link, purpose=purpose, attempt=9).encoded)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("by", ["this version", "0.2.0"])
+def test_metrics_that_are_read_again_are_the_same_though_a_site_is_asked_no_more(by: str, tmp_path: Path):
+    """The server was killed before its checkpoint, and then leaves out the site that holds most rows out: n_max was another one."""
+    link = LinkHere()
+    run = federated(study(rounds=1), link, hosts(tmp_path), tmp_path)
+    (line,), values = played(run)
+    ledger = ClientRecords.of(run.plan.guard)
+    if by == "this version":
+        ledger.strikes.quarantine(SITES - 1, "its replies")
+    else:
+        for file in (tmp_path / "openings").glob("*.sum"):
+            head, words = parted(file.read_bytes())
+            told = {name: value for name, value in json.loads(head).items() if name not in ("samples", "most_samples")}
+            file.write_bytes(joined([json.dumps(told).encode(), words]))
+    (again,) = play(run.plan, run.method.begin(run.setup), 0, ledger)
+    assert torch.equal(again.state.values, values)
+    assert again.record.as_dict()["federated"] == line["federated"] | {"bytes": again.record.as_dict()["federated"]["bytes"]}
 
 
 def test_too_few_that_hold_rows_out_are_no_sum(tmp_path: Path):

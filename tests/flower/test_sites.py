@@ -99,7 +99,7 @@ def lines_of(run: Assembled) -> list[dict[str, Any]]:
 
 
 def test_a_site_trains_on_all_that_it_is_given(tmp_path: Path):
-    """Of 500 rows 400 took part, whatever anybody said."""
+    """Before, only 400 of 500 rows took part, whatever the owner set."""
     host = site_with(arrays(tmp_path, "a", 500, 0))
     said = introduction(study())
     site = Site.of(host, said["experiment"], said)

@@ -87,14 +87,14 @@ def go_on(folder: Path) -> None:
 
 def test_the_page_follows_a_run(browser: Browser, folder: Path, shown: Endpoint):
     browser.open(shown.url, 1600)
-    assert "6 of 12 rounds are over" in browser.js("document.querySelector('#now').innerText")
+    assert "6 of 12 rounds are finished" in browser.js("document.querySelector('#now').innerText")
     marks = f"document.querySelectorAll('#{FIGURE} .chart .mark').length"
     before = browser.js(marks)
     assert before > 0
     browser.js(f"document.querySelector('#{FIGURE} details.data').open = true")
     browser.js("window.kept = document.body")
     go_on(folder)
-    until(browser, "document.querySelector('#now').innerText.includes('12 of 12 rounds are over')")
+    until(browser, "document.querySelector('#now').innerText.includes('12 of 12 rounds are finished')")
     assert browser.js("window.kept === document.body"), "it is the same page, renewed"
     assert browser.js(marks) > before
     assert browser.js(f"document.querySelector('#{FIGURE} details.data').open")
@@ -152,7 +152,7 @@ def test_it_follows_a_real_run_to_its_end(tmp_path: Path):
             assert status == 200, text
             assert ": left out: " not in text
             assert "is damaged" not in text
-            seen.add(text.partition(" of 5 rounds are over")[0][-1])
+            seen.add(text.partition(" of 5 rounds are finished")[0][-1])
         status, text = get(at, "/")
     assert "Now: finished" in text
     assert seen >= set("12345")

@@ -24,6 +24,7 @@ from fedrts.wire.value_types import FORMATS, ValueType
 
 SOURCE = Path(fedrts.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
+ROOT = SOURCE.parents[1]
 
 LAYERS = ["errors", "files", "registry", "trees", "tables", "serving"]
 LAYERS += ["sparse", "bandit", "wire", "secure", "audit", "methods", "tasks", "data", "models", "programs", "client", "server", "engines"]
@@ -218,6 +219,12 @@ def test_no_entry_of_a_list_is_told_by_its_name_outside_its_file(name):
 )
 def test_that_test_finds_what_it_should(name, code, found):
     assert bool(LISTS[name].told_apart(ast.parse(code))) is found
+
+
+def test_no_docstring_starts_with_of():
+    """A docstring names its subject: "Bytes of a value", not "Of a value"."""
+    files = (file for folder in ("src", "tests", "benchmarks", "examples", "kernels", "docs") for file in (ROOT / folder).rglob("*.py"))
+    assert [str(file.relative_to(ROOT)) for file in files if re.search(r'^\s*r?"""Of ', file.read_text("utf-8"), re.M)] == []
 
 
 def test_every_name_of_a_table_has_its_entry():

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import fedrts
-from fedrts import api
+from fedrts.api import playing
 from fedrts.cli import tables
 from fedrts.comparison import Unwatched
 from fedrts.comparison.notebook import NotebookWatcher
@@ -129,7 +129,7 @@ def test_every_observer_that_wants_to_hears_of_the_judgement(toy, tmp_path):
     hearing, store = Hearing(), RunFolder(tmp_path / "run")
     run = toy()
     store.create(run.experiment)
-    api._play(run, store, Several(Silent(), hearing))
+    playing.play(run, store, Several(Silent(), hearing))
     assert hearing.heard[0] == (0, 1)
     assert hearing.heard[-1] == (160, 160)  # 40 test samples, 120 of clients
 

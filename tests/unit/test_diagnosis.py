@@ -29,7 +29,7 @@ def mask_of(active, size=8):
 
 
 def test_votes_are_counted_and_compared_with_chance(diagnosis):
-    """Of six inactive links three clients name two each."""
+    """Three clients name two of six inactive links each."""
     ballot = diagnosis.Ballot([torch.tensor(pair) for pair in ([2, 3], [2, 4], [2, 3])], mask_of([0, 1]))
     found = ballot.counted()
     assert found["links_by_votes"] == [3, 1, 1, 1]

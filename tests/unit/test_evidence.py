@@ -51,7 +51,7 @@ def test_accuracies_are_those_of_the_runs(evidence):
 
 
 def test_longer_means_by_hand(evidence):
-    """Of 500 rounds the last 100 have twenty evaluations that lie five rounds apart; those of the last ten rounds count no more."""
+    """The last 100 of 500 rounds have twenty evaluations, five rounds apart; those of the last ten rounds count no more than others."""
     raw = json.loads((evidence.RAW / "main.json").read_text("utf-8"))
     accuracies = {index: accuracy for index, accuracy, _ in raw["runs"][0]["evaluations"]}
     found = evidence.of_last(raw, 100)["runs"][0]["summary"]["accuracy_last10"]

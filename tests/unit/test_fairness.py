@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedrts
-from fedrts import api
+from fedrts.api import playing
 from fedrts.observe import Silent
 from fedrts.runs import fairness
 from fedrts.runs.folder import RunFolder
@@ -21,7 +21,7 @@ def judged(run, folder):
     """The run played to its end in a folder, and its fairness.json."""
     store = RunFolder(folder)
     store.create(run.experiment)
-    result = api._play(run, store, Silent())
+    result = playing.play(run, store, Silent())
     return result, json.loads((folder / "fairness.json").read_text("utf-8"))
 
 
@@ -57,7 +57,7 @@ def test_the_result_is_the_same_with_and_without(toy, tmp_path):
     run = toy(eval={"every": 5, "fairness": False})
     store = RunFolder(tmp_path / "without")
     store.create(run.experiment)
-    without = api._play(run, store, Silent())
+    without = playing.play(run, store, Silent())
     assert not (tmp_path / "without" / "fairness.json").exists()
     assert torch.equal(with_it.state.weights, without.state.weights)
 

@@ -77,7 +77,7 @@ def test_explained_variance_where_there_is_none():
 @pytest.mark.parametrize("classes", [2, 4, 12])
 @pytest.mark.parametrize("batch", [1, 9, 100])
 def test_f1_is_the_mean_over_classes(classes, batch):
-    """Of 12 classes some are never said, or never there."""
+    """Some of 12 classes are never predicted, or never present."""
     output, target = numbers(40, classes), labels(40, min(classes, 10))
     assert measured("f1", output, target, batch) == pytest.approx(reference.f1_score(target, output.argmax(1), average="macro"))
 

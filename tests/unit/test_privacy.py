@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 import fedrts
-from fedrts import api, config
+from fedrts import config
+from fedrts.api import playing
 from fedrts.client import privacy
 from fedrts.client.privacy import Account, Protection, Repeatable, Response, Unpredictable, gaussian_delta, gaussian_epsilon, respond, spent
 from fedrts.client.workbench import Workbench
@@ -113,7 +114,7 @@ def test_nothing_leaves_unprotected_beside_what_is_protected(toy, method, table,
     state = run.method.begin(run.setup)
     order = order_of(run, run.plan.exchanges(run.plan.round(index, state.mask))[0], state, index)
     with pytest.raises(InputError, match="no protection"):
-        api.check_uploads(run, state)
+        playing.check_uploads(run, state)
     with pytest.raises(InputError, match="no protection"):
         list(run.plan.engine.run(order, [0]))
 

@@ -80,6 +80,7 @@ def test_without_tensorboard_one_line_says_how_to_get_it(monkeypatch):
 def test_without_a_folder_there_is_nowhere_to_write():
     with pytest.raises(InputError, match="run folder"):
         TensorBoardObserver().started(config.resolve({}), {}, 0)
+    TensorBoardObserver().stopped()  # as a run that cannot begin does
 
 
 def test_a_run_that_begins_again_replaces_what_it_said(tmp_path, monkeypatch):

@@ -180,6 +180,13 @@ def test_frozen_parameters_stay_and_masks_of_infinity_do_no_harm():
         ({"lr": 1e6, "rounds": 30}, "usable replies.*train.lr"),
         ({"model": nn.Sequential(nn.Linear(2, 9), nn.BatchNorm1d(9), nn.Linear(9, 2)), "batch_size": 1}, "train.batch_size = 1"),
         ({"learning_rate": 0.1}, "unknown key 'learning_rate'"),
+        ({"clients": [TensorDataset(torch.randn(9, 2), torch.arange(9))] * 2}, "labels must be 0 to 1"),
+        (
+            {"clients": [{"a": torch.randn(9, 2), "label": torch.zeros(9).long()}] * 2, "test": 0.3},
+            r"a dictionary of \['a'\] .* forward\(input\)",
+        ),
+        ({"loss": lambda output, target: nn.functional.cross_entropy(output.detach(), target)}, "no gradient by the model's parameters"),
+        ({"loss": lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1])}, "one of .model, batch. has parameters of these names"),
     ],
 )
 def test_mistakes_are_one_clear_line(change, message):
@@ -384,3 +391,17 @@ def test_a_run_says_what_was_given_that_has_no_name(tmp_path):
     assert len({(entry["model"], entry["data"]) for entry in found}) == 1
     assert found[0]["task"].startswith("cross_entropy #")
     assert given() == found[0]
+
+
+def test_a_model_without_anything_to_prune_trains_densely():
+    result = fedrts.train(model=nn.Linear(2, 2), clients=clients(), test=Points(9, 20), method="fedavg", **SMALL)
+    assert result.masks == {}
+    assert result.summary["accuracy"] > 0.8
+
+
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
+def test_inputs_that_are_not_finite_are_told():
+    broken = clients()
+    broken[2].x[5, 1] = float("nan")
+    with pytest.warns(Note, match=r"clients\[2\] has inputs that are not finite"), pytest.raises(InputError, match="not finite"):
+        fedrts.train(model=net(), clients=broken, test=Points(9, 20), method="fedavg", per_round=4, guard={"quorum": 1.0}, **SMALL)

@@ -50,7 +50,7 @@ class Library:
             raise OSError(f"{file} is of another version: build it again with python -m fedrts_kernels")
         model.declare(self._library)
         self.functions = self._library
-        """Of models (`model.h`)."""
+        """C functions for models (`model.h`)."""
         self.isas: tuple[str, ...] = tuple(isa for number, isa in enumerate(ISAS) if self._library.fedrts_has(number))
         """The instruction sets of this processor, the best last."""
 

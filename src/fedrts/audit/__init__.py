@@ -1,4 +1,4 @@
-"""Audit logs: what happened in a federation, in files whose lines hang together.
+"""Audit logs: the history of a federation in files whose lines are chained by hashes.
 
 log = AuditLog(Path("runs/study/audit.jsonl"), "server", seal)
 log("asked", round=3, clients={0: entry(data)})      # a line, in the file when this returns

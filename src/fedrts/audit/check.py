@@ -1,4 +1,4 @@
-"""Checking audit logs: is one whole, and do two that speak of the same messages agree?"""
+"""Checking audit logs: whether one is intact, and whether two logs of the same messages agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LoggedMessage = tuple[Any, ...]
 
 
 class AuditError(InputError):
-    """A log is not what was written: its first line of which that shows."""
+    """A log differs from what was written; the message names the first wrong line."""
 
     code = 1
 
@@ -31,12 +31,12 @@ class AuditError(InputError):
 
 @dataclass
 class Checked:
-    """A log whose lines hang together."""
+    """The facts about a log whose hash chain is intact."""
 
     file: Path
     lines: int = 0
     hash: str = FIRST
-    """Of the last line."""
+    """Hash of the last line."""
     heads: list[Head] = field(default_factory=list)
     torn: int = 0
     """Bytes of a last line that was not written to its end."""
@@ -45,13 +45,13 @@ class Checked:
 
     @property
     def unsigned(self) -> int:
-        """Lines after what the last signed head vouches for, but that head itself."""
+        """The number of lines after the last signed head, not counting that head."""
         signed = [head for head in self.heads if head.signature]
         return max(0, self.lines - signed[-1].line - 1) if signed else self.lines
 
 
 def raw_lines(file: Path) -> Iterator[bytes]:
-    """Lines with their ends, the last perhaps without."""
+    """Yield lines with their line ends; the last may lack one."""
     require_plain(file)
     try:
         with open(file, "rb") as log:
@@ -62,7 +62,7 @@ def raw_lines(file: Path) -> Iterator[bytes]:
 
 
 def chained(file: Path, found: Checked) -> Iterator[LoggedLine]:
-    """The lines of a log, each checked as it comes; `found` is kept up to date. An `AuditError` names the first that is wrong."""
+    """Yield the lines of a log, each checked, and keep `found` up to date. An `AuditError` names the first wrong line."""
     for text in raw_lines(file):
         number = found.lines + 1
         if not text.endswith(b"\n"):
@@ -93,7 +93,7 @@ def _displaced(here: int, said: int) -> str:
 
 
 def checked(file: Path, keys: Mapping[str, bytes] | None = None, given: Sequence[Head] = ()) -> Checked:
-    """A log that is whole; an `AuditError` names the line where it is not.
+    """Check a log; an `AuditError` names the line where it is damaged.
 
     `keys`: by name, the public keys (PEM) of which one must have signed every head; None: signatures are not looked at.
     `given`: heads that were given away, which must still be there.
@@ -121,7 +121,7 @@ def checked(file: Path, keys: Mapping[str, bytes] | None = None, given: Sequence
 
 
 def _beside(file: Path) -> list[Head]:
-    """The last head, which is kept in a file of its own."""
+    """Read the last head, which is kept in its own file."""
     beside = head_file(file)
     if not beside.exists():
         return []
@@ -143,7 +143,7 @@ def _check_signature(file: Path, line: int, head: Head, keys: Mapping[str, bytes
 
 @dataclass
 class Agreement:
-    """What two logs say of the messages between them."""
+    """What two logs say about the messages between them."""
 
     agreed: int = 0
     """Messages that both know, with the same bytes."""
@@ -155,7 +155,7 @@ class Agreement:
 
 @dataclass
 class _Side:
-    """A log, as far as it speaks of one node's messages."""
+    """A log restricted to one node's messages."""
 
     file: Path
     hashes: dict[int, str] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class _Side:
 
 
 def compared(node: Path, server: Path, keys: Mapping[str, bytes] | None = None) -> Agreement:
-    """Hold a node's log against its server's; an `AuditError` names the first line that the other side does not bear out."""
+    """Compare a node's log with its server's; an `AuditError` names the first line that the other side contradicts."""
     for file in (node, server):
         checked(file, keys)
     here = _read(node, None, ("sent", "told"), ("asked", "hello"))
@@ -194,7 +194,7 @@ def compared(node: Path, server: Path, keys: Mapping[str, bytes] | None = None) 
 
 
 def _read(file: Path, node: str | None, sent: Sequence[str], received: Sequence[str]) -> _Side:
-    """A log's messages to and from a node, named by its key; None: it is the node's own log."""
+    """Read a log's messages to and from the node with this key; None: the log is the node's own."""
     side, found = _Side(file), Checked(file)
     for content in chained(file, found):
         side.hashes[content["line"]] = content["hash"]
@@ -213,7 +213,7 @@ def _read(file: Path, node: str | None, sent: Sequence[str], received: Sequence[
 
 
 def _messages(content: LoggedLine) -> Iterator[LoggedMessage]:
-    """What a line says of messages: where each belongs, and its size and digest."""
+    """Return the messages of a line: where each belongs, and its size and digest."""
     for client, entry in content.get("clients", {}).items() if isinstance(content.get("clients"), dict) else ():
         yield content.get("round"), content.get("exchange"), content.get("step", ""), client, *entry
     if "facts" in content:

@@ -1,4 +1,4 @@
-"""The lines of an audit log: JSON, numbered, each with the hash of the line before and at its end its own.
+"""The lines of an audit log: numbered JSON, each with the hash of the line before and, at its end, its own hash.
 
     {"line":7,"at":"…","event":"sent",…,"before":"<hash of line 6>","hash":"<SHA-256 of all before this key>"}
 
@@ -26,7 +26,7 @@ _ENDED = re.compile(rb'(\{"line":.*),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
 
 @dataclass(frozen=True)
 class Seal:
-    """By which a log is signed."""
+    """The key that signs a log."""
 
     key: str
     """Names the key."""
@@ -35,7 +35,7 @@ class Seal:
 
 @dataclass(frozen=True)
 class Head:
-    """The last line of a log at some time, signed where there was a key: whoever holds it can tell whether the log is still the same."""
+    """The last line of a log at some time, signed if there was a key. Its holder can tell whether the log has changed since."""
 
     line: int
     hash: str
@@ -51,7 +51,7 @@ class Head:
 
     @staticmethod
     def parsed(content: object) -> Head | None:
-        """Of JSON, or its text; None if it is no head."""
+        """Parse JSON or its text; None if it is not a head."""
         try:
             known = json.loads(content) if isinstance(content, str | bytes) else content
             head = Head(**known if isinstance(known, dict) else {})
@@ -67,19 +67,19 @@ class Head:
         return json.dumps(asdict(self))
 
     def is_signed(self, public_key: bytes) -> bool:
-        """By the owner of this public key (PEM)?"""
+        """Whether the owner of this public key (PEM) signed it."""
         from fedrts.secure.identity import is_signed
 
         return is_signed(public_key, base64.b64decode(self.signature), _meant(self.line, self.hash))
 
 
 def _meant(line: int, hash: str) -> bytes:
-    """What a signature is under: it cannot be taken for one of another kind."""
+    """The bytes that a signature covers; they cannot be confused with those of another kind of message."""
     return f"fedrts audit head: line {line} is {hash}".encode()
 
 
 def written(line: int, at: str, event: str, facts: Mapping[str, Any], before: str) -> tuple[bytes, str]:
-    """A line, with its end, and its hash."""
+    """Return a line, with its line end, and its hash."""
     content = json.dumps({"line": line, "at": at, "event": event, **facts, "before": before}, separators=(",", ":"))
     body = content.encode()[:-1]
     found = hashlib.sha256(body).hexdigest()
@@ -87,7 +87,7 @@ def written(line: int, at: str, event: str, facts: Mapping[str, Any], before: st
 
 
 def parsed(text: bytes) -> dict[str, Any] | None:
-    """A line without its end; None where it is not what was once written."""
+    """Parse a line without its end; None if it is not a valid line."""
     found = _ENDED.fullmatch(text)
     if found is None or hashlib.sha256(found[1]).hexdigest().encode() != found[2]:
         return None
@@ -100,5 +100,5 @@ def parsed(text: bytes) -> dict[str, Any] | None:
 
 
 def head_file(log: Path) -> Path:
-    """The file beside a log that holds its last head."""
+    """Return the path of the file beside a log that holds its last head."""
     return log.with_suffix(".head")

@@ -1,4 +1,4 @@
-"""Writing an audit log: one line after the other, never back."""
+"""Writing an audit log, append-only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AuditLog(Witness):
         """Who was refused at the door is told by another thread."""
 
     def __call__(self, event: str, **facts: Any) -> None:
-        """Write a line; it is with the operating system when this returns, so that it outlives this process however that ends."""
+        """Write a line. It has reached the operating system when this returns, so it survives any end of this process."""
         with self._turn:
             self._opened()
             if event == CONFIGURED:
@@ -57,14 +57,14 @@ class AuditLog(Witness):
         return "" if self._last is None else self._last.text
 
     def heard(self, head: object, **whose: Any) -> None:
-        """The other side gave its head: it is kept, where it is another one than the last."""
+        """Record the other side's head if it differs from the last one."""
         name = str(whose.get("key", ""))
         if isinstance(head, str) and head and self._theirs.get(name) != head and (known := Head.parsed(head)) is not None:
             self._theirs[name] = head
             self("given", **whose, head=vars(known))
 
     def _changed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What to write of the settings from now on: all of them the first time, later what has changed, if anything has."""
+        """Return the settings to write: all of them the first time, later only those that changed."""
         before, now = self._settings, dict(settings)
         self._settings = now
         if before is None:
@@ -73,7 +73,7 @@ class AuditLog(Witness):
         return {"changed": dict(sorted(changed.items()))} if changed else {}
 
     def seal(self, always: bool = False) -> None:
-        """A checkpoint: sign everything so far, and have it on disk; not more than once in some seconds."""
+        """Sign everything so far and sync it to disk, at most once every few seconds."""
         with self._turn:
             if self._log is None or (not always and time.monotonic() - self._sealed < SIGNED):
                 return
@@ -86,7 +86,7 @@ class AuditLog(Witness):
             self._last = head
 
     def close(self) -> None:
-        """The last line is signed."""
+        """Sign the last line and close the log."""
         with self._turn, contextlib.ExitStack() as stack:
             if self._log is not None:
                 stack.enter_context(self._log)
@@ -94,7 +94,7 @@ class AuditLog(Witness):
                 self._log = None
 
     def _opened(self) -> None:
-        """Go on where the file ends; a line that was not written to its end is cut off, and that is said."""
+        """Continue at the end of the file; cut off a half-written last line and report it."""
         if self._log is not None:
             return
         found = Checked(self.file)
@@ -132,7 +132,7 @@ class AuditLog(Witness):
 
 
 def _settings_after(settings: dict[str, Any] | None, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings after a line that says what they are, or what of them changed."""
+    """Apply a line that states settings, or changes of them."""
     if "settings" in content:
         return dict(content["settings"])
     now = {**(settings or {}), **{key: value[1] for key, value in content.get("changed", {}).items()}}

@@ -1,4 +1,4 @@
-"""Witnesses are told what happens between a server and its nodes: an audit log, metrics, or nobody."""
+"""Witnesses of what happens between a server and its nodes: an audit log, metrics, or nothing."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ Trace = list[int | str]
 
 
 class Witness:
-    """Told of events by name, with facts that JSON can say; it changes nothing. This one forgets."""
+    """A witness that is told events by name, with facts that JSON can hold, and changes nothing. This one ignores them."""
 
     def __call__(self, event: str, **facts: Any) -> None:
-        """Something happened."""
+        """Record that something happened."""
 
     def heard(self, head: object, **whose: Any) -> None:
-        """The other side gave what it has as proof of its own log."""
+        """Receive the other side's head, the proof of its own log."""
 
     def seal(self, always: bool = False) -> None:
-        """This is a good moment to vouch for everything so far."""
+        """Sign everything so far; called at suitable moments."""
 
     @property
     def head(self) -> str:
-        """What the other side may keep as proof of everything so far; empty if there is nothing of the kind."""
+        """Return the proof of everything so far that the other side may keep; empty if there is none."""
         return ""
 
 
 class Witnesses(Witness):
-    """Several, told one after the other; the head is that of the first which has one."""
+    """Several witnesses, told one after the other; the head is the first that any of them has."""
 
     def __init__(self, *witnesses: Witness) -> None:
         self.witnesses = witnesses
@@ -53,15 +53,15 @@ class Witnesses(Witness):
 
 
 def entry(data: bytes) -> Trace:
-    """What is kept of a message: nothing of its content can be read from it, and no other message has it."""
+    """Return the record of a message: nothing of its content can be read from it, and no other message has it."""
     return [len(data), hashlib.sha256(data).hexdigest()]
 
 
 def entries(blobs: Mapping[int, bytes]) -> dict[str, Trace]:
-    """The same of messages by client."""
+    """Return the records of messages by client."""
     return {str(client): entry(data) for client, data in blobs.items()}
 
 
 def facts_entry(facts: Mapping[str, Any]) -> Trace:
-    """The same of facts, which both sides write alike."""
+    """Return the record of facts, which both sides write in the same way."""
     return entry(json.dumps(facts, sort_keys=True, default=str).encode())

@@ -27,7 +27,7 @@ ENUMERABLE = 100_000
 
 @dataclass(frozen=True)
 class Gaps:
-    """What the theorem needs to know of a bandit."""
+    """The quantities of a bandit that the theorem needs."""
 
     marginal: np.ndarray
     """min_{k: s∉S*_k} Δ_{s,k} of every arm s ≠ s*_1, `[N−1]`."""
@@ -52,19 +52,19 @@ class Bound:
         return self.logarithmic * math.log(steps) + self.constant
 
     def trivial(self, steps: float) -> float:
-        """What holds for any policy: T · Δ_max."""
+        """The bound that holds for any policy: T · Δ_max."""
         return steps * self.widest
 
     def vacuous(self, steps: float) -> bool:
         return not self.after(steps) < self.trivial(steps)
 
     def speaks_from(self) -> float:
-        """The power of ten of steps from which on the bound is below the trivial one; infinite where it never is, or for no float."""
+        """The power of ten of steps from which the bound is below the trivial one; infinite if it never is, or exceeds all floats."""
         return next((power for power in range(sys.float_info.max_10_exp + 1) if not self.vacuous(10.0**power)), math.inf)
 
 
 def gaps(means: Sequence[float] | np.ndarray, pick: int, reward: Reward = total) -> Gaps:
-    """The gaps of a bandit with means μ `[N]`."""
+    """Compute the gaps of a bandit with means μ `[N]`."""
     mu = torch.from_numpy(np.array(means, dtype=np.float64))  # a copy: torch takes no array that is read backwards
     order = greedy_order(reward, mu, pick)
     first = int(order[0])
@@ -74,7 +74,7 @@ def gaps(means: Sequence[float] | np.ndarray, pick: int, reward: Reward = total)
 
 
 def bound(gaps: Gaps, steps: int, lipschitz: float = 1.0, universal: float = 1.0, epsilon: float | None = None) -> Bound:
-    """The bound at `steps` for the given ε, or for the one (of 2,000 tried) that makes it smallest; infinite where no ε is allowed."""
+    """Compute the bound at `steps` for the given ε, or the smallest over 2,000 values of ε; infinite if no ε is allowed."""
     limit = float(gaps.marginal.min()) / (2 * lipschitz * gaps.pick) if len(gaps.marginal) else math.inf
     limit = min(limit, 1.0)
     if limit <= 0 or (epsilon is not None and epsilon >= limit):
@@ -85,7 +85,7 @@ def bound(gaps: Gaps, steps: int, lipschitz: float = 1.0, universal: float = 1.0
 
 
 def asymptotic_slope(means: Sequence[float] | np.ndarray, pick: int) -> float:
-    """Σ_{s∉S*} (μ_K − μ_s) / kl(μ_s, μ_K): what log T must at least be multiplied by, for Bernoulli arms and the linear reward.
+    """Σ_{s∉S*} (μ_K − μ_s) / kl(μ_s, μ_K): the least factor of log T for Bernoulli arms and the linear reward.
 
     No uniformly good policy grows more slowly (Anantharam et al., 1987); Thompson sampling attains it (Komiyama et al., 2015).
     """
@@ -99,7 +99,7 @@ def asymptotic_slope(means: Sequence[float] | np.ndarray, pick: int) -> float:
 
 
 def _at(gaps: Gaps, epsilon: float, lipschitz: float, universal: float) -> Bound:
-    """The theorem's right-hand side for one allowed ε; infinite where no float is as large."""
+    """Evaluate the theorem's right-hand side for one allowed ε; infinite if it exceeds all floats."""
     k, e = gaps.pick, np.float64(epsilon)
     with np.errstate(over="ignore", divide="ignore"):
         margin = gaps.marginal - 2 * lipschitz * k * e
@@ -109,7 +109,7 @@ def _at(gaps: Gaps, epsilon: float, lipschitz: float, universal: float) -> Bound
 
 
 def _linear(mu: Tensor, order: Tensor, pick: int) -> tuple[Tensor, Tensor]:
-    """min_k Δ_{s,k} and Δ_s^max of every arm `[N]` for r = Σ μ_i, where Δ_{s,k} = μ_{s*_k} − μ_s."""
+    """Return min_k Δ_{s,k} and Δ_s^max of every arm `[N]` for r = Σ μ_i, where Δ_{s,k} = μ_{s*_k} − μ_s."""
     weakest = torch.full_like(mu, float(mu[order[-1]]))  # an arm outside S* is compared with all of it,
     weakest[order[1:]] = mu[order[:-1]]  # s*_j with those before it
     ascending = mu.sort().values
@@ -119,7 +119,7 @@ def _linear(mu: Tensor, order: Tensor, pick: int) -> tuple[Tensor, Tensor]:
 
 
 def _searched(mu: Tensor, order: Tensor, pick: int, reward: Reward) -> tuple[Tensor, Tensor]:
-    """The same for any reward: by all actions where they are few, otherwise Δ ≤ r(S*), which holds for rewards ≥ 0."""
+    """Return the same for any reward: over all actions if they are few, otherwise Δ ≤ r(S*), which holds for rewards ≥ 0."""
     arms = len(mu)
     one_more = torch.eye(arms, dtype=torch.bool)
     before = torch.zeros(arms, dtype=torch.bool)

@@ -17,7 +17,7 @@ from fedrts.files import csv_text, require_plain, write_atomically
 
 
 def read_means(path: Path) -> tuple[float, ...]:
-    """Means from a text file: numbers in [0, 1], one a line."""
+    """Read means from a text file: numbers in [0, 1], one per line."""
     require_plain(path)
     try:
         means = tuple(float(line) for line in path.read_text("utf-8").split())
@@ -31,7 +31,7 @@ def read_means(path: Path) -> tuple[float, ...]:
 
 
 def words(found: Study) -> list[str]:
-    """What the theorem says about this bandit, in plain sentences."""
+    """Say in plain sentences what the theorem states about this bandit."""
     theorem, steps = found.bound, found.settings.steps
     if np.isnan(theorem.epsilon):
         lines = [
@@ -59,7 +59,7 @@ def words(found: Study) -> list[str]:
 
 
 def rows(found: Study, brief: bool = False) -> list[dict[str, str]]:
-    """One row a policy, as text; `brief` fits 80 columns."""
+    """Return one row per policy, as text; `brief` fits 80 columns."""
     result = []
     for name, curve in found.curves.items():
         shown = {f"R² {law}": f"{fit.r2:.3f}" for law, fit in curve.fits.items()}
@@ -71,7 +71,7 @@ def rows(found: Study, brief: bool = False) -> list[dict[str, str]]:
 
 
 def write(found: Study, folder: Path) -> list[Path]:
-    """regret.csv, regret.md, regret.json and, where matplotlib is installed, regret.png."""
+    """Write regret.csv, regret.md, regret.json and, if matplotlib is installed, regret.png."""
     check_out(folder)
     folder.mkdir(parents=True, exist_ok=True)
     files = {
@@ -90,7 +90,7 @@ def write(found: Study, folder: Path) -> list[Path]:
 
 
 def check_out(folder: Path) -> None:
-    """A folder that can take a study; asked before hours are spent on one."""
+    """Check that the folder can take a study, before hours are spent on one."""
     if (folder / "regret.json").exists():
         raise InputError(f"{folder} holds a regret study already: choose another --out")
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -131,7 +131,7 @@ def _markdown(found: Study) -> str:
 
 
 def _png(found: Study) -> bytes:
-    """Regret over steps, the step axis logarithmic: log T is a straight line; the same doubly logarithmic beside it."""
+    """Plot regret over steps with a logarithmic step axis, where log T is a straight line; and with both axes logarithmic."""
     optional("matplotlib", "plot")
     from matplotlib.figure import Figure
 

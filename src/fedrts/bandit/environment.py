@@ -24,12 +24,12 @@ def total(action: Tensor, means: Tensor) -> Tensor:
 
 
 def any_success(action: Tensor, means: Tensor) -> Tensor:
-    """r(S, μ) = 1 − Π_{i∈S} (1 − μ_i): the chance that at least one arm succeeds. Submodular, 1-continuous."""
+    """r(S, μ) = 1 − Π_{i∈S} (1 − μ_i), the probability that at least one arm succeeds. Submodular, 1-continuous."""
     return 1 - torch.where(action, 1 - means, 1.0).prod(-1)
 
 
 def greedy_action(reward: Reward, means: Tensor, pick: int) -> Tensor:
-    """S* of Algorithm 3: K times the arm that raises r(S ∪ {i}, μ) most. `means [..., N]` to `bool [..., N]`.
+    """Return S* of Algorithm 3: add K times the arm that raises r(S ∪ {i}, μ) most. `means [..., N]` to `bool [..., N]`.
 
     Ties: the largest mean, then the lowest index. Costs K·N rewards. For the linear reward this is the top K, found by selection.
     """
@@ -42,7 +42,7 @@ def greedy_action(reward: Reward, means: Tensor, pick: int) -> Tensor:
 
 
 def greedy_order(reward: Reward, means: Tensor, pick: int) -> Tensor:
-    """(s*_1, …, s*_K), int64 `[..., K]`: the arms of the greedy action in the order in which they are added.
+    """Return (s*_1, …, s*_K), int64 `[..., K]`: the arms of the greedy action in the order in which they are added.
 
     Optimistic means may be above 1: infinite ones come first, and a reward, which is one of probabilities, sees the others as 1.
     """
@@ -75,7 +75,7 @@ def banded_means(arms: int, pick: int, gap: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Environment:
-    """R independent repetitions of one bandit: the same means, in each repetition in another order (so that an index tells nothing)."""
+    """R independent repetitions of one bandit with the same means, permuted in each repetition so that an index reveals nothing."""
 
     means: Tensor
     """μ, float64 `[R, N]`."""
@@ -91,11 +91,11 @@ class Environment:
         return cls(torch.from_numpy(np.stack([rng.permutation(means) for _ in range(repetitions)])), pick, reward, clients)
 
     def best(self) -> Tensor:
-        """r(S*, μ) of every repetition, float64 `[R]`."""
+        """The reward r(S*, μ) of every repetition, float64 `[R]`."""
         return self.reward(greedy_action(self.reward, self.means, self.pick), self.means)
 
     def outcomes(self, at: Tensor, rng: np.random.Generator) -> Tensor:
-        """X of the arms with the flat indices `at [m]`, float32 `[m]` in [0, 1]."""
+        """Draw outcomes X of the arms with the flat indices `at [m]`, float32 `[m]` in [0, 1]."""
         means = self.means.view(-1)[at].numpy()
         if self.clients == 1:
             return torch.from_numpy((rng.random(len(means)) < means).astype(np.float32))

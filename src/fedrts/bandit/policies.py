@@ -1,4 +1,4 @@
-"""Policies: what each believes of the arms, and how it learns from the outcomes of those that it played.
+"""Policies: how each estimates the arms and learns from the outcomes of those that it played.
 
 All repetitions are played at once: arms are flat, `[R·N]`. A policy estimates the means; the greedy oracle turns the estimate into an
 action; only the arms played are observed (semi-outcomes, as in the paper's analysis).
@@ -18,14 +18,14 @@ from fedrts.sparse import posterior
 
 class Policy(Protocol):
     def estimate(self, step: int, rng: np.random.Generator) -> Tensor:
-        """What the oracle is given in place of μ, `[R·N]`; steps count from 1."""
+        """Return the estimate that the oracle uses in place of μ, `[R·N]`; steps count from 1."""
 
     def learn(self, outcome: Tensor, at: Tensor) -> None:
-        """Outcomes X `[m]` of the arms with the indices `at [m]`."""
+        """Update with outcomes X `[m]` of the arms with the indices `at [m]`."""
 
 
 class TSAdj:
-    """Thompson sampling with Beta posteriors, by the functions that the method itself uses (Eq. 2 and 6)."""
+    """Thompson sampling with Beta posteriors, using the method's own functions (Eq. 2 and 6)."""
 
     def __init__(self, arms: int, scale: float) -> None:
         self.alpha, self.beta = torch.ones(arms), torch.ones(arms)
@@ -39,7 +39,7 @@ class TSAdj:
 
 
 class Greedy(TSAdj):
-    """The posterior's mean instead of a draw: believes what it saw and never explores on purpose."""
+    """The posterior's mean instead of a sample: it never explores on purpose."""
 
     def __init__(self, arms: int) -> None:
         super().__init__(arms, scale=1.0)
@@ -64,7 +64,7 @@ class CUCB:
 
 
 class RandomPolicy:
-    """Any K arms: the control."""
+    """K random arms: the control."""
 
     def __init__(self, arms: int) -> None:
         self.arms = arms

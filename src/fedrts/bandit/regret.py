@@ -18,7 +18,7 @@ _REPORT_EVERY = 50
 
 
 def checkpoints(steps: int, count: int = 200) -> np.ndarray:
-    """Steps, from 1 to the last, evenly on a logarithmic axis."""
+    """Return steps from 1 to the last, evenly spaced on a logarithmic axis."""
     return np.unique(np.geomspace(1, steps, count).round().astype(int))
 
 
@@ -30,7 +30,7 @@ def play(
     rng: np.random.Generator,
     report: Callable[[int], None] = lambda _: None,
 ) -> np.ndarray:
-    """Cumulative regret Σ_{τ≤t} Δ_{S_τ} of every repetition after the steps `at [C]`, `[R, C]`; Δ_S = max(r(S*, μ) − r(S, μ), 0).
+    """Compute the cumulative regret Σ_{τ≤t} Δ_{S_τ} of every repetition after the steps `at [C]`, `[R, C]`.
 
     Of expectations, not of outcomes: it never falls.
     """
@@ -54,7 +54,7 @@ def play(
 
 @dataclass(frozen=True)
 class Fit:
-    """Reg(t) ≈ a + b·g(t) by least squares."""
+    """A fit Reg(t) ≈ a + b·g(t) by least squares."""
 
     slope: float
     intercept: float
@@ -62,7 +62,7 @@ class Fit:
 
 
 def fits(at: np.ndarray, regret: np.ndarray, start: int) -> dict[str, Fit]:
-    """Each law of `GROWTHS` fitted to the mean regret `[C]` after the steps `at [C]`, from step `start` on."""
+    """Fit each law of `GROWTHS` to the mean regret `[C]` after the steps `at [C]`, from step `start` on."""
     late = at >= start
     t, y = at[late].astype(float), regret[late]
     spread = float(((y - y.mean()) ** 2).sum())
@@ -75,6 +75,6 @@ def fits(at: np.ndarray, regret: np.ndarray, start: int) -> dict[str, Fit]:
 
 
 def doubling(at: np.ndarray, regret: np.ndarray) -> float:
-    """(Reg(T) − Reg(T/2)) / (Reg(T/2) − Reg(T/4)) of a mean regret `[C]`: 1 under a logarithm, √2 under √t, 2 under a line."""
+    """Return (Reg(T) − Reg(T/2)) / (Reg(T/2) − Reg(T/4)) of a mean regret `[C]`: 1 for a logarithm, √2 for √t, 2 for a line."""
     last, half, quarter = np.interp(at[-1] / np.array([1, 2, 4]), at, regret)
     return float((last - half) / (half - quarter)) if half > quarter else float("nan")

@@ -28,7 +28,7 @@ ReportStep = Callable[[str, int], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """What determines a study."""
+    """The settings that determine a study."""
 
     arms: int = 1000
     pick: int = 100
@@ -87,7 +87,7 @@ class Curve:
 
     @property
     def law(self) -> str:
-        """The law that fits best; of a regret that does not grow any more there is none."""
+        """The law that fits best; none if the regret has stopped growing."""
         return max(self.fits, key=lambda name: self.fits[name].r2) if self.grown > 1e-3 else "stopped"
 
 
@@ -104,7 +104,7 @@ class Study:
     """First step that the laws are fitted to."""
 
     def summary(self) -> dict[str, Any]:
-        """Everything but the curves, for JSON (infinities as null)."""
+        """Everything except the curves, for JSON (infinities as null)."""
         steps = self.settings.steps
         theorem = {
             "log_term": self.bound.logarithmic,
@@ -136,7 +136,7 @@ class Study:
 
 
 def reward_of(name: str) -> Reward:
-    """A reward by its name, or by an import path `pkg.module:name`; one's own is tried on a few arms."""
+    """Find a reward by name or by import path `pkg.module:name`; your own is tried on a few arms first."""
     if name in REWARDS:
         return REWARDS[name]
     if ":" not in name:
@@ -159,7 +159,7 @@ def reward_of(name: str) -> Reward:
 
 
 def study(settings: Settings, report: ReportStep = lambda _name, _step: None) -> Study:
-    """Play every policy; they share the machine's cores. A pure function of the settings."""
+    """Play every policy on all of the machine's cores. A pure function of the settings."""
     started = time.perf_counter()
     reward, mu = reward_of(settings.reward), settings.mu()
     world = Environment.shuffled(
@@ -198,12 +198,12 @@ def study(settings: Settings, report: ReportStep = lambda _name, _step: None) ->
 
 
 def names(settings: Settings) -> list[str]:
-    """The policies of a study, in order."""
+    """Return the policies of a study, in order."""
     return [*map(name_of, settings.scales), "CUCB", "greedy", "random"]
 
 
 def name_of(scale: float) -> str:
-    """Of a TSAdj; different λ have different names."""
+    """Return the name of a TSAdj policy; different λ have different names."""
     brief = f"{scale:g}"
     return f"TSAdj λ={brief if float(brief) == scale else scale}"
 

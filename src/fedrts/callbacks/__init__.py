@@ -1,4 +1,4 @@
-"""Callbacks: code of one's own that a run calls. They watch it, and may stop it; a class registered with `@register("name")` has a name.
+"""Callbacks: your own code that watches a run and may stop it; `@register("name")` gives a class a name.
 
 class Shout(Callback):
     def on_round(self, round: RoundView) -> None:
@@ -42,7 +42,7 @@ __all__ = [*_HOMES, "callbacks", "get", "names", "register"]
 
 
 def __getattr__(name: str) -> Any:
-    """Every class is imported on first use."""
+    """Import every class on first use."""
     if name in _HOMES:
         return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,10 +22,10 @@ from fedrts.tasks.metrics import may_be_named
 
 @register("best")
 class BestModel(Callback):
-    """Keeps the model of the round whose metric is best: `best.safetensors` and `best_masks.safetensors` in the run folder.
+    """Keep the model of the round with the best metric as `best.safetensors` and `best_masks.safetensors` in the run folder.
 
-    Which round that is, is read from the history, so a resumed run knows it. The metric is the leading one by default, on the validation
-    split where there is one. A round is better by more than `min_delta`.
+    The best round is read from the history, so a resumed run knows it. The default metric is the leading one, on the validation split if
+    there is one. A round is better if it improves by more than `min_delta`.
     """
 
     def __init__(self, metric: str | None = None, min_delta: float = 0.0, name: str = "best") -> None:
@@ -51,13 +51,13 @@ class BestModel(Callback):
             self._write(round)
 
     def best(self) -> Candidate | None:
-        """The best model so far; None where no round was evaluated."""
+        """The best model so far; None if no round was evaluated."""
         if self._kept is None and self.round >= 0:
             self._kept = Candidate(self.round, self._read(), self.key, self.value)
         return self._kept
 
     def _better(self, line: Mapping[str, Any]) -> bool:
-        """Take in a line of history: is its round the best so far?"""
+        """Add a line of history; return whether its round is the best so far."""
         value = line.get(self.key)
         if value is None or not math.isfinite(value):
             return False
@@ -75,7 +75,7 @@ class BestModel(Callback):
             write_atomically(self.run.folder / f"{name}.safetensors", safetensors.torch.save(tensors, metadata=about))
 
     def _read(self) -> State:
-        """The model of an earlier process, as it was written."""
+        """Read the model that an earlier process wrote."""
         folder, layout = self.run.folder, self.run.layout
         if folder is None:
             raise InputError(f"the model of round {self.round} is not there: a run without a folder keeps it in memory")

@@ -1,4 +1,4 @@
-"""What a callback is, and what it is shown: copies, so that nothing that it does to them changes the run."""
+"""The interface of callbacks. They see copies, so nothing that they do changes the run."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunView:
-    """A run that begins, or goes on."""
+    """A run that starts or continues."""
 
     experiment: Experiment
     settings: Mapping[str, Any]
     """All its keys and their values, as `table.key`."""
     facts: Mapping[str, Any]
-    """Of model and federation, as observers are told them."""
+    """Facts about model and federation, as observers get them."""
     layout: Layout
     """The order of the model's tensors, and which may be pruned."""
     mask: Mask
-    """Of the state from which it goes on; a method that chooses its mask in a set-up begins with all links."""
+    """Mask of the state from which it continues; a method that chooses its mask in a set-up begins with all links."""
     first_round: int
     """The first round that is played now."""
     history: Sequence[Mapping[str, Any]]
@@ -48,11 +48,11 @@ class RunView:
 
     @property
     def layers(self) -> dict[str, int]:
-        """Links of each prunable layer by name."""
+        """The number of links of each prunable layer, by name."""
         return {entry.name: entry.size for entry in self.layout.layers}
 
     def metric(self, name: str | None) -> tuple[str, Metric]:
-        """The key in a line of history by which a model is judged, and its metric: that of a name, or the leading one.
+        """Return the key in a line of history that a model is judged by, and its metric: the named one, or the leading one.
 
         On the validation split where there is one and the metric is followed there.
         """
@@ -67,7 +67,7 @@ class RunView:
 
 @dataclass
 class RoundView:
-    """A round that is over."""
+    """A finished round."""
 
     run: RunView
     played: Played = field(repr=False)
@@ -76,32 +76,32 @@ class RoundView:
 
     @property
     def index(self) -> int:
-        """Counted from 0; -1 is the set-up that some methods hold before."""
+        """The round's index, counted from 0; -1 is the set-up that some methods hold before."""
         return self.played.record.round
 
     @property
     def outer(self) -> bool:
-        """Could the topology change?"""
+        """Whether the topology could change."""
         return self.played.record.outer
 
     @property
     def record(self) -> Record:
-        """A copy of its record."""
+        """A copy of the round's record."""
         return copy.deepcopy(self.played.record)
 
     @cached_property
     def line(self) -> dict[str, Any]:
-        """Its line of history.jsonl."""
+        """The round's line of history.jsonl."""
         return self.record.as_dict()
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What was evaluated in this round, by name; nothing in most rounds (`eval.every`)."""
+        """The metrics evaluated in this round, by name; empty in rounds without evaluation (`eval.every`)."""
         return {name: self.line[name] for name in self.record.metric_keys if self.line.get(name) is not None}
 
     @cached_property
     def state(self) -> State:
-        """A copy of the server's state after the round: flat weights, mask, the method's memory."""
+        """A copy of the server's state after the round: flat weights, mask, and the method's memory."""
         return copied(self.played.state)
 
     @cached_property
@@ -111,11 +111,11 @@ class RoundView:
 
     @cached_property
     def masks(self) -> dict[str, Tensor]:
-        """bool tensors by parameter name, prunable parameters only."""
+        """The bool masks by parameter name, prunable parameters only."""
         return self.run.layout.by_name(self.played.state.mask.bits)
 
     def stop(self, reason: str) -> None:
-        """Let the run end with this round. Its summary says why; to stop in the set-up is to stop after round 0."""
+        """End the run with this round; its summary gives the reason. Stopping in the set-up stops after round 0."""
         self.asked.append(reason)
 
 
@@ -133,13 +133,13 @@ class OuterView:
 
     @property
     def layer_density(self) -> dict[str, float]:
-        """Share of the links of each layer that are active now."""
+        """Share of links of each layer that are active now."""
         return density_by_layer(self.after)
 
 
 @dataclass
 class EndView:
-    """A run that is complete: all its files are written."""
+    """A complete run: all its files are written."""
 
     run: RunView
     summary: dict[str, Any]
@@ -147,7 +147,7 @@ class EndView:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model with which a run may end in the place of its last one."""
+    """A model that may replace the last one at the end of a run."""
 
     round: int
     state: State
@@ -156,45 +156,45 @@ class Candidate:
 
     @property
     def told(self) -> dict[str, Any]:
-        """`restored` of the summary."""
+        """The entry `restored` of the summary."""
         return {"round": self.round, "metric": self.metric, "value": self.value}
 
 
 class Callback:
-    """Told of a run as it goes; override what you need. What it raises stops the run, which can be resumed.
+    """Watches a run; override the hooks that you need. An exception stops the run, which can then be resumed.
 
-    A resumed run tells of rounds that come after its newest checkpoint once more: `run.history` has those before.
+    A resumed run reports the rounds after its newest checkpoint again; `run.history` has the rounds before.
     """
 
     def on_start(self, run: RunView) -> None:
-        """The run is about to play `run.first_round`."""
+        """The run is about to play round `run.first_round`."""
 
     def on_round(self, round: RoundView) -> None:
-        """A round is over; `round.stop("why")` lets the run end with it."""
+        """A round is over; `round.stop("why")` ends the run with it."""
 
     def on_outer(self, outer: OuterView) -> None:
-        """An outer round is over; told before `on_round`."""
+        """An outer round is over; called before `on_round`."""
 
     def on_judging(self, done: int, total: int) -> None:
-        """So many of the samples that the final model is judged on, by class and by client, are done."""
+        """Progress of the final evaluation by class and client, in samples."""
 
     def on_end(self, end: EndView) -> None:
-        """The run is complete, stopped early or not."""
+        """The run is complete, whether or not it stopped early."""
 
     def on_close(self) -> None:
-        """The run ends here, complete or not: close what is open."""
+        """The run ends here, complete or not: close whatever is open."""
 
     def final_model(self) -> Candidate | None:
-        """The model that the run is to end with; None: the last one."""
+        """The model to end the run with; None: the last one."""
         return None
 
 
 def copied(state: State) -> State:
-    """The same state in tensors of its own."""
+    """Copy the state with its own tensors."""
     memory = {name: tensor.clone() for name, tensor in state.memory.items()}
     return State(state.values.clone(), Mask(state.mask.bits.clone(), state.mask.sizes), memory)
 
 
 def density_by_layer(masks: Mapping[str, Tensor]) -> dict[str, float]:
-    """Share of active links by parameter name."""
+    """Return the share of active links by parameter name."""
     return {name: float(mask.float().mean()) for name, mask in masks.items()}

@@ -1,4 +1,4 @@
-"""The history as a table that spreadsheets read."""
+"""The history as a CSV table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE = "history.csv"
 
 @register("csv")
 class CSV(Callback):
-    """Writes `history.csv` into the run folder, or the file `path`: a row a round, lists as their lengths.
+    """Write `history.csv` to the run folder, or to the file `path`: one row per round, lists as their lengths.
 
     A resumed run writes the file anew from the history, so every round is there once.
     """
@@ -42,7 +42,7 @@ class CSV(Callback):
             file.write(self._text([row]))
 
     def _write(self) -> None:
-        """The whole file, with a column for every key that any row has."""
+        """Write the whole file, with a column for every key of any row."""
         self.columns = list(dict.fromkeys(key for row in self.rows for key in row))
         heading = csv_text([self.columns]) if self.columns else ""
         write_atomically(self.file, (heading + self._text(self.rows)).encode())

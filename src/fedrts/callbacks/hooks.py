@@ -1,4 +1,4 @@
-"""The callbacks of one run, told one after the other."""
+"""The callbacks of one run, called one after the other."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class CallbackError(InputError):
-    """A callback failed; the run that it watched can be resumed."""
+    """A callback failed; its run can be resumed."""
 
 
 class Hooks:
-    """Tells callbacks, names the one that fails, and knows whether one of them has stopped the run."""
+    """Call callbacks, name the one that fails, and track whether one of them has stopped the run."""
 
     def __init__(self, callbacks: Sequence[Callback] = (), again: str = "") -> None:
         self.callbacks = callbacks
@@ -38,7 +38,7 @@ class Hooks:
 
     @staticmethod
     def of(experiment: Experiment, given: Sequence[object] = (), again: str = "") -> Hooks:
-        """Those that an experiment names, and those `given` as objects: callbacks, and observers, which are told as well."""
+        """Build hooks from the experiment's names and the `given` objects: callbacks, and observers, which are told as well."""
         named = [_made(name) for name in experiment.callbacks]
         stop = experiment.stop
         own = [] if stop.patience is None else [EarlyStopping(stop.patience, stop.metric, stop.min_delta, stop.restore)]
@@ -49,7 +49,7 @@ class Hooks:
         return Hooks(found, again)
 
     def start(self, run: RunView, stopped: Mapping[str, Any] | None) -> None:
-        """The run goes on, or is only summed up again where it was `stopped` before."""
+        """Tell that the run starts or continues; `stopped`: it is only summarised again where it had stopped."""
         self.run = run
         self.stopped = dict(stopped) if stopped else None
         for callback in self.callbacks:
@@ -57,7 +57,7 @@ class Hooks:
                 callback.on_start(run)
 
     def follow(self, before: State, played: Played) -> bool:
-        """Tell of a round; does the run stop with it, before the last that was planned?"""
+        """Tell of a round; return whether the run stops with it before the last planned one."""
         index = played.record.round
         for callback in self.callbacks:
             if played.topology is not None and _told(callback, "on_outer"):
@@ -80,7 +80,7 @@ class Hooks:
         return self.run.layout.by_name(state.mask.bits.clone())
 
     def final_model(self) -> Candidate | None:
-        """The model to end with, of the first callback that has one."""
+        """Return the model to end with, from the first callback that has one."""
         for callback in self.callbacks:
             with self._blamed(callback, "final_model"):
                 if (found := callback.final_model()) is not None:
@@ -98,7 +98,7 @@ class Hooks:
                 callback.on_end(EndView(self.run, dict(summary)))
 
     def close(self) -> None:
-        """Close all, whatever happened; what fails in it changes no result."""
+        """Close all callbacks, whatever happened; failures here change no result."""
         for callback in self.callbacks:
             try:
                 callback.on_close()
@@ -107,7 +107,7 @@ class Hooks:
 
     @contextlib.contextmanager
     def _blamed(self, callback: Callback, place: str) -> Iterator[None]:
-        """What a callback raises, with its name and how to go on."""
+        """Add the callback's name and how to continue to its exceptions."""
         try:
             yield
         except Exception as error:
@@ -116,12 +116,12 @@ class Hooks:
 
 
 def _told(callback: Callback, hook: str) -> bool:
-    """Does it override this hook? Others cost nothing."""
+    """Whether the callback overrides this hook; other hooks cost nothing."""
     return getattr(type(callback), hook) is not getattr(Callback, hook)
 
 
 def _made(name: str) -> Callback:
-    """The callback of a name or an import path, which is a class or a function without arguments."""
+    """Make the callback of a name or an import path, which is a class or a function without arguments."""
     maker = registry.get(name)
     try:
         return _callback(maker())

@@ -8,7 +8,7 @@ from fedrts.errors import InputError
 
 
 class EarlyStopping(BestModel):
-    """Stops a run when `patience` rounds have passed since its metric was best, and ends it with the best model.
+    """Stop a run when its metric has not improved for `patience` rounds, and end it with the best model.
 
     `EarlyStopping(patience=20, metric="loss", min_delta=0.001)`
 

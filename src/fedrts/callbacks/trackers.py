@@ -1,4 +1,4 @@
-"""MLflow and Weights & Biases, by their own clients: curves, settings, density by layer, and the report of a finished run."""
+"""MLflow and Weights & Biases through their own clients: curves, settings, density by layer, and the final report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AT_ONCE = 100
 
 
 class Tracker(Callback):
-    """A run told to a tracking service. Its id is in the run folder, so that a resumed run goes on with it, and says no round twice."""
+    """Send a run to a tracking service. The run folder keeps its id, so a resumed run continues it and logs no round twice."""
 
     service: ClassVar[str]
 
@@ -37,14 +37,14 @@ class Tracker(Callback):
 
     @abstractmethod
     def open(self, run: RunView, id: str | None) -> str:
-        """Begin to track a run, or go on with that of this id; gives its id."""
+        """Start tracking a run, or continue the one with this id; return its id."""
 
     @abstractmethod
     def log(self, numbers: Mapping[str, float], step: int) -> None: ...
 
     @abstractmethod
     def finish(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
-        """The run is complete, with these results and files."""
+        """Complete the run with these results and files."""
 
     @abstractmethod
     def shut(self, complete: bool) -> None: ...
@@ -93,7 +93,7 @@ class Tracker(Callback):
         return None if self.folder is None else self.folder / f"{self.service}.json"
 
     def _read(self) -> dict[str, Any]:
-        """What an earlier process noted of the run."""
+        """Read what an earlier process noted about the run."""
         if self._file is None or not self._file.exists():
             return {}
         require_plain(self._file)
@@ -130,7 +130,7 @@ def _explained(service: str, what: str) -> Iterator[None]:
 
 @register("mlflow")
 class MLflow(Tracker):
-    """Tracks a run with MLflow: `MLflow(experiment="digits", uri="sqlite:///mlflow.db")`; by default where MLflow itself would."""
+    """Track a run with MLflow: `MLflow(experiment="digits", uri="sqlite:///mlflow.db")`; the default is MLflow's own location."""
 
     service = "mlflow"
 
@@ -170,7 +170,7 @@ class MLflow(Tracker):
 
 @register("wandb")
 class WandB(Tracker):
-    """Tracks a run with Weights & Biases: `WandB(project="digits", mode="offline")`; otherwise as `wandb` itself is set up."""
+    """Track a run with Weights & Biases: `WandB(project="digits", mode="offline")`; other settings are those of `wandb` itself."""
 
     service = "wandb"
 

@@ -14,7 +14,7 @@ _TENSORBOARD = "fedrts.observe.tensorboard"
 
 
 class Observing(Callback):
-    """Tells an observer."""
+    """Forwards events to an observer."""
 
     def __init__(self, observer: Any) -> None:
         self.observer = observer
@@ -39,7 +39,7 @@ class Observing(Callback):
 
 @register("progress")
 class ProgressBar(Observing):
-    """Progress where one works: a live line in a terminal, a bar that changes in place in a notebook."""
+    """Show progress: a live line in a terminal, a bar in a notebook."""
 
     def __init__(self) -> None:
         if cast(bool, pkgutil.resolve_name(f"{_NOTEBOOK}:in_notebook")()):
@@ -50,7 +50,7 @@ class ProgressBar(Observing):
 
 @register("tensorboard")
 class TensorBoard(Observing):
-    """Event files in the folder `tensorboard` of the run folder."""
+    """Write event files to the folder `tensorboard` of the run folder."""
 
     def __init__(self) -> None:
         super().__init__(pkgutil.resolve_name(f"{_TENSORBOARD}:TensorBoardObserver")())

@@ -1,4 +1,4 @@
-"""The command line, one file a group of commands. Everything heavy is imported inside the commands, so that `--help` answers at once."""
+"""The command line: one file per group of commands. Commands import heavy modules when called, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # what typer raise
 
 
 def main() -> None:
-    """The entry point: exit code 0 done, 1 some of several runs failed, 2 bad input, 77 refused by a server, 130 interrupted."""
+    """Run the command line. Exit codes: 0 done; 1 some of several runs failed; 2 bad input; 77 refused by a server; 130 interrupted."""
     warnings.showwarning = _show_warning
     try:
         sys.exit(app(prog_name="fedrts", standalone_mode=False) or 0)

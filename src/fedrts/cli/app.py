@@ -1,4 +1,4 @@
-"""The application that the commands register with, and the options that several of them share."""
+"""The Typer application and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def _import_paths(given: list[str] | None) -> list[str] | None:
 
 Allow = Annotated[
     list[str] | None,
-    typer.Option(metavar="PKG.MODULE:NAME", callback=_import_paths, help="Code that the experiment may name; repeatable."),
+    typer.Option(metavar="PKG.MODULE:NAME", callback=_import_paths, help="Your own code that the experiment may load; repeatable."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Folder of the data sets' files; default $FEDRTS_DATA, or ~/.cache/fedrts.", show_default=False)
+    Path | None, typer.Option(help="Folder of the data sets' files; default: $FEDRTS_DATA, or ~/.cache/fedrts.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Jobs = Annotated[
     int | None,
-    typer.Option(help="Runs to play at once, in processes of their own; default: one per core, two on a GPU.", show_default=False),
+    typer.Option(help="Runs to play in parallel processes; default: one per core, two on a GPU.", show_default=False),
 ]
 ExperimentFile = Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="An experiment file; flags override it.")]

@@ -1,4 +1,4 @@
-"""`fedrts audit`: is a log what was written, and do a node's and its server's agree?"""
+"""`fedrts audit`: check that a log is intact, and that a node's log and its server's agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app.add_typer(audit, name="audit")
 
 Keys = Annotated[
     list[Path] | None,
-    typer.Option("--key", metavar="PUB", help="Who must have signed: NAME.pub of a node, server.pem of a server; repeatable."),
+    typer.Option("--key", metavar="PUB", help="Public key that must have signed: NAME.pub of a node, server.pem of a server; repeatable."),
 ]
 _SHOWN = 10
 """Messages under way that are named one by one."""
@@ -27,13 +27,13 @@ _SHOWN = 10
 
 @audit.command()
 def verify(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="audit.jsonl of a run folder, or of a site's folder.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The audit.jsonl of a run folder or of a site's folder.")],
     key: Keys = None,
     head: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="A copy of audit.head from an earlier day, which must still hold; repeatable.")
+        list[Path] | None, typer.Option(metavar="FILE", help="Earlier copy of audit.head; the log must still contain it; repeatable.")
     ] = None,
 ) -> None:
-    """Check that nothing in a log was changed, removed, inserted or reordered. Exit code 1 names the line where it was."""
+    """Check that no line of a log was changed, removed, inserted or reordered. Exit code 1 names the first wrong line."""
     from fedrts.audit.check import checked
 
     found = checked(_there(file), _keys(key), [_head(path) for path in head or []])
@@ -49,11 +49,11 @@ def verify(
 
 @audit.command()
 def compare(
-    node_log: Annotated[Path, typer.Argument(metavar="NODE_LOG", help="audit.jsonl of a site's folder.")],
-    server_log: Annotated[Path, typer.Argument(metavar="SERVER_LOG", help="audit.jsonl of the run folder.")],
+    node_log: Annotated[Path, typer.Argument(metavar="NODE_LOG", help="the audit.jsonl of the site's folder.")],
+    server_log: Annotated[Path, typer.Argument(metavar="SERVER_LOG", help="The audit.jsonl of the run folder.")],
     key: Keys = None,
 ) -> None:
-    """Check that a node and its server say the same of every message between them. Exit code 1 names the line that differs."""
+    """Check that a node and its server recorded the same messages. Exit code 1 names the first line that differs."""
     from fedrts.audit.check import compared
 
     found = compared(_there(node_log), _there(server_log), _keys(key))
@@ -71,7 +71,7 @@ def _there(file: Path) -> Path:
 
 
 def _keys(files: Sequence[Path] | None) -> dict[str, bytes] | None:
-    """Public keys by name."""
+    """Read public keys, by fingerprint."""
     if not files:
         return None
     from fedrts.errors import optional

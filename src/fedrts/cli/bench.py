@@ -1,4 +1,4 @@
-"""`fedrts bench`: what a trained model takes where it is used."""
+"""`fedrts bench`: latency, memory and size of a trained model."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 @app.command()
 def bench(
     run_dir: RunDir,
-    batch_sizes: Annotated[str, typer.Option(metavar="N,N,…", help="Samples of a batch.")] = "1,16",
-    seconds: Annotated[float, typer.Option(min=0.0, help="That each way has for each batch size.")] = 1.0,
+    batch_sizes: Annotated[str, typer.Option(metavar="N,N,…", help="Batch sizes to time.")] = "1,16",
+    seconds: Annotated[float, typer.Option(min=0.0, help="Time per backend and batch size, in seconds.")] = 1.0,
     average: Average = False,
     data_dir: DataDir = None,
     allow: Allow = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time the model of a run folder on one core, by our kernels, torch and onnxruntime, which take turns; and its memory and size.
+    """Measure latency, memory and size of a run's model on one core, with our kernels, torch and onnxruntime in turn.
 
-    Exit code 1: outputs that are not torch's.
+    Exit code 1: some outputs differ from torch's.
     """
     from fedrts.export.bench import bench_run
 

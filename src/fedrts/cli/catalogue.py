@@ -1,4 +1,4 @@
-"""What there is: `fedrts methods`, `models` and `data`."""
+"""Catalogues: `fedrts methods`, `models` and `data`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from fedrts.cli.tables import print_table
 @app.command()
 def methods(
     as_json: AsJson = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="What each keeps, does and sends, as a Markdown table.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print what each method keeps, does and sends, as a Markdown table.")
+    ] = False,
 ) -> None:
     """List the methods with their options."""
     from fedrts import methods as kinds
@@ -69,10 +71,10 @@ def data(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fal
 def prepare(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="A name from `fedrts data`.")],
-    given: Annotated[Path | None, typer.Option("--from", metavar="PATH", help="An archive, file or folder that you have already.")] = None,
+    given: Annotated[Path | None, typer.Option("--from", metavar="PATH", help="Archive, file or folder that you already have.")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Download the files of a data set from their official address, check them, and read them once."""
+    """Download a data set's files from their official address, check them, and read them once."""
     from fedrts import data as loaders
     from fedrts.data.prepare import prepare as bring
     from fedrts.observe.console import downloading
@@ -96,10 +98,10 @@ def show(
     ],
     *,
     given: Given,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the picture into this file.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Write the picture to this file.")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Show which client would hold what, as a table and a picture."""
+    """Show which client would hold which data, as a table and a picture."""
     from fedrts import config
     from fedrts.observe.picture import check_drawable, draw_clients
     from fedrts.runs.build import federation
@@ -116,7 +118,7 @@ def show(
 
 
 def _holding(client: dict[str, Any]) -> dict[str, Any]:
-    """A client of clients.json as a row of a table."""
+    """Make a table row of a client in clients.json."""
     labels = client["labels"]
     if labels is None:
         return {"client": client["client"], "samples": client["samples"]}

@@ -26,41 +26,44 @@ if TYPE_CHECKING:
 def compare(
     experiment: ExperimentFile = None,
     methods: Annotated[str, typer.Option(metavar="A,B,…", help="Names from `fedrts methods`.")] = "",
-    densities: Annotated[str, typer.Option(metavar="X,Y,…", help="Shares of parameters that stay active; default the run's.")] = "",
+    densities: Annotated[str, typer.Option(metavar="X,Y,…", help="Shares of parameters that stay active; default: the experiment's.")] = "",
     seeds: Annotated[
         str | None,
-        typer.Option(metavar="N,N,…", help="Run every cell with each of these; tests want five or more. Default: the run's."),
+        typer.Option(metavar="N,N,…", help="Seeds for every cell; statistical tests need five or more. Default: the experiment's."),
     ] = None,
     grid: Annotated[list[str] | None, typer.Option("--grid", metavar="TABLE.KEY=A,B", help="Any other key to vary; repeatable.")] = None,
     metric: Annotated[
-        str | None, typer.Option(help="What the table shows: a key of summary.json. Default accuracy_last10, or of what leads.")
+        str | None, typer.Option(help="Metric for the table: a key of summary.json. Default: accuracy_last10, or the leading metric's.")
     ] = None,
-    reference: Annotated[str | None, typer.Option(help="Test the other methods against this one, paired over seeds.")] = None,
+    reference: Annotated[str | None, typer.Option(help="Method to test the others against, paired over seeds.")] = None,
     budget: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Give every run the same bytes, such as 200MB: as many rounds as they pay for, at most --rounds."
+            metavar="SIZE", help="Give every run the same bytes, such as 200MB; each plays as many rounds as fit, at most --rounds."
         ),
     ] = None,
     tune_lr: Annotated[
         str | None,
         typer.Option(
             metavar="auto|X,Y,…",
-            help="Choose each method's learning rate on a validation split: among these, or auto (a grid that widens).",
+            help="Choose each method's learning rate on a validation split: from these, or auto (a grid that widens as needed).",
         ),
     ] = None,
-    tune_seed: Annotated[int | None, typer.Option(help="Seed of the learning-rate trials, none of --seeds. Default 1000.")] = None,
-    tune_rounds: Annotated[int | None, typer.Option(help="Rounds per trial; default: as many as a run.")] = None,
+    tune_seed: Annotated[
+        int | None, typer.Option(help="Seed of the learning-rate trials; must not be one of --seeds. Default: 1000.")
+    ] = None,
+    tune_rounds: Annotated[int | None, typer.Option(help="Rounds per trial; default: as many as a full run.")] = None,
     jobs: Jobs = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the comparison; the same command goes on where it stopped.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the comparison; the same command continues an interrupted one.")] = None,
     *,
     given: Given,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run methods × densities × seeds × any other keys and write a table with statistics.
+    """Compare methods × densities × seeds × any other keys in a table with statistics.
 
-    The same command goes on where it stopped; finished cells are never run again. Exit code 1: some cells failed, the rest is in the table.
+    The same command continues an interrupted comparison and never repeats finished cells. Exit code 1: some cells failed; the table has the
+    rest.
     """
     if not methods:
         raise InputError("name what to compare: --methods fedrts,random (see `fedrts methods`)")
@@ -103,7 +106,7 @@ def compare(
 
 
 def end_with(*all_compared: Compared) -> None:
-    """Exit code 1, with a line for every cell that failed, where there are such."""
+    """Exit with code 1 and one line per failed cell, if any cell failed."""
     failures = [(compared.out, name, news) for compared in all_compared for name, news in compared.failures.items()]
     for _, name, news in failures:
         print(f"failed: {name}: {news.text}", file=sys.stderr)

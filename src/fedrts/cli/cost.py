@@ -22,16 +22,20 @@ def cost(
     experiment: ExperimentFile = None,
     *,
     given: Given,
-    input_shape: Annotated[str | None, typer.Option(metavar="N,N,…", help="Instead of data: 3,32,32 for images, 256 for tokens.")] = None,
-    classes: Annotated[int | None, typer.Option(help="With an input shape: classes, or words of the vocabulary.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Samples of the client; default: its share of the data, or 500.")] = None,
+    input_shape: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="Shape of an input, in place of --data: 3,32,32 for images, 256 for tokens.")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(help="With --input-shape: number of classes, or size of the vocabulary.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples per client; default: its share of the data, or 500.")] = None,
     data_dir: DataDir = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Count a client that really trains, not one step on two samples.")] = False,
-    step: Annotated[bool, typer.Option("--step", help="Time a step on this machine, dense and sparse, and its memory.")] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Count the cost of a client that really trains, instead of one step on two samples.")
+    ] = False,
+    step: Annotated[bool, typer.Option("--step", help="Measure time and memory of a step on this machine, dense and sparse.")] = False,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")] = False,
 ) -> None:
-    """Bytes, FLOPs and memory per client and round, in three accountings: the paper's tables, the paper's rules, and measured."""
+    """Show bytes, FLOPs and memory per client and round in three accountings: the paper's tables, the paper's rules, and measured."""
     if as_json and as_csv:
         raise InputError("--json and --csv exclude each other: choose one")
     if input_shape is not None and "data" in given.flags:
@@ -49,7 +53,7 @@ def cost(
 
 
 def whole_numbers(flag: str, text: str) -> tuple[int, ...]:
-    """`3,32,32` as numbers."""
+    """Parse `3,32,32` into numbers."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -57,7 +61,7 @@ def whole_numbers(flag: str, text: str) -> tuple[int, ...]:
 
 
 def _print_cost(found: Cost) -> None:
-    """One table for each accounting, so that nobody compares across them by accident."""
+    """Print one table per accounting, so that nobody compares across them by accident."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

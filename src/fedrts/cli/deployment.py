@@ -31,20 +31,22 @@ KeyFolder = Annotated[Path, typer.Option("--dir", help="The coordinator's folder
 @app.command()
 @takes()
 def server(
-    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment; nodes are told of it.")],
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where nodes reach this server.")] = "127.0.0.1:9092",
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment; the server sends it to the nodes.")],
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address at which nodes reach this server.")] = "127.0.0.1:9092",
     tls: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder made by `fedrts keys init`: encrypt, and accept registered keys only.")
+        Path | None, typer.Option(metavar="DIR", help="Folder made by `fedrts keys init`; encrypts, and accepts only registered keys.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No encryption, no keys; for trials on one machine.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<name of the file>. An interrupted run in it goes on.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; default: runs/<name of the file>. An interrupted run in it continues.")
+    ] = None,
     data_dir: DataDir = None,
     metrics: MetricsAt = None,
     *,
     given: Given,
     quiet: Quiet = False,
 ) -> None:
-    """Coordinate a federation: wait for nodes and train. The same command goes on after a stop or a crash."""
+    """Coordinate a federation: wait for nodes, then train. The same command continues after a stop or a crash."""
     from fedrts import api, config, flower
     from fedrts.runs.folder import RunFolder
 
@@ -87,22 +89,28 @@ def server(
 
 @app.command()
 def client(
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")],
-    data: Annotated[str | None, typer.Option(help="This site's data, such as folder:/site/data; default: the experiment's.")] = None,
-    partition: Annotated[str | None, typer.Option(metavar="I[,J…]", help="Train on these parts of the experiment's data.")] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE", help="This node's private key, see `fedrts keys issue`.")] = None,
-    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate authority of the server: its ca.pem.")] = None,
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the server.")],
+    data: Annotated[str | None, typer.Option(help="Data of this site, such as folder:/site/data; default: the experiment's.")] = None,
+    partition: Annotated[
+        str | None, typer.Option(metavar="I[,J…]", help="Numbers of the parts of the experiment's data to train on.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Private key of this node, made by `fedrts keys issue`.")] = None,
+    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate of the server's authority (ca.pem).")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No encryption, no keys; for trials on one machine.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     allow: Allow = None,
-    options: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the data; repeatable.")] = None,
+    options: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Option of the data set; repeatable.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Stop answering when this much privacy (ε) is spent.")] = None,
-    delta: Annotated[float, typer.Option(help="The δ for which --epsilon is counted.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="δ at which --epsilon is counted.")] = 1e-5,
     accept: Annotated[
         list[str] | None,
-        typer.Option(metavar="DIGEST", help="Take part in this experiment; `any`: in all, for trials; repeatable. Default: ask."),
+        typer.Option(
+            metavar="DIGEST", help="Accept the experiment with this digest; `any` accepts all, for trials; repeatable. Default: ask."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would leave this site, and how much, without taking part.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would leave this site and how many bytes, then exit without taking part.")
+    ] = False,
     state: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for this site's state; default: NAME.site beside NAME.key.")
     ] = None,
@@ -113,20 +121,26 @@ def client(
     max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit of this process, such as 4GB.")] = None,
     peers: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder with the public keys NAME.pub of the nodes to sum with; default: those the server names."),
+        typer.Option(
+            metavar="DIR", help="Folder of the public keys (NAME.pub) of the nodes to sum with; default: the keys that the server names."
+        ),
     ] = None,
     keep_statistics: Annotated[
-        bool, typer.Option("--keep-statistics", help="Do not share mean and deviation of the images here for a common normalisation.")
+        bool,
+        typer.Option(
+            "--keep-statistics",
+            help="Do not share mean and standard deviation of this site's images; they serve to normalise all sites alike.",
+        ),
     ] = False,
-    patience: Annotated[float, typer.Option(help="How long to retry, in seconds, when the server cannot be reached; 0: forever.")] = 0.0,
+    patience: Annotated[float, typer.Option(help="Seconds to keep retrying while the server cannot be reached; 0: forever.")] = 0.0,
     withdraw: Annotated[bool, typer.Option("--withdraw", help="Tell the server that this site leaves the study, and exit.")] = False,
     data_dir: DataDir = None,
     metrics: MetricsAt = None,
     quiet: Quiet = False,
 ) -> None:
-    """Take part in a federation: train on the data that is here, for a server that never sees it. Runs until the study ends.
+    """Take part in a federation: train on this site's data, which never leaves it. Runs until the study ends.
 
-    An experiment is taken only with the owner's consent: on a terminal it is shown and asked about, elsewhere it is named by --accept.
+    A node trains only with its owner's consent: on a terminal it shows the experiment and asks; elsewhere --accept names it.
     """
     from fedrts.flower.processes import end_with_parent
 
@@ -249,12 +263,12 @@ class Change(enum.StrEnum):
 @app.command()
 def roster(
     run_dir: RunDir,
-    change: Annotated[Change, typer.Argument(help="list; remove a client; readmit one that left; rename one.")] = Change.list,
-    client: Annotated[int | None, typer.Argument(metavar="[CLIENT]", help="Its number.")] = None,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Its new name.")] = None,
+    change: Annotated[Change, typer.Argument(help="list the clients; remove, readmit or rename one.")] = Change.list,
+    client: Annotated[int | None, typer.Argument(metavar="[CLIENT]", help="Number of the client.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="New name of the client.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who takes part in a federation, put somebody out or give a name; a running server notices within seconds."""
+    """List the clients of a federation; remove, readmit or rename one. A running server notices within seconds."""
     from fedrts.flower import people
 
     if change != Change.list and client is None:
@@ -304,9 +318,9 @@ def _size(text: str | None) -> int:
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the coordinator's certificates and keys.")],
     host: Annotated[list[str] | None, typer.Option(help="Name or address under which nodes reach the server; repeatable.")] = None,
-    renew: Annotated[bool, typer.Option("--renew", help="Make only a new server certificate, under the same authority.")] = False,
+    renew: Annotated[bool, typer.Option("--renew", help="Renew only the server certificate, under the same authority.")] = False,
 ) -> None:
-    """Make an authority and the server's certificate."""
+    """Create a certificate authority and the server's certificate."""
     _prepared()
     from fedrts.flower.keys import Authority
 
@@ -320,7 +334,7 @@ def issue(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The node's name.")],
     folder: Annotated[Path, typer.Option("--dir", help="Where to write NAME.key and NAME.pub.")] = Path("."),
 ) -> None:
-    """Make a node's key, best on the node itself."""
+    """Create a node's key pair, preferably on the node itself."""
     _prepared()
     from fedrts.flower import keys as making
 
@@ -332,12 +346,12 @@ def issue(
 def register(
     public: Annotated[Path, typer.Argument(metavar="NAME.pub", help="A node's public key.")],
     folder: KeyFolder = Path("."),
-    name: Annotated[str | None, typer.Option(help="The node's name; default: that of the file.")] = None,
+    name: Annotated[str | None, typer.Option(help="The node's name; default: the file's name.")] = None,
     clients: Annotated[
-        str | None, typer.Option(metavar="I[,J…]", help="Client numbers reserved for this node; a second call replaces them.")
+        str | None, typer.Option(metavar="I[,J…]", help="Client numbers to reserve for this node; a second call replaces them.")
     ] = None,
 ) -> None:
-    """Let a node take part; a running server notices within seconds."""
+    """Register a node's public key; a running server notices within seconds."""
     _prepared()
     from fedrts.flower.keys import Authority, fingerprint, read_public_key
 
@@ -349,7 +363,7 @@ def register(
 
 @keys.command()
 def revoke(name: Annotated[str, typer.Argument(metavar="NAME", help="A registered node.")], folder: KeyFolder = Path(".")) -> None:
-    """Take a node's permission away; a running server notices within seconds."""
+    """Revoke a node's key; a running server notices within seconds."""
     _prepared()
     from fedrts.flower.keys import Authority
 

@@ -1,6 +1,6 @@
-"""Flags that stand for keys of an experiment, each declared once; every command that takes them hands all of them on.
+"""Flags that stand for keys of an experiment. Each is declared once, and every command that takes flags passes them all on.
 
-Keys know their types and meanings, but to import them takes seconds: tests/unit/test_flags.py holds these declarations to theirs.
+Importing the keys with their types and meanings takes seconds, so flags repeat both; tests/unit/test_flags.py checks that they agree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag: the key that it stands for, of that key's type and in its words; what the flag leaves out has the key's default."""
+    """A flag with the name, type and description of its key. A flag that is left out leaves the key's default."""
 
     key: str
     type: type[Any]
@@ -29,7 +29,7 @@ class Flag:
 
     @property
     def parameter(self) -> Any:
-        """Its annotation in the signature of a command."""
+        """The annotation of this flag in a command's signature."""
         return Annotated[self.type | None, typer.Option(metavar=self.metavar, help=self.help)]
 
 
@@ -38,7 +38,7 @@ FLAGS = {
     "data": Flag(
         "data", str, "A name from `fedrts data`, folder:PATH, npz:PATH, csv:FILE, parquet:FILE, or an import path pkg.module:name."
     ),
-    "model": Flag("model", str, "A name from `fedrts models`, hf:FOLDER (transformers), an import path, or auto: what suits the data."),
+    "model": Flag("model", str, "A name from `fedrts models`, hf:FOLDER (transformers), an import path, or auto (fits the data)."),
     "density": Flag("density", float, "Share of all parameters that stay active (d')."),
     "rounds": Flag("rounds", int, "Rounds of training (T_max)."),
     "clients": Flag("clients.total", int, "Clients in the federation."),
@@ -60,28 +60,28 @@ FLAGS = {
     "engine": Flag(
         "engine.name",
         str,
-        "serial: one client after the other; batched: side by side; flower: on nodes; ray: actors; auto: the faster one.",
+        "serial: one client at a time; batched: clients side by side; flower: on nodes; ray: on actors; auto: the faster one.",
     ),
     "device": Flag("device", str, "auto, cpu, cuda or cuda:N."),
     "precision": Flag("engine.precision", str, "Precision of training: float32, tf32 or bf16 (both on GPUs; weights stay float32)."),
     "value_type": Flag(
         "wire.value_type", str, "How values travel: float32 (lossless), float16, or int8, int6, int4, int2 (unbiased rounding), both ways."
     ),
-    "init": Flag("init", Path, "Safetensors file of weights to start from; default: random ones.", "FILE"),
-    "out": Flag("out", Path, "Run folder; default runs/<time>-<data>-<method>-<seed>."),
+    "init": Flag("init", Path, "Safetensors file of initial weights; default: random weights.", "FILE"),
+    "out": Flag("out", Path, "Run folder; default: runs/<time>-<data>-<method>-<seed>."),
 }
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a command line says of an experiment."""
+    """The settings that a command line gives for an experiment."""
 
     flags: Mapping[str, Any]
     """By name, those that were given."""
     assignments: Sequence[str]
 
     def layers(self, file: Path | None = None) -> list[Tree]:
-        """Settings of the experiment file, of the flags and of `--set`: later ones override earlier ones."""
+        """Return the settings of the experiment file, the flags and `--set`, in that order; later layers win."""
         from fedrts import config
 
         values = {FLAGS[name].key: str(value) if isinstance(value, Path) else value for name, value in self.flags.items()}
@@ -92,7 +92,7 @@ Assignments = Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.K
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command take these flags, and `--set`, in the place of its parameter `given`: there all of it arrives."""
+    """Make a command take these flags and `--set`; they replace its parameter `given`, which receives their values."""
 
     def declared(command: Callable[..., None]) -> Callable[..., None]:
         keyword = inspect.Parameter.KEYWORD_ONLY

@@ -1,4 +1,4 @@
-"""What a run folder holds: `fedrts inspect`, `evaluate` and `export`."""
+"""Commands for a run folder: `fedrts inspect`, `evaluate` and `export`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Average = Annotated[bool, typer.Option("--average", help="Use the average of the
 
 @app.command()
 def inspect(run_dir: RunDir, as_json: AsJson = False) -> None:
-    """Show what a run folder holds: progress, results, and the density of every layer."""
+    """Show the progress and results of a run, and the density of every layer."""
     from fedrts.export.inspection import inspect_run
 
     content = inspect_run(run_dir)
@@ -65,9 +65,10 @@ def export(
             "sparse: an archive as small as the density; transformers: a folder for from_pretrained, with a model card."
         ),
     ] = "safetensors",
-    out: Annotated[Path | None, typer.Option(help="File or folder to write; default export.SUFFIX in the run folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File or folder to write; default: export.SUFFIX in the run folder.")] = None,
     value_type: Annotated[
-        StoredValues, typer.Option(help="Of the weights: float32 (exact); int8 (onnx, sparse) and float16 (sparse) round to nearest.")
+        StoredValues,
+        typer.Option(help="Type of the stored weights: float32 (exact); int8 (onnx, sparse) and float16 (sparse) round to nearest."),
     ] = StoredValues.float32,
     average: Average = False,
     data_dir: DataDir = None,

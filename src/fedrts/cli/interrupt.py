@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: exit code 130 and a word on how to go on."""
+"""Ctrl-C and SIGTERM: exit code 130 and a line that says how to continue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def as_interruption(words: str) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the command with `words` and exit code 130."""
+    """End the command with `words` and exit code 130 on Ctrl-C or SIGTERM."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

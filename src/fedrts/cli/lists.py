@@ -1,4 +1,4 @@
-"""Values of flags with commas between them."""
+"""Parsers for comma-separated flags."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Numeric = TypeVar("Numeric", int, float)
 
 
 def rates(text: str) -> Sequence[float] | str:
-    """The learning rates of --tune-lr; `auto` names none."""
+    """Parse the learning rates of --tune-lr; `auto` gives none."""
     return text if text.isalpha() else numbers("--tune-lr", text, float)
 
 
 def numbers(flag: str, text: str, kind: type[Numeric]) -> list[Numeric]:
-    """`0,1,2` as numbers."""
+    """Parse `0,1,2` into numbers."""
     try:
         return [kind(part) for part in text.split(",") if part.strip()]
     except ValueError:

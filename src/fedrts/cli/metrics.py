@@ -1,4 +1,4 @@
-"""`--metrics`, of every command that plays rounds or takes part in them."""
+"""The flag `--metrics`, for every command that plays rounds or takes part in them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MetricsAt = Annotated[
     typer.Option(
         "--metrics",
         metavar="[HOST:]PORT",
-        help="Show metrics to Prometheus there, with /healthz and /readyz; a port alone: to this machine only.",
+        help="Serve Prometheus metrics at this address, with /healthz and /readyz; a port alone serves this machine only.",
     ),
 ]
 
 
 @contextlib.contextmanager
 def metering(address: str | None, role: str) -> Iterator[list[Board]]:
-    """The board of this process, which can be read while the block runs; none where nobody asked for it."""
+    """Serve this process's metrics while the block runs; yield no board if no address is given."""
     if address is None:
         yield []
         return

@@ -22,25 +22,30 @@ def plan(
     experiment: ExperimentFile = None,
     *,
     given: Given,
-    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Bytes over all clients and rounds, both ways, such as 200MB.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Bytes in total, over all clients and rounds, both ways; such as 200MB.")
+    ] = None,
     per_round: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Bytes per client and round, such as 2MB. (Clients per round: --set clients.per_round=N.)"),
     ] = None,
     link: Annotated[
-        str | None, typer.Option(metavar="SPEED", help="Speed between a client and the server, such as 5Mbit/s; adds times to the table.")
+        str | None,
+        typer.Option(metavar="SPEED", help="Speed of the link between a client and the server, such as 5Mbit/s; adds times to the table."),
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --link: time for the messages of a round, such as 60s.")
+        str | None, typer.Option(metavar="TIME", help="With --link: time limit for a round's messages, such as 60s.")
     ] = None,
-    input_shape: Annotated[str | None, typer.Option(metavar="N,N,…", help="Instead of data: 3,32,32 for images, 256 for tokens.")] = None,
-    classes: Annotated[int | None, typer.Option(help="With an input shape: classes, or words of the vocabulary.")] = None,
+    input_shape: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="Shape of an input, in place of --data: 3,32,32 for images, 256 for tokens.")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(help="With --input-shape: number of classes, or size of the vocabulary.")] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Densities, value types and rounds that fit a budget of bytes; the recommended one is marked, with the command to run it.
+    """Plan density, value type and rounds for a budget of bytes; recommend one plan and print the command that runs it.
 
-    What flags say of density, value type and rounds is kept; the rest is planned. `fedrts run --budget 200MB` takes it at once.
+    Values that you set are kept; the rest is planned. `fedrts run --budget 200MB` plans and runs in one step.
     """
     if input_shape is not None and "data" in given.flags:
         raise InputError("--data and --input-shape exclude each other: both say what the model reads")

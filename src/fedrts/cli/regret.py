@@ -1,4 +1,4 @@
-"""The bandit of the theory: `fedrts regret`."""
+"""`fedrts regret`: the bandit of the paper's theory."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ if TYPE_CHECKING:
 @app.command()
 def regret(
     out: Annotated[Path, typer.Option(help="Folder for regret.csv, regret.md, regret.json and regret.png.")],
-    arms: Annotated[int, typer.Option(help="N: arms (links).")] = 1000,
-    pick: Annotated[int, typer.Option(help="K: arms played in a step.")] = 100,
-    steps: Annotated[int, typer.Option(help="T.")] = 10_000,
+    arms: Annotated[int, typer.Option(help="Number of arms N (links).")] = 1000,
+    pick: Annotated[int, typer.Option(help="Number of arms K played per step.")] = 100,
+    steps: Annotated[int, typer.Option(help="Number of steps T.")] = 10_000,
     scale: Annotated[
         list[float] | None, typer.Option(help="λ of TSAdj; repeatable. Default 1 (the theory) and 10 (the experiments).")
     ] = None,
-    repetitions: Annotated[int, typer.Option(help="Independent repetitions, played side by side.")] = 20,
+    repetitions: Annotated[int, typer.Option(help="Number of independent repetitions, played side by side.")] = 20,
     seed: Annotated[int, typer.Option(help="Seed for all randomness.")] = 0,
     gap: Annotated[float, typer.Option(help="Gap between the means of the K best arms and the others.")] = 0.4,
-    means: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own means, one a line; sets the number of arms.")] = None,
+    means: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with your own means, one per line; sets the number of arms.")
+    ] = None,
     reward: Annotated[
         str, typer.Option(help="total (top K), any_success, or your own as pkg.module:name: (actions, means) [..., N] → rewards [...].")
     ] = "total",
-    clients: Annotated[int, typer.Option(help="An outcome is the mean of so many Bernoulli draws: 1 in the theory.")] = 1,
-    lipschitz: Annotated[float, typer.Option(help="L of the reward's continuity, in the bound.")] = 1.0,
-    universal: Annotated[float, typer.Option(help="U of the bound: the paper does not give it.")] = 1.0,
-    epsilon: Annotated[float | None, typer.Option(help="ε of the bound; default: what makes it smallest.")] = None,
+    clients: Annotated[int, typer.Option(help="Bernoulli draws averaged per outcome; 1 in the theory.")] = 1,
+    lipschitz: Annotated[float, typer.Option(help="Lipschitz constant L of the reward, for the bound.")] = 1.0,
+    universal: Annotated[float, typer.Option(help="Universal constant U of the bound; the paper does not give its value.")] = 1.0,
+    epsilon: Annotated[float | None, typer.Option(help="ε of the bound; default: the value that makes the bound smallest.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Regret of Thompson sampling (TSAdj) against CUCB, greedy and random on the bandit of the theory, and the theorem's bound."""
+    """Measure the regret of Thompson sampling (TSAdj), CUCB, greedy and random play, and compare it with the theorem's bound."""
     from fedrts.bandit import document as files
     from fedrts.bandit.study import Settings
 
@@ -68,7 +70,7 @@ def regret(
 
 
 def _watched(settings: Settings, quiet: bool) -> Study:
-    """The study, with a bar for each policy; Ctrl-C ends it."""
+    """Play the study with a progress bar per policy; Ctrl-C ends it."""
     from rich.console import Console
     from rich.progress import Progress
 

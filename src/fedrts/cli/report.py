@@ -13,12 +13,12 @@ from fedrts.cli.app import Quiet, app
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders that contain some.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write to; default DIR if there is one, else the current folder.")] = None,
-    png: Annotated[bool, typer.Option("--png/--no-png", help="Draw the figures as PNG files too.")] = True,
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders that contain run folders.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; default: DIR if you give one, else the current folder.")] = None,
+    png: Annotated[bool, typer.Option("--png/--no-png", help="Also draw the figures as PNG files.")] = True,
     quiet: Quiet = False,
 ) -> None:
-    """Write one self-contained report.html with plots and tables of runs, and the same as PNG, CSV and Markdown."""
+    """Write a self-contained report.html with figures and tables of runs, and the same as PNG, CSV and Markdown."""
     from rich.console import Console
     from rich.markup import escape
 

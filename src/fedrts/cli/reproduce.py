@@ -24,19 +24,22 @@ class ScaleOption(enum.StrEnum):
 @app.command()
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A table or figure of the paper, or FILE.toml; without it they are listed.")
+        str | None, typer.Argument(metavar="[NAME]", help="A table or figure of the paper, or FILE.toml; leave it out to list them.")
     ] = None,
     scale: Annotated[ScaleOption, typer.Option(help="paper: the published setting; small: minutes on two cores.")] = ScaleOption.small,
-    out: Annotated[Path | None, typer.Option(help="Folder; the same command goes on there. Default runs/NAME-SCALE.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to; the same command continues there. Default: runs/NAME-SCALE.")
+    ] = None,
     jobs: Jobs = None,
-    show: Annotated[bool, typer.Option("--show", help="Print the preset, to copy and edit, and do nothing else.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the preset, to copy and edit, and exit.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before a long computation.")] = False,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Repeat a table or figure of the paper.
+    """Reproduce a table or figure of the paper.
 
-    Writes results.md, results.csv and, for a figure, figure.png; its runs are ordinary run folders. Exit codes as of `fedrts compare`.
+    Writes results.md, results.csv and, for a figure, figure.png; its runs are ordinary run folders. Exit codes are those of `fedrts
+    compare`.
     """
     from fedrts import reproduction
     from fedrts.reproduction import preset
@@ -83,7 +86,7 @@ def _listed(name: str) -> dict[str, str]:
 
 
 def _confirm(words: str) -> None:
-    """Ask whether to go on; nothing to ask with is a no."""
+    """Ask whether to continue; without a terminal the answer is no."""
     if not sys.stdin.isatty():
         raise InputError(f"{words}: say --yes to start them")
     if not typer.confirm(f"{words}. Start them?", err=True):

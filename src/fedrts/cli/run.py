@@ -35,29 +35,29 @@ def run(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Send at most this much in all, such as 200MB: plans the density, value type and rounds that you leave open.",
+            help="Send at most this many bytes in total, such as 200MB; plans the density, value type and rounds that you do not set.",
         ),
     ] = None,
     tune_lr: Annotated[
         str | None,
         typer.Option(
             metavar="auto|X,Y,…",
-            help="First choose the learning rate on a validation split: among these, or auto (a grid that widens).",
+            help="Choose the learning rate on a validation split first: from these, or auto (a grid that widens as needed).",
         ),
     ] = None,
     tune: Annotated[
         bool, typer.Option("--tune", help="Measure which engine and how many slots are fastest on this machine, and remember it.")
     ] = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Write a trace of some rounds, and tables, to RUN_DIR/profile.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events into the run folder too.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Profile some rounds; write a trace and tables to RUN_DIR/profile.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events to the run folder.")] = False,
     log: Annotated[
         str | None, typer.Option("--log", metavar="NAME,…", help="Also log to mlflow, wandb, tensorboard or csv (the key `callbacks`).")
     ] = None,
     from_run: Annotated[
         Path | None,
-        typer.Option("--from", metavar="RUN_DIR", help="Go on from a finished run: its settings, model, mask and posteriors."),
+        typer.Option("--from", metavar="RUN_DIR", help="Start from a finished run: its settings, model, mask and posteriors."),
     ] = None,
-    keep_mask: Annotated[bool, typer.Option("--keep-mask", help="With --from: the topology stays as it begins.")] = False,
+    keep_mask: Annotated[bool, typer.Option("--keep-mask", help="With --from: keep the mask fixed.")] = False,
     metrics: MetricsAt = None,
     data_dir: DataDir = None,
     allow: Allow = None,
@@ -89,7 +89,7 @@ def run(
 
 @contextlib.contextmanager
 def going_on(layers: list[Tree], from_run: Path | None, keep_mask: bool, allow: list[str] | None) -> Iterator[list[Tree]]:
-    """The settings of a run that goes on from another, as one layer; inside, they lead to no code but what is given or allowed."""
+    """Merge the settings of a run that starts from another into one layer; inside the block only given or allowed code may be loaded."""
     from fedrts import config
     from fedrts.errors import InputError
     from fedrts.runs.folder import RunFolder
@@ -106,7 +106,7 @@ def going_on(layers: list[Tree], from_run: Path | None, keep_mask: bool, allow: 
 
 
 def with_best_rate(layers: list[Tree], text: str, out: Path, data_dir: Path | None, quiet: bool) -> Experiment:
-    """The experiment of these settings with the best of the learning rates that `text` names; trials are shown, and go to its folder."""
+    """Return the experiment with the best of the learning rates in `text`; show the trials and keep them in its run folder."""
     from fedrts.comparison.tuned_run import with_best_rate
     from fedrts.comparison.watch import LiveWatcher
 
@@ -121,7 +121,7 @@ def with_best_rate(layers: list[Tree], text: str, out: Path, data_dir: Path | No
 
 
 def measured(experiment: Experiment, data_dir: Path | None, quiet: bool) -> Experiment:
-    """An experiment with the fastest engine; what was measured is shown."""
+    """Return the experiment with the fastest engine, and show what was measured."""
     from rich.console import Console
     from rich.table import Table
 
@@ -141,7 +141,7 @@ def measured(experiment: Experiment, data_dir: Path | None, quiet: bool) -> Expe
 
 
 def watched(observer: Observer, folder: Path, profile: bool) -> Observer:
-    """An observer, with one that profiles at its side."""
+    """Add a profiling observer if the run is to be profiled."""
     from fedrts.observe import Several
     from fedrts.observe.profile import ProfileObserver
 
@@ -151,15 +151,13 @@ def watched(observer: Observer, folder: Path, profile: bool) -> Observer:
 @app.command()
 def resume(
     run_dir: RunDir,
-    rounds: Annotated[
-        int | None, typer.Option(help="Continue to this many rounds, more than were planned; works for finished runs too.")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Train up to this many rounds in total; also extends a finished run.")] = None,
     metrics: MetricsAt = None,
     data_dir: DataDir = None,
     allow: Allow = None,
     quiet: Quiet = False,
 ) -> None:
-    """Continue an interrupted run to exactly the result it would have had; with --rounds, for longer than was planned."""
+    """Continue an interrupted run to exactly the result it would have had, or extend a run with --rounds."""
     from fedrts import api, config
     from fedrts.observe import Several
     from fedrts.observe.told import Told
@@ -185,7 +183,7 @@ def resume(
 
 
 def interruptible(play: Callable[[Observer], Result], quiet: bool, again: str, tensorboard: bool = False) -> None:
-    """Play a run for a person: progress, and a word on how to go on `again` after Ctrl-C or SIGTERM."""
+    """Play a run with progress output; after Ctrl-C or SIGTERM print `again`, the command that continues."""
     from fedrts.observe import Several, Silent
     from fedrts.observe.console import ConsoleObserver
     from fedrts.observe.tensorboard import TensorBoardObserver

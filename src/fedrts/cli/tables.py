@@ -1,4 +1,4 @@
-"""Rows of dictionaries as tables for a person, JSON or CSV."""
+"""Print rows of dictionaries as tables, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def print_table(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Rows with the same keys, as a table or as JSON."""
+    """Print rows with the same keys as a table or as JSON."""
     if as_json:
         print(json.dumps(rows, indent=2, default=str))
         return
@@ -30,7 +30,7 @@ def _cell(value: object) -> str:
 
 
 def print_csv(rows: list[dict[str, Any]]) -> None:
-    """Rows with the same keys."""
+    """Print rows with the same keys as CSV."""
     from fedrts.files import csv_text
 
     print(csv_text([list(rows[0]), *(list(row.values()) for row in rows)]), end="")

@@ -22,12 +22,15 @@ _SHORTEST = 16
 def watch(
     run_dir: RunDir,
     address: Annotated[
-        str, typer.Option(metavar="[HOST:]PORT", help="Where to show it; a port alone: to this machine only. Elsewhere a token is needed.")
+        str,
+        typer.Option(
+            metavar="[HOST:]PORT", help="Address to serve; a port alone serves this machine only. Any other address needs a token."
+        ),
     ] = "9465",
 ) -> None:
-    """Show the report of a run as a page that follows it: curves, topology, who is here, who was rejected and why. Ctrl-C ends it.
+    """Serve the report of a run as a live page: curves, topology, who is connected, who was rejected and why. Ctrl-C ends it.
 
-    At an address that others reach, only who has the token sees anything: FEDRTS_WATCH_TOKEN, or a new one, which is printed.
+    An address that others can reach needs a token: FEDRTS_WATCH_TOKEN, or a new one that is printed.
     """
     from fedrts.runs.folder import RunFolder
     from fedrts.serving.http import Endpoint, serving

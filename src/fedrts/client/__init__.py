@@ -1,1 +1,1 @@
-"""What one client does: it answers orders from its data, and keeps nothing between rounds."""
+"""The client: it carries out the server's orders on its own data and keeps nothing between rounds."""

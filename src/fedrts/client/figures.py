@@ -1,4 +1,4 @@
-"""A few numbers of every client as words of a secure sum: what it says of the model, or what its images are like.
+"""A few numbers of every client as words of a secure sum: its metrics, or its image statistics.
 
 The server reads the mean over samples, and nothing else: not the mean over clients beside it, for two means with different weights
 over few clients are as good as each one's number.
@@ -23,7 +23,7 @@ _WORD = 32
 
 @dataclass(frozen=True)
 class FigureForm:
-    """Words for one number of each name, cut off at its clip, of so many clients.
+    """The words for one clipped number per name, summed over n clients.
 
     They are as wide as a word of 32 bits allows: o = 2^(b−1) − 1 with b = 32 − bits of n, so that 2·o·n < 2^b·n < 2^32.
     """
@@ -33,34 +33,34 @@ class FigureForm:
 
     @staticmethod
     def of_metrics(metrics: Sequence[Metric], table: SecureSums, clients: int) -> FigureForm:
-        """Metrics: a share is 1 at most."""
+        """Return the form for metrics; a share is at most 1."""
         clips = tuple((metric.name, 1.0 if metric.format == "percent" else table.metric_clip) for metric in metrics)
         return FigureForm(clips, clients)
 
     @staticmethod
     def of_channels(channels: int, clients: int) -> FigureForm:
-        """Means of so many channels and of their squares, in [0, 1]."""
+        """Return the form for the means of so many channels and of their squares, in [0, 1]."""
         return FigureForm(tuple((f"{what} {channel}", 1.0) for what in ("mean", "square") for channel in range(channels)), clients)
 
     @property
     def ring(self) -> Ring:
-        """One value of each name, and one counter: of clients that have it."""
+        """The ring: one value per name, and one counter of the clients that have it."""
         count = len(self.clips)
         return Ring(self.clients, _WORD - self.clients.bit_length(), count, count)
 
     def digest(self, about: str) -> bytes:
-        """Names what the words mean, and what they are `about`."""
+        """Return the digest of what the words mean and what they are `about`."""
         return hashlib.sha256(repr((self.ring, self.clips, about)).encode()).digest()
 
     def words(self, numbers: Sequence[float], share: float, key: int) -> Words:
-        """One client's words; its `share` is n_k / n_max. What is no number counts as none: who has it is not told."""
+        """Return one client's words; its `share` is n_k / n_max. A NaN counts as missing, and the sum does not reveal whose."""
         known = np.isfinite(numbers)
         clips = np.array([clip for _, clip in self.clips])
         values = np.where(known, np.clip(np.nan_to_num(numbers) / clips, -1.0, 1.0), 0.0) * share
         return self.ring.encoded(rounded(values, self.ring.most, random.uniform_halves(key, len(values)).numpy()), known)
 
     def means(self, total: Words, clients: int, samples: int, most_samples: int) -> dict[str, float]:
-        """Means over samples by name; NaN where a client had none."""
+        """Return means over samples by name; NaN where no client had a value."""
         levels, counts, _ = self.ring.decoded(total, clients)
         scale = most_samples / samples / self.ring.most
         found = zip(self.clips, levels.tolist(), counts.tolist(), strict=True)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """Data rows of one step."""
+    """The data rows of one step."""
 
     rows: Tensor
     key: int | None = None
-    """Of its augmentation; None: it is not augmented."""
+    """Key of its augmentation; None: it is not augmented."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -46,7 +46,7 @@ class Job:
 
     @property
     def samples(self) -> int:
-        """How many samples the batches of an epoch have."""
+        """The number of samples in the batches of an epoch."""
         rows, size = len(self.rows), self.bench.training.batch_size
         return 0 if rows == 1 < size and self.bench.has_batchnorm else rows // size * size or rows
 
@@ -54,13 +54,13 @@ class Job:
         return self.bench.batches(self.rows, self.key, epoch)
 
     def loss_on(self, batch: Batch, temperature: float = 1.0, twice: bool = False) -> Tensor:
-        """Mean loss of a batch; `twice`: its gradient will be differentiated again."""
+        """Return the mean loss of a batch; `twice`: its gradient will be differentiated again."""
         bench = self.bench
         x, y = bench.data.training_batch(batch.rows, batch.key)
         return bench.data.task.loss(bench.module, x, y, temperature=temperature, twice=twice)
 
     def backward(self, batch: Batch, temperature: float = 1.0) -> Tensor:
-        """Loss on a batch, and its gradient in `bench.gradient [N_all]`."""
+        """Compute the loss on a batch, and its gradient in `bench.gradient [N_all]`."""
         self.bench.gradient.zero_()
         loss = self.loss_on(batch, temperature)
         loss.backward()
@@ -68,21 +68,21 @@ class Job:
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """Train-mode passes that leave the weights and BatchNorm statistics as they were."""
+        """Train-mode passes that leave the weights and BatchNorm statistics unchanged."""
         self.bench.module.train()
         with self.same_buffers():
             yield
 
     @contextmanager
     def same_buffers(self) -> Iterator[None]:
-        """Every buffer of the module comes back: statistics, and the counts of batches that are no part of the vector."""
+        """Restore every buffer of the module: statistics, and batch counts that are not part of the vector."""
         before = [(buffer, buffer.clone()) for buffer in self.bench.module.buffers()]
         yield
         for buffer, value in before:
             buffer.copy_(value)
 
     def candidates(self, name: str) -> Iterator[None]:
-        """The model on one candidate mask of the tensor `name` after the other; the client's own weights come back at the end."""
+        """Load one candidate mask of the tensor `name` after the other; restore the client's own weights at the end."""
         kept = self.weights.clone()
         for bits in self.tensors[name]:
             self.weights[: len(bits)].masked_fill_(~bits, 0.0)

@@ -1,4 +1,4 @@
-"""One step of local training: the same for one client, and for many side by side."""
+"""One step of local training, the same for one client and for many side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedrts.methods.contract import Influence
 
 @dataclass(frozen=True)
 class Learner:
-    """A client in training `[N_all]`, or several side by side `[k, N_all]`; other tensors have the same leading axes, or broadcast.
+    """One client `[N_all]` in training, or several side by side `[k, N_all]`; other tensors have the same leading axes or broadcast.
 
     learner.step(gradient, rate)  # the weights have moved
     """
@@ -39,7 +39,7 @@ class Learner:
     """What the influence goes by `[N_all]`."""
 
     def step(self, gradient: Tensor, rate: Tensor) -> None:
-        """Move the weights; `gradient [..., N_all]` of the batch's loss is used up, `rate` is this round's."""
+        """Move the weights. Overwrites `gradient [..., N_all]` of the batch's loss; `rate` is this round's."""
         training, weights = self.training, self.weights
         if self.influence is not None and self.marks is not None:
             gradient += self.influence.pull(weights, self.marks)
@@ -55,6 +55,6 @@ class Learner:
 
 
 def _shortening(gradient: Tensor, most: float) -> Tensor:
-    """The factor `[..., 1]` by which a gradient becomes at most so long; at most 1."""
+    """Return the factor `[..., 1]`, at most 1, that clips a gradient to this norm."""
     norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
     return torch.clamp(most / (norm + 1e-6), max=1.0)

@@ -1,4 +1,4 @@
-"""The last masks, as the server that sends them and the clients that hold them remember them: a download tells only what is new."""
+"""The last masks, as the server and the clients remember them, so that a download carries only what is new."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LastMasks(dict[bytes, Mask]):
     """The last masks by fingerprint, the newest last."""
 
     def keep(self, mask: Mask) -> list[bytes]:
-        """Make a mask the newest; the fingerprints of those that are forgotten for it."""
+        """Make a mask the newest; return the fingerprints of those dropped for it."""
         name = mask.fingerprint
         self[name] = self.pop(name) if name in self else Mask(mask.bits, mask.sizes)  # without the indices that it has cached
         forgotten = list(self)[:-REMEMBERED]
@@ -28,7 +28,7 @@ class LastMasks(dict[bytes, Mask]):
         return forgotten
 
     def open(self, data: bytes, layout: Layout, device: torch.device | str = "cpu") -> tuple[Header, Mask, Reader]:
-        """Header, mask and field reader of a download that counts on one of these masks, or on none; it is kept from now on.
+        """Return header, mask and field reader of a download that assumes one of these masks, or none; keep its mask.
 
         `MaskMissingError` where it counts on another: then the client asks for the whole.
         """

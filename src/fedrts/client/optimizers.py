@@ -1,4 +1,4 @@
-"""Local optimisers: how a client steps along its gradient.
+"""Local optimisers: how a client steps along its gradient. One step serves one client or many side by side.
 
 One step serves one client and many side by side: tensors are `[..., N_all]`, with a row for each client. A class registered with
 `@register("name")`, or named by import path, is all that a new one needs:
@@ -23,7 +23,7 @@ from fedrts.registry import Registry
 
 @dataclass(frozen=True)
 class LocalOptimizer(ABC):
-    """An optimiser that starts anew for every client and round; its options are keys of `[train]`."""
+    """A local optimiser, new for every client and round; its options are keys of `[train]`."""
 
     takes: ClassVar[frozenset[str]] = frozenset()
     """Which of the options `momentum` and `amsgrad` it goes by; a weight decay suits all."""
@@ -37,12 +37,12 @@ class LocalOptimizer(ABC):
 
     @property
     def remembers(self) -> tuple[str, ...]:
-        """The vectors `[..., N_all]` that it keeps between steps, by name. They start at 0."""
+        """Names of the vectors `[..., N_all]` that it keeps between steps; they start at 0."""
         return ()
 
     @abstractmethod
     def step(self, weights: Tensor, gradient: Tensor, rates: Tensor, taken: Tensor, past: Mapping[str, Tensor]) -> None:
-        """Change the `weights [..., N_all]` in place; the `gradient [..., N_all]` is used up.
+        """Update the `weights [..., N_all]` in place; `gradient [..., N_all]` may be overwritten.
 
         The learning `rates` broadcast to the weights and are 0 where a weight must not change: where the mask has no link, or a
         parameter is frozen. `taken [...]` counts the steps, this one included. `past` has the vectors that it remembers.
@@ -57,7 +57,7 @@ get = optimizers.get
 
 @register("sgd")
 class GradientDescent(LocalOptimizer):
-    """Along the gradient, or along a sum of gradients that fades (`momentum`)."""
+    """Step along the gradient, or along a decaying sum of gradients (`momentum`)."""
 
     takes = frozenset({"momentum"})
 
@@ -75,7 +75,7 @@ class GradientDescent(LocalOptimizer):
 
 @register("adam")
 class Adam(LocalOptimizer):
-    """Along the mean gradient, divided by its size of late (Kingma and Ba, 2015); AMSGrad with `amsgrad`."""
+    """Step along the mean gradient, divided by its recent size (Kingma and Ba, 2015); AMSGrad with `amsgrad`."""
 
     takes = frozenset({"amsgrad"})
     usual_rate = 0.001
@@ -90,7 +90,7 @@ class Adam(LocalOptimizer):
         self.descend(weights, gradient, rates, taken, past)
 
     def descend(self, weights: Tensor, gradient: Tensor, rates: Tensor, taken: Tensor, past: Mapping[str, Tensor]) -> None:
-        """A step without weight decay."""
+        """Take a step without weight decay."""
         mean = past["first"].mul_(0.9).add_(gradient, alpha=0.1)
         square = past["second"].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
         if self.amsgrad:
@@ -102,7 +102,7 @@ class Adam(LocalOptimizer):
 
 @register("adamw")
 class AdamW(Adam):
-    """Adam whose weight decay shrinks the weights themselves (Loshchilov and Hutter, 2019)."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
 
     def step(self, weights: Tensor, gradient: Tensor, rates: Tensor, taken: Tensor, past: Mapping[str, Tensor]) -> None:
         if self.weight_decay:

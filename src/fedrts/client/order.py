@@ -1,4 +1,4 @@
-"""What the server asks of clients, and what they answer."""
+"""The server's orders to clients, and their replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DRIFT = "server_drift"
 
 @dataclass(frozen=True)
 class Order:
-    """What the server asks of clients in one exchange; the same for all of them."""
+    """What the server asks of clients in one exchange, the same for all."""
 
     exchange: Exchange
     round: Round
@@ -45,7 +45,7 @@ class Order:
 
     @staticmethod
     def of(exchange: Exchange, round: Round, layout: Layout, state: State, key: int) -> Order:
-        """The order that a server in `state` gives; `key` decides the rounding of what it sends."""
+        """Make the order of a server in `state`; `key` determines the rounding of what it sends."""
         frame = Frame(layout, state.mask, state.values.dtype, key)
         tensors = {"weights": state.values, **state.memory}
         sent = {name: entry.take(tensors, frame) for name, entry in exchange.down.items()}
@@ -53,24 +53,24 @@ class Order:
         return Order(exchange, round, frame, sent, state.values, drift=None if drift is None else state.mask.compact(drift))
 
     def blaming(self, *clients: int) -> AbstractContextManager[None]:
-        """Errors inside name the round and the client, or those who work side by side and one of whom it is."""
+        """Add the round and the client (or the clients that work side by side) to errors raised inside."""
         when = "set-up" if self.round.index < 0 else f"round {self.round.index}"
         return blaming(f"{when}, {'one of ' if len(clients) > 1 else ''}{called(clients)}")
 
     @cached_property
     def reference(self) -> Tensor | None:
-        """The weights on the mask as clients receive them, where they do."""
+        """The weights on the mask as clients receive them, if they are sent."""
         down = self.exchange.down.get("weights")
         return None if down is None else carried(down.open(self.sent["weights"], self.frame), Tensor)
 
     @cached_property
     def model_name(self) -> str | None:
-        """Of the model as clients receive it, where it travels as steps from an earlier one; None elsewhere."""
+        """A name for the model as clients receive it, if it is sent as steps from an earlier one; otherwise None."""
         return fingerprint(self.reference) if self.reference is not None and any(map(in_steps, self.sent.values())) else None
 
     @cached_property
     def reference_norm(self) -> float:
-        """‖W‖ of the parameters as clients receive them."""
+        """The norm ‖W‖ of the parameters as clients receive them."""
         if self.reference is None:
             return 0.0
         parameters = self.reference[: len(self.reference) - self.frame.statistics]
@@ -78,24 +78,24 @@ class Order:
 
     @cached_property
     def variances(self) -> Tensor:
-        """Where among a model's statistics the variances are: `[v]`."""
+        """Positions of the variances among a model's statistics: `[v]`."""
         places = [torch.arange(span.start, span.stop) for span in self.frame.layout.variances()]
         return torch.cat([torch.zeros(0, dtype=torch.int64), *places]).to(self.frame.mask.bits.device)
 
     def residual(self, client: int, weights: Tensor) -> dict[str, Tensor]:
-        """What a client with these `weights [n]` remembers, among its tensors; nothing where uploads have no error feedback."""
+        """Return the residual of a client with these `weights [n]`, as one of its tensors; empty without error feedback."""
         if self.exchange.fed_back is None:
             return {}
         zero = weights.new_zeros(self.frame.layout.parameters)
         return {RESIDUAL: self.residuals[client].to(weights.device) if client in self.residuals else zero}
 
     def left(self, message: Message, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """What a client remembers whose upload of its `tensors` is this message."""
+        """Return what a client remembers after uploading this message of its `tensors`."""
         fed_back = self.exchange.fed_back
         return None if fed_back is None else fed_back.left(message["weights"], tensors, self.upload_frame())
 
     def upload_frame(self, key: int = 0) -> Frame:
-        """What both sides know of an upload; the `key` of its rounding is the client's alone."""
+        """Return what both sides know about an upload; only the client has the `key` of its rounding."""
         return replace(self._uploading, key=key) if key else self._uploading
 
     @cached_property
@@ -104,34 +104,34 @@ class Order:
 
     @cached_property
     def opening_frame(self) -> Frame:
-        """With which the server opens an upload: changes are from its own weights, which stay precise: W ← W + Σ p_k Q(ΔW_k)."""
+        """The frame in which the server opens an upload: changes apply to its own precise weights, W ← W + Σ p_k Q(ΔW_k)."""
         return replace(self.frame, reference=self.values if self.reference is not None else None)
 
 
 def in_steps(payload: Payload) -> bool:
-    """Is this a model for clients that may hold an earlier one?"""
+    """Whether this model is for clients that may hold an earlier one."""
     return isinstance(payload, Steps)
 
 
 def fingerprint(tensor: Tensor) -> str:
-    """A name for these very bits."""
+    """Return a fingerprint of these exact bits."""
     return hashlib.blake2b(raw(tensor), digest_size=16).hexdigest()
 
 
 def digest_of(weights: Tensor, mask: Mask) -> bytes:
-    """SHA-256 of a model: for those who do not trust its sender. Who makes two models finds two with one of the shorter names."""
+    """Return the SHA-256 of a model, for receivers who do not trust its sender: shorter fingerprints can be made to collide."""
     return hashlib.sha256(mask.packed().tobytes() + raw(weights)).digest()
 
 
 def called(clients: Sequence[int], most: int = 20) -> str:
-    """`client 3`, or `clients 1, 4, 7`; not more of them by number than `most`."""
+    """Return `client 3` or `clients 1, 4, 7`, with at most `most` numbers."""
     numbers = ", ".join([*map(str, clients[:most]), *(["…"] if len(clients) > most else [])])
     return f"client{'s' if len(clients) > 1 else ''} {numbers}"
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A client's answer to an exchange, as it claims to be."""
+    """A client's reply to an exchange, untrusted until the guard has checked it."""
 
     client: int
     round: int
@@ -158,7 +158,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Failure:
-    """No usable answer: what came in its place."""
+    """The reason why there is no usable reply."""
 
     client: int
     reason: str

@@ -1,4 +1,4 @@
-"""What a client does to its upload before it leaves: clipping and noise on values, randomised response on index sets.
+"""Protection of an upload before it leaves: clipping and noise on values, randomised response on index sets.
 
 Local protection: the guarantee is against the server itself, between any two data sets that the client might hold
 (docs/security.md has the proofs).
@@ -28,15 +28,15 @@ class Draws(Protocol):
     """A source of the random numbers that protection needs."""
 
     def gaussian(self, count: int) -> np.ndarray:
-        """So many independent numbers of N(0, 1)."""
+        """Draw so many independent numbers from N(0, 1)."""
         ...
 
     def place(self, probabilities: np.ndarray) -> int:
-        """A place `i` with probability `probabilities[i]`; they sum to 1."""
+        """Draw an index `i` with probability `probabilities[i]`; they sum to 1."""
         ...
 
     def subset(self, items: np.ndarray, count: int) -> np.ndarray:
-        """So many of the `items`, every subset equally likely."""
+        """Draw so many of the `items`, every subset with equal probability."""
         ...
 
 
@@ -45,28 +45,28 @@ Noise = Callable[[int], Draws]
 
 
 class Unpredictable:
-    """The operating system's cryptographic generator. Nobody can draw the same numbers again: the key plays no part."""
+    """The operating system's cryptographic generator. Nobody can repeat its numbers; it ignores the key."""
 
     def __init__(self, key: int = 0) -> None: ...
 
     def gaussian(self, count: int) -> np.ndarray:
-        """By Box and Muller's transformation."""
+        """Draw by the Box–Muller transform."""
         half = (count + 1) // 2
         radius, angle = np.sqrt(-2 * np.log1p(-_uniform(half))), 2 * math.pi * _uniform(half)
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 
     def place(self, probabilities: np.ndarray) -> int:
-        """By the inverse of the distribution function."""
+        """Draw by the inverse of the distribution function."""
         upto = np.cumsum(probabilities)
         return int(np.searchsorted(upto, float(_uniform(1)[0]) * upto[-1], side="right"))
 
     def subset(self, items: np.ndarray, count: int) -> np.ndarray:
-        """Those with the least of as many random numbers."""
+        """Take the items with the smallest of as many random numbers."""
         return items[np.argsort(_words(len(items)))[:count]]
 
 
 class Repeatable:
-    """numpy's PCG64, a function of the key: for simulations, whose runs repeat to the bit. It hides nothing from who knows the seed."""
+    """numpy's PCG64 seeded by the key, so that simulations repeat exactly. It offers no protection against anyone who knows the seed."""
 
     def __init__(self, key: int) -> None:
         self._key = key
@@ -86,17 +86,17 @@ class Repeatable:
 
 
 def _words(count: int) -> np.ndarray:
-    """Random numbers of 64 bits."""
+    """Draw random 64-bit numbers."""
     return np.frombuffer(os.urandom(8 * count), np.uint64)
 
 
 def _uniform(count: int) -> np.ndarray:
-    """Multiples of 2⁻⁵³ in [0, 1)."""
+    """Draw multiples of 2⁻⁵³ in [0, 1)."""
     return (_words(count) >> np.uint64(11)) * 2.0**-53
 
 
 class Protection(Table):
-    """What clients do to their uploads before these leave, see docs/security.md; all off by default."""
+    """How clients protect their uploads (docs/security.md); off by default."""
 
     clip: Number = pydantic.Field(0.0, ge=0, description="clip a client's update to this norm; 0: off")
     noise: Number = pydantic.Field(
@@ -113,11 +113,11 @@ class Protection(Table):
 
     @property
     def on(self) -> bool:
-        """Is anything done at all?"""
+        """Whether any protection is on."""
         return any(mechanism.on(self) for mechanism in MECHANISMS)
 
     def check(self, fields: Mapping[str, Field], frame: Frame, limited: bool = False) -> None:
-        """May an upload of these fields leave a client? With noise, or where ε is `limited`, nothing unprotected may travel beside."""
+        """Check that an upload of these fields may leave a client. With noise, or a `limited` ε, all of it must be protected."""
         if not (limited or any(mechanism.promises(self) for mechanism in MECHANISMS)):
             return
         for name, entry in fields.items():
@@ -127,7 +127,7 @@ class Protection(Table):
             raise InputError("[privacy]: the model's BatchNorm statistics would travel unprotected: use a model without (norm = 'group')")
 
     def message(self, fields: Mapping[str, Field], tensors: Mapping[str, Tensor], frame: Frame, draws: Draws) -> Message:
-        """The upload of a client's `tensors`, protected with random numbers of `draws`."""
+        """Return the upload of a client's `tensors`, protected with random numbers from `draws`."""
         if self.on:
             self.check(fields, frame)
         active = [mechanism for mechanism in MECHANISMS if mechanism.on(self)]
@@ -140,40 +140,40 @@ class Protection(Table):
 
 
 class Mechanism(ABC):
-    """One way to protect a part of uploads, by keys of the table `[privacy]`; an entry of `MECHANISMS`."""
+    """One way to protect a part of uploads, set by keys of the table `[privacy]`; an entry of `MECHANISMS`."""
 
     part: Literal["values", "indices"]
-    """Of which messages it is the protection."""
+    """The messages that it protects."""
 
     @abstractmethod
     def on(self, table: Protection) -> bool:
-        """Does it do anything?"""
+        """Whether it is switched on."""
 
     @abstractmethod
     def promises(self, table: Protection) -> bool:
-        """Does it bound what a message gives away?"""
+        """Whether it bounds what a message reveals."""
 
     @abstractmethod
     def one_message(self, table: Protection) -> Account:
-        """What one message gives away where it promises something."""
+        """The privacy cost of one message, if it bounds it."""
 
     @abstractmethod
     def covers(self, name: str, entry: Field) -> bool:
-        """Is this field of an upload among those that it can protect?"""
+        """Whether it can protect this field of an upload."""
 
     def before(
         self, table: Protection, fields: Mapping[str, Field], tensors: Mapping[str, Tensor], frame: Frame, draws: Draws
     ) -> Mapping[str, Tensor]:
-        """A client's tensors, protected before an upload of these fields is taken from them."""
+        """Protect a client's tensors before an upload of these fields is made from them."""
         return tensors
 
     def after(self, table: Protection, fields: Mapping[str, Field], message: Message, frame: Frame, draws: Draws) -> Message:
-        """An upload of these fields, protected before it leaves."""
+        """Protect an upload of these fields before it leaves."""
         return message
 
 
 class Blur(Mechanism):
-    """The weights' update clipped at C, with Gaussian noise: W_received + clip(ΔW) + N(0, (zC)²). Statistics stay as they are."""
+    """Clip the weights' update at C and add Gaussian noise: W_received + clip(ΔW) + N(0, (zC)²). Statistics are unchanged."""
 
     part = "values"
 
@@ -184,7 +184,7 @@ class Blur(Mechanism):
         return bool(table.noise)
 
     def one_message(self, table: Protection) -> Account:
-        """Two data sets move a clipped update by at most 2C: a Gaussian mechanism with μ = 2/z."""
+        """Two data sets change a clipped update by at most 2C: a Gaussian mechanism with μ = 2/z."""
         mu = 2 / table.noise
         return Account(square=mu * mu)
 
@@ -194,7 +194,7 @@ class Blur(Mechanism):
     def before(
         self, table: Protection, fields: Mapping[str, Field], tensors: Mapping[str, Tensor], frame: Frame, draws: Draws
     ) -> Mapping[str, Tensor]:
-        """With weights `[A + n − P]` where the sent mask travels, else `[n]`."""
+        """Protect weights `[A + n − P]` if they travel on the sent mask, otherwise `[n]`."""
         if "weights" not in fields:
             return tensors
         field, weights, received = fields["weights"], tensors["weights"], tensors["received"]
@@ -209,7 +209,7 @@ class Blur(Mechanism):
 
 
 class RandomisedResponse(Mechanism):
-    """Every layer's set of indices by randomised response; the index sets of a message share ε equally, and so do their layers."""
+    """Randomised response on every layer's index set; the index sets of a message share ε equally, and so do their layers."""
 
     part = "indices"
 
@@ -252,7 +252,7 @@ MECHANISMS: tuple[Mechanism, ...] = (Blur(), RandomisedResponse())
 
 
 def clipped(update: Tensor, bound: float) -> Tensor:
-    """`update` scaled down to a norm of at most `bound`; of one that is not finite nothing is left, not even where it is not."""
+    """Scale `update` down to a norm of at most `bound`; a non-finite update becomes all zeros."""
     norm = float(torch.linalg.vector_norm(update))
     if not math.isfinite(norm):
         return torch.zeros_like(update)
@@ -261,7 +261,7 @@ def clipped(update: Tensor, bound: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Response:
-    """How many of the k true indices are among the k of m that are sent: P(overlap = o).
+    """Randomised response on sets: the distribution P(overlap = o) of the k true indices among the k of m that are sent.
 
     A set Y is sent with probability ∝ e^ε if it has at least τ of the true indices, else ∝ 1. By symmetry the normaliser is the
     same for every true set, so that no Y is more than e^ε times likelier under one true set than under another.
@@ -275,7 +275,7 @@ class Response:
 
     @staticmethod
     def of(k: int, m: int, epsilon: float) -> Response:
-        """The mechanism for sets of `k` out of `m`."""
+        """Return the mechanism for sets of `k` out of `m`."""
         from scipy.special import gammaln
 
         first = max(0, 2 * k - m)
@@ -300,7 +300,7 @@ class Response:
 
 
 def respond(true: np.ndarray, candidates: np.ndarray, epsilon: float, draws: Draws) -> np.ndarray:
-    """As many of the `candidates` as there are `true` ones, in ascending order, ε-indistinguishable whichever are true."""
+    """Draw as many `candidates` as there are `true` ones, in ascending order; the draw is ε-indistinguishable between true sets."""
     k, m = len(true), len(candidates)
     response = Response.of(k, m, epsilon)
     overlap = response.first + draws.place(response.probabilities)
@@ -310,7 +310,7 @@ def respond(true: np.ndarray, candidates: np.ndarray, epsilon: float, draws: Dra
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """The least δ for which N(0, 1) and N(μ, 1) are (ε, δ)-indistinguishable (Balle and Wang 2018, Theorem 5)."""
+    """Return the smallest δ for which N(0, 1) and N(μ, 1) are (ε, δ)-indistinguishable (Balle and Wang 2018, Theorem 5)."""
     from scipy.special import log_ndtr
 
     first, second = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
@@ -318,7 +318,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The least ε for a δ: the analytic Gaussian mechanism, by bisection."""
+    """Return the smallest ε for a δ, by bisection of the analytic Gaussian mechanism."""
     if mu <= 0 or mu == math.inf:
         return max(mu, 0.0)
     low, high = 0.0, 1.0
@@ -333,13 +333,13 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def countable(fields: Mapping[str, Field]) -> tuple[int, int]:
-    """What an upload of these fields counts as: a message of values (or none), and one of index sets (or none)."""
+    """Count an upload of these fields as a message of values (or none) and one of index sets (or none)."""
     return int("weights" in fields), int(any(isinstance(entry, Indices) for entry in fields.values()))
 
 
 @dataclass(frozen=True)
 class Account:
-    """What messages have given away together, however each was protected; infinite: without bound.
+    """The total privacy cost of messages, whatever their protection; infinite means unbounded.
 
     Several Gaussian mechanisms together are one with μ² = Σ μ_i², exactly. Index sets add up.
     """
@@ -351,7 +351,7 @@ class Account:
 
     @staticmethod
     def of(protection: Protection, values: int, indices: int) -> Account:
-        """Of so many messages of values, and so many of index sets."""
+        """Return the account of so many messages of values and so many of index sets."""
         total = Account()
         for part, unbounded, messages in (("values", Account(square=math.inf), values), ("indices", Account(indices=math.inf), indices)):
             bounds = (some.one_message(protection) for some in MECHANISMS if some.part == part and some.promises(protection))
@@ -359,27 +359,27 @@ class Account:
         return total
 
     def times(self, messages: int) -> Account:
-        """Of so many messages like this one."""
+        """Return the account of so many messages like this one."""
         return Account(self.square * messages, self.indices * messages)
 
     def __add__(self, other: Account) -> Account:
         return Account(self.square + other.square, self.indices + other.indices)
 
     def either(self, other: Account) -> Account:
-        """At least as much as each of two, which are of different data."""
+        """Return a bound on each of two accounts of different data."""
         return Account(max(self.square, other.square), max(self.indices, other.indices))
 
     def values(self, delta: float) -> float:
-        """ε of all values, for a δ."""
+        """Return the ε of all values, for a δ."""
         return gaussian_epsilon(math.sqrt(self.square), delta)
 
     def epsilon(self, delta: float) -> float:
-        """ε of everything together, for a δ."""
+        """Return the ε of everything together, for a δ."""
         return self.values(delta) + self.indices
 
 
 def spent(protection: Protection, values: int, indices: int) -> dict[str, float | None]:
-    """ε that a client has given away with so many messages of values, and so many of index sets; None: without bound."""
+    """Return the ε spent on so many messages of values and so many of index sets; None: unbounded."""
     account, delta = Account.of(protection, values, indices), protection.delta
     parts = {"values": account.values(delta), "indices": account.indices, "total": account.epsilon(delta)}
     return {**{name: epsilon if math.isfinite(epsilon) else None for name, epsilon in parts.items()}, "delta": delta}

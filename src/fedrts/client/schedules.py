@@ -1,4 +1,4 @@
-"""Learning rates over the rounds of a run: what share of `train.lr` a round trains with.
+"""Learning-rate schedules: the share of `train.lr` that a round trains with.
 
 A schedule is a function of (progress, end): from 1 at progress 0, the first round, to `end` at progress 1, the last. A function
 registered with `@register("name")`, or named by import path, is all that a new one needs:
@@ -25,31 +25,31 @@ get = schedules.get
 
 @register("constant")
 def constant(progress: float, end: float) -> float:
-    """Always the whole rate."""
+    """Keep the full rate."""
     return 1.0
 
 
 @register("cosine")
 def cosine(progress: float, end: float) -> float:
-    """Half a cosine."""
+    """Fall along half a cosine."""
     return end + (1 - end) * (1 + math.cos(math.pi * progress)) / 2
 
 
 @register("step")
 def step(progress: float, end: float) -> float:
-    """Two drops by the same factor, after a half and after three quarters of the rounds."""
+    """Drop twice by the same factor, after half and after three quarters of the rounds."""
     drops = (progress >= 0.5) + (progress >= 0.75)
     return math.pow(end, drops / 2)
 
 
 @register("exponential")
 def exponential(progress: float, end: float) -> float:
-    """The same factor in every round."""
+    """Fall by the same factor in every round."""
     return math.pow(end, progress)
 
 
 def share(schedule: str, index: int, rounds: int, end: float) -> float:
-    """The share of the rate in round `index` of 0 … rounds − 1, and the last one's in later rounds; the set-up (−1) counts as round 0."""
+    """Return the share in round `index` of 0 … rounds − 1; later rounds keep the last one's, and the set-up (−1) counts as round 0."""
     progress = min(max(index, 0) / max(rounds - 1, 1), 1.0)
     try:
         found = float(get(schedule)(progress, end))

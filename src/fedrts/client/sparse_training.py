@@ -1,4 +1,4 @@
-"""A client's training in kernels that compute its active links alone (`fedrts.programs`)."""
+"""A client's training in kernels that compute only its active links (`fedrts.programs`)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from fedrts.client.workbench import Workbench
 
 _FLOATS_AT_ONCE = 2**23
-"""Of inputs that a view makes before the kernels read them."""
+"""Numbers of inputs that a view makes before the kernels read them."""
 
 
 def suits(bench: Workbench, step: Train) -> bool:
-    """Do the kernels carry out this step? They know no gradients of inactive links, and nothing of what a method adds to a gradient."""
+    """Whether the kernels can run this step. They compute no gradients of inactive links and none of a method's additions."""
     return bench.program is not None and step.record is None and step.influence is None
 
 
 def train(bench: Workbench, weights: Tensor, received: Tensor, mask: Mask, rows: Tensor, keys: Tensor, round_index: int) -> Tensor:
-    """Train a client's `weights` in place on batches `rows [steps, size]` with `keys [steps]`; the loss of every step.
+    """Train `weights` in place on batches `rows [steps, size]` with `keys [steps]`; return the loss of every step.
 
     `received` is what the server sent. Both are whole vectors `[n]`, or those on the mask (`Mask.compact`).
     """
@@ -55,7 +55,7 @@ def train(bench: Workbench, weights: Tensor, received: Tensor, mask: Mask, rows:
 
 
 def keeps_to_the_mask(bench: Workbench, order: Order) -> bool:
-    """Does an order need nothing but values on the mask, so that a client has no use for a whole vector?"""
+    """Whether an order needs only values on the mask, so that a client needs no full-length vector."""
     exchange = order.exchange
     fields = [*exchange.down.values(), *exchange.up.values()]
     return (
@@ -68,12 +68,12 @@ def keeps_to_the_mask(bench: Workbench, order: Order) -> bool:
 
 
 def _on_mask(vector: Tensor, mask: Mask, layout: Layout) -> Tensor:
-    """The values on the mask of a vector that may have them alone."""
+    """Return the values on the mask, for vectors that may be compact."""
     return mask.compact(vector) if len(vector) == layout.length else vector
 
 
 def descent_of(training: LocalTraining) -> Descent:
-    """Plain descent as the kernels know it."""
+    """Return plain gradient descent in the kernels' terms, if it is that."""
     return Descent(training.momentum, training.weight_decay, training.proximal, training.clip)
 
 
@@ -88,7 +88,7 @@ def _descended(
     keys: Tensor,
     round_index: int,
 ) -> Tensor:
-    """All steps in one program."""
+    """Run all steps in one program."""
     descent, rate = descent_of(bench.training), bench.training.rate(round_index)
     velocity = torch.zeros(program.parameters(mask)) if descent.momentum else None
     parts = batches(bench, program, rows, keys)
@@ -107,7 +107,7 @@ def _stepped(
     keys: Tensor,
     round_index: int,
 ) -> Tensor:
-    """Gradients from the kernels, steps of any other optimiser on the active links."""
+    """Take gradients from the kernels and step any other optimiser on the active links."""
     weights = values[: program.parameters(mask)]
     past = {name: torch.zeros_like(weights) for name in optimizer.remembers}
     taken, planned = weights.new_zeros(()), weights.new_tensor(len(rows))
@@ -122,7 +122,7 @@ def _stepped(
 
 
 def batches(bench: Workbench, program: LinkProgram, rows: Tensor, keys: Tensor) -> Iterator[Feed]:
-    """Batches as the kernels read them: rows of the data where it lies, or what a view makes of them, some steps at a time."""
+    """Yield batches as the kernels read them: data rows in place, or a view's output, some steps at a time."""
     data, wanted = bench.data, torch.float32 if program.loss.squares else torch.int64
     if data.view is None and data.x.dtype == torch.float32 and data.x.is_contiguous():
         yield Feed(data.x, data.y.to(wanted).contiguous(), rows.contiguous())
@@ -135,7 +135,7 @@ def batches(bench: Workbench, program: LinkProgram, rows: Tensor, keys: Tensor) 
 
 
 def _free(bench: Workbench, mask: Mask) -> Tensor:
-    """1 where a parameter on the mask may change, 0 where it is frozen."""
+    """Return 1 where a parameter on the mask may change, 0 where it is frozen."""
     flags = torch.ones(bench.layout.parameters)
     flags[bench.frozen] = 0.0
     return mask.compact(flags)

@@ -1,4 +1,4 @@
-"""The steps of an exchange, carried out on a client's job, and what they cost it."""
+"""The steps of an exchange, executed on a client's job, and their cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedrts.sparse.units import start_anew, start_key
 
 @singledispatch
 def perform(step: object, job: Job) -> None:
-    """Carry out one step of an exchange."""
+    """Run one step of an exchange."""
     raise TypeError(f"no client knows the step {step!r}")
 
 
@@ -142,7 +142,7 @@ def _rewire(step: Rewire, job: Job) -> None:
 
 @singledispatch
 def flops(step: object, job: Job, counts: Sequence[int]) -> float:
-    """What a step costs a client whose layers have `counts` active links (see `sparse.cost`), known before it is carried out."""
+    """Return the FLOPs of a step for layers with `counts` active links (see `sparse.cost`), without running it."""
     raise TypeError(f"no client knows the step {step!r}")
 
 
@@ -174,5 +174,5 @@ def _of_nothing(step: Judge | Rewire, job: Job, counts: Sequence[int]) -> float:
 
 
 def _forward(job: Job, counts: Sequence[int]) -> tuple[float, float]:
-    """MACs of a sample's forward pass: on the client's mask, and dense."""
+    """Return the MACs of a sample's forward pass: on the client's mask, and dense."""
     return job.bench.macs.at(counts, job.mask.sizes), job.bench.macs.dense

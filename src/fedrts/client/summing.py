@@ -1,4 +1,4 @@
-"""What a client adds to a secure sum, and what the sum says.
+"""A client's contribution to a secure sum, and how the server reads the sum.
 
 A contribution (see `Method.contribution`) becomes words of a ring: changes of the weights, times n_k / n_max, clipped and rounded;
 every indicator, and for every announced link the vote, as a counter. The server reads sums of the words, and makes of them the means
@@ -35,14 +35,14 @@ FINITE = "finite"
 
 @dataclass(frozen=True)
 class Summing:
-    """How the clients of an experiment sum."""
+    """How the clients of an experiment take part in secure sums."""
 
     table: SecureSums
     seed: int
     _drawn: dict[int, tuple[bytes, Tensor]] = field(default_factory=dict, compare=False, repr=False)
 
     def announced(self, index: int, mask: Mask) -> Tensor:
-        """The inactive links (or arms) that votes of a round are among, ascending: a draw that server and clients make alike."""
+        """Draw the inactive links (or arms) that a round's votes are among, ascending; server and clients draw alike."""
         known = self._drawn.get(index)
         if known is None or known[0] != mask.fingerprint:
             inactive = mask.arms.inactive
@@ -53,7 +53,7 @@ class Summing:
         return known[1]
 
     def ballot(self, order: Order, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """A client's tensors, with nothing to vote for but announced links."""
+        """Return a client's tensors, with votes restricted to announced links."""
         named = {entry.of for entry in order.exchange.up.values() if isinstance(entry, Indices)}
         if not named:
             return tensors
@@ -67,7 +67,7 @@ class Summing:
         return {**tensors, **ballots}
 
     def form(self, order: Order, method: Method, clients: int) -> SumForm:
-        """What the words of so many clients mean; the same on the server and on every client."""
+        """Return the meaning of the words for so many clients; the same on the server and on every client."""
         template = order.reference if order.values is None else order.values
         assert template is not None  # secure sums are of exchanges that send weights down
         nothing = Selection(torch.zeros(0, dtype=torch.int64, device=template.device), order.frame.layout.arms)
@@ -87,13 +87,13 @@ class Summing:
         return SumForm(ring, tuple(counters), announced, self.table)
 
     def key(self, index: int, client: int) -> int:
-        """Of a client's rounding: chance that hides nothing, and is the same wherever the client works."""
+        """Return the key of a client's rounding, the same wherever the client works. It hides nothing."""
         return random.key(random.key(self.seed, "client", index, client), "ring")
 
 
 @dataclass(frozen=True)
 class SumForm:
-    """Which words a contribution becomes."""
+    """How a contribution becomes words."""
 
     ring: Ring
     counters: tuple[tuple[str, int], ...]
@@ -102,7 +102,7 @@ class SumForm:
     table: SecureSums
 
     def digest(self, order: Order) -> bytes:
-        """Names what the words mean: the model that clients start from, mask, announced links, and how numbers are rounded.
+        """Return a digest of what the words mean: initial model, mask, announced links, and rounding.
 
         Clients refuse a sum of another model than their own: a server that sent a model that cannot change to all clients but one would
         read that one's change in the sum (Pasquini et al. 2022).
@@ -126,7 +126,7 @@ class SumForm:
         return self.ring.encoded(rounded(values, self.ring.most, drawn), np.concatenate([np.ones(1, np.bool_), *flags]))
 
     def means(self, total: Words, order: Order, clients: int, samples: int, most_samples: int) -> Means:
-        """What the sum of so many clients' words says, who have so many samples together, and `most_samples` each at most."""
+        """Return the means from the sum of so many clients' words, who have so many samples together and at most `most_samples` each."""
         assert order.values is not None
         levels, counts, beyond = self.ring.decoded(total, clients)
         if beyond:

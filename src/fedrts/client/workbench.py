@@ -1,7 +1,7 @@
-"""What one client does with an exchange: the same program in every engine.
+"""How one client carries out an exchange; every engine runs this same program.
 
-A client keeps nothing between rounds but its data, and with error feedback what its uploads have not told. It binds the model to
-the vector it received, carries out the exchange's steps in order, and takes the upload's fields from its tensors.
+A client keeps only its data between rounds and, with error feedback, its residual. It binds the model to the received vector, runs the
+exchange's steps in order, and takes the upload's fields from its tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedrts.wire.fields import Field, Message, Values
 
 @dataclass
 class Workbench:
-    """The model and data with which clients work, one after the other."""
+    """The model and data with which clients work, one at a time."""
 
     module: nn.Module
     layout: Layout
@@ -61,18 +61,18 @@ class Workbench:
 
     @property
     def gradient(self) -> Tensor:
-        """Where the gradient of the module goes `[N_all]`; there from its first use on."""
+        """Buffer for the module's gradient `[N_all]`, allocated on first use."""
         if self._gradient is None:
             self._gradient = torch.zeros(self.layout.parameters, dtype=self.dtype, device=self.device)
         return self._gradient
 
     def release(self) -> None:
-        """Let go of all vectors as long as the model: orders on the mask need none, and others bring their own."""
+        """Free all full-length vectors: orders on the mask need none, and other orders bring their own."""
         self._gradient = None
         self.layout.unbind(self.module)
 
     def allowed(self, mask: Mask) -> Tensor | None:
-        """1 where a parameter may change on a mask `[N_all]`: active links, and whatever is neither pruned nor frozen; None: all may."""
+        """Return 1 where a parameter may change on a mask `[N_all]`: active links, and parameters neither pruned nor frozen; None: all."""
         if mask.is_full and self.frozen is None:
             return None
         allowed = torch.ones(self.layout.parameters, dtype=self.dtype, device=self.device)
@@ -87,20 +87,20 @@ class Workbench:
         return self.macs.dense * self.training.batch_size
 
     def batches(self, rows: Tensor, key: int, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch of the client with this `key`. Only full ones, or one short one if it has less than a batch."""
+        """Return the batches of an epoch of the client with this `key`: only full ones, or one short one if it has less than a batch."""
         order = rows[random.permutation(random.key(key, "order", epoch), len(rows)).to(rows.device)]
         for index, batch in enumerate(self.divided(order)):
             yield Batch(batch, self.augmentation(key, epoch, index))
 
     def divided(self, order: Tensor) -> Tensor:
-        """Data rows `order [n]` as batches `[steps, size]`."""
+        """Divide data rows `order [n]` into batches `[steps, size]`."""
         size = self.training.batch_size
         if len(order) >= size:
             return order[: len(order) // size * size].view(-1, size)
         return order[None] if len(order) > 1 or not self.has_batchnorm else order[:0, None]  # BatchNorm has no statistics of one sample
 
     def augmentation(self, key: int, epoch: int, index: int) -> int:
-        """The key of a batch's augmentation; any, where there is none."""
+        """Return the key of a batch's augmentation; arbitrary if there is none."""
         return random.key(key, "augment", epoch, index) if self.data.augments else 0
 
     def work(self, order: Order, client: int, rows: Tensor) -> Reply:
@@ -111,7 +111,7 @@ class Workbench:
             return self.carry_out(order, client, self.job(order, client, rows))
 
     def _work_on_mask(self, order: Order, client: int, rows: Tensor) -> Reply:
-        """`work` without a whole vector, a module or random numbers: several threads may do so at the same time."""
+        """Run `work` without full-length vectors, a module or random numbers; several threads may do so at once."""
         received = order.reference
         assert received is not None
         key = random.key(self.seed, "client", order.round.index, client)
@@ -122,14 +122,15 @@ class Workbench:
         return self._reply(order, client, job, self.flops(order, job))
 
     def job(self, order: Order, client: int, rows: Tensor) -> Job:
-        """What `client` has before it when an order came."""
+        """Return the job of `client` when an order arrives."""
         tensors = {name: entry.put(order.sent[name], order.frame) for name, entry in order.exchange.down.items()}
         tensors["received"] = tensors["weights"].clone()
         tensors |= order.residual(client, tensors["weights"])
         return Job(self, tensors, order.frame.mask, rows, random.key(self.seed, "client", order.round.index, client), order.round.index)
 
     def upload(self, order: Order, tensors: Mapping[str, Tensor], key: int, fields: Mapping[str, Field] | None = None) -> Message:
-        """What leaves a client of its `tensors`, or some fields of it.
+        """Return what `client` uploads of its `tensors`, or some fields of it. Its `key` determines rounding and, in simulations only,
+        noise.
 
         Rounding is a function of the client's `key`; so is noise in a simulation, and nowhere else.
         """
@@ -140,7 +141,7 @@ class Workbench:
         return self.protection.message(order.exchange.up if fields is None else fields, tensors, frame, draws)
 
     def uploads(self, order: Order, tensors: Mapping[str, Tensor], keys: Sequence[int]) -> Iterator[Message]:
-        """`upload` of several clients with these `keys`; their tensors have them as leading axis, and may become part of what leaves."""
+        """Return the `upload` of several clients with these `keys`; their tensors have them as leading axis and may be reused."""
         up, frame = order.exchange.up, order.upload_frame()
         whole = {} if self.protection.on else {name: entry for name, entry in up.items() if isinstance(entry, Values) and entry.lossless}
         taken = {name: entry.chosen(tensors, frame).unbind() for name, entry in whole.items()}
@@ -151,7 +152,7 @@ class Workbench:
             yield message | self.upload(order, own, key, rest) if rest else message
 
     def flops(self, order: Order, job: Job) -> float:
-        """What an order costs the client; nothing of it need be carried out."""
+        """Return the FLOPs of an order for the client, without running it."""
         total = 0.0
         counts: tuple[int, ...] = job.mask.counts
         for step in order.exchange.steps:
@@ -160,7 +161,7 @@ class Workbench:
         return total
 
     def carry_out(self, order: Order, client: int, job: Job) -> Reply:
-        """The steps of an order one after the other, and the client's answer."""
+        """Run the steps of an order in sequence and return the client's reply."""
         exchange, arithmetic = order.exchange, self.flops(order, job)
         self.layout.bind(self.module, job.weights, self.gradient)
         with _isolated(random.key(job.key, "module"), self.device):
@@ -177,7 +178,7 @@ class Workbench:
 
 @contextmanager
 def _isolated(key: int, device: torch.device) -> Iterator[None]:
-    """Global random numbers that depend on `key` alone (dropout in a user's model), and leave no trace outside."""
+    """Make global random numbers depend on `key` alone (dropout in a user's model), without changing the state outside."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         seed = random.seed(key)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would format a stack trace for every kind of device

@@ -1,4 +1,4 @@
-"""Comparing methods: a grid of runs, resumed cell by cell, and a table with statistics."""
+"""Comparing methods: a grid of runs, each cell resumable, and a table with statistics."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from fedrts.tasks.metrics import Metric, of_run
 
 
 class Watcher(Protocol):
-    """Told how a comparison gets on."""
+    """Receives the progress of a comparison."""
 
     def expect(self, tasks: Sequence[CellTask], what: str) -> None:
-        """These tasks come next; some may be finished already."""
+        """Announce the next tasks; some may be finished already."""
         ...
 
     def tell(self, news: News) -> None: ...
 
 
 class Unwatched:
-    """Says nothing."""
+    """A watcher that shows nothing."""
 
     def expect(self, tasks: Sequence[CellTask], what: str) -> None: ...
 
@@ -47,7 +47,7 @@ class Unwatched:
 
 @contextlib.contextmanager
 def watched(watcher: Watcher | None) -> Iterator[Watcher]:
-    """The `watcher`; where nobody was named a bar in a notebook, elsewhere nobody."""
+    """Return the `watcher` or, if none is given, a progress bar in a notebook and nothing elsewhere."""
     if watcher is not None or not in_notebook():
         yield watcher or Unwatched()
         return
@@ -60,7 +60,7 @@ def watched(watcher: Watcher | None) -> Iterator[Watcher]:
 
 @dataclass
 class Comparison:
-    """A grid and the folder that it is played in."""
+    """A grid and the folder in which it runs."""
 
     grid: Grid
     out: Path
@@ -80,7 +80,7 @@ class Comparison:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """With the folder held, and what is compared written down; refused where it holds another comparison."""
+        """Lock the folder and record the comparison; refuse a folder with another comparison."""
         self.grid.trials()  # a mistake in them is told before anything is written
         with record.held(self.out, self.file):
             self.threads = record.record(self.out, self.grid, self.cells, self.threads, self.data_dir, self.file)
@@ -90,14 +90,14 @@ class Comparison:
         return [self._task(cell, TUNING) for cell, _ in self.grid.trials()]
 
     def wider_tasks(self) -> list[CellTask]:
-        """Trials beyond the rates played so far, for the groups whose best lies at their end."""
+        """Return trials beyond the rates tried so far, for groups whose best rate is at an end."""
         wider = {group: entry.wider for group, entry in self._judged().items() if entry.wider is not None}
         for group, rate in wider.items():
             self._added.setdefault(group, []).append(rate)
         return [self._task(cell, TUNING) for cell, rate in self.grid.trials(self._added) if wider.get(cell.group) == rate]
 
     def choose_rates(self) -> None:
-        """Choose among the trials played, and write down what they came to."""
+        """Choose among the finished trials and record their results."""
         self.chosen = self._judged()
         record.note_tried(self.out / self.file, self.chosen.values())
 
@@ -106,12 +106,12 @@ class Comparison:
         return tuning.choose(self.grid.trials(self._added), self.out / TUNING, tuning.used(self.cells, self.out / "runs"), auto)
 
     def tasks(self) -> list[CellTask]:
-        """The cells that can be played: all, but those of a group for which no learning rate was found."""
+        """Return the cells that can run: all except those of groups without a learning rate."""
         rated = [self.rated(cell) for cell in self.cells]
         return [self._task(cell, "runs") for cell in rated if cell is not None]
 
     def rated(self, cell: Cell) -> Cell | None:
-        """A cell with the learning rate that was chosen for it; None: there is none."""
+        """Return a cell with its chosen learning rate; None if there is none."""
         if self.grid.tuning is None:
             return cell
         rate = self.chosen[cell.group].rate
@@ -124,7 +124,7 @@ class Comparison:
         return CellTask(self.label + cell.name, self.out / kind / cell.name, cell.experiment, self.data_dir, self.threads)
 
     def compared(self, failed: Mapping[str, News]) -> Compared:
-        """What there is now, of finished cells; `failed` says why others are not."""
+        """Return the results of finished cells; `failed` says why others have none."""
         rows: list[dict[str, Any]] = []
         failures: dict[str, News] = {}
         declared: dict[str, Metric] = {}
@@ -144,13 +144,13 @@ class Comparison:
 
 
 def play_all(comparisons: Sequence[Comparison], pool: Pool, watcher: Watcher) -> dict[str, News]:
-    """Play what is not finished of all comparisons, trials of learning rates first; what failed, by name."""
+    """Run the unfinished cells of all comparisons, trials of learning rates first; return failures by name."""
     tune_all(comparisons, pool, watcher)  # a rate that cannot be trained with is an answer, not a failure
     return _play([task for comparison in comparisons for task in comparison.tasks()], "cells", pool, watcher)
 
 
 def tune_all(comparisons: Sequence[Comparison], pool: Pool, watcher: Watcher) -> dict[str, News]:
-    """Try learning rates, where comparisons are to choose them, until there is none left to try; what failed, by name."""
+    """Try learning rates for comparisons that choose them, until none is left to try; return failures by name."""
     comparisons = [comparison for comparison in comparisons if comparison.grid.tuning is not None]
     failed: dict[str, News] = {}
     tasks = [task for comparison in comparisons for task in comparison.trial_tasks()]
@@ -168,7 +168,7 @@ def tune_all(comparisons: Sequence[Comparison], pool: Pool, watcher: Watcher) ->
 
 
 def _play(tasks: Sequence[CellTask], what: str, pool: Pool, watcher: Watcher) -> dict[str, News]:
-    """Play what is not finished of these tasks; what failed, by name."""
+    """Run the unfinished ones of these tasks; return failures by name."""
     failed: dict[str, News] = {}
 
     def tell(news: News) -> None:
@@ -182,7 +182,7 @@ def _play(tasks: Sequence[CellTask], what: str, pool: Pool, watcher: Watcher) ->
 
 
 def make_pool(cells: Sequence[Cell], jobs: int | None) -> tuple[Pool, int]:
-    """Who plays the cells, and the threads of each."""
+    """Make the pool that runs the cells, and the threads of each."""
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs must be at least 1 (got {jobs})")
     first = cells[0].experiment
@@ -204,7 +204,7 @@ def run_grid(
     data_dir: Path | None = None,
     watcher: Watcher | None = None,
 ) -> Compared:
-    """Play a grid in its folder, as far as it is not finished, and write its results."""
+    """Run the unfinished cells of a grid in its folder and write the results."""
     check_metric(metric, grid)
     if reference is not None:
         check_method(reference, grid.methods, "--reference")
@@ -219,7 +219,7 @@ def run_grid(
 
 
 def check_metric(name: str | None, grid: Grid) -> None:
-    """Is it a number that these runs can have? The metrics of one's own task are known only when a run is over."""
+    """Check that these runs can have this number. Metrics of your own task are known only when a run is over."""
     experiments = [cell.experiment for cell in grid.cells()]
     if name is None or any(config.foreign({"data": experiment.data}) for experiment in experiments):
         return
@@ -227,7 +227,7 @@ def check_metric(name: str | None, grid: Grid) -> None:
 
 
 def seeds_of(base: Mapping[str, Any]) -> tuple[int, ...]:
-    """The seed of a comparison that names none: its experiment's, or 0."""
+    """Return the seeds of a comparison that names none: its experiment's, or 0."""
     return (base.get("seed", 0),)
 
 
@@ -250,7 +250,7 @@ def compare(
     watcher: Watcher | None = None,
     **keywords: Any,
 ) -> Compared:
-    """Compare methods × densities × seeds × `grid`, resuming what `out` holds of it; other keywords are those of `run`.
+    """Compare methods × densities × seeds × `grid`, resuming what `out` holds; other keywords are those of `run`.
 
     `fedrts.compare(methods=["fedrts", "random"], densities=[0.1, 0.2], seeds=range(5), reference="random", data="digits", out="compared")`
     `grid={"topology.interval": [5, 10]}` varies any other key. `budget="200MB"` gives every run the same bytes: as many rounds as they

@@ -1,4 +1,4 @@
-"""Cells as tasks of Ray: on this machine, or over a cluster whose machines see the same folders."""
+"""Cells as Ray tasks, on this machine or on a cluster whose machines share the folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATIENCE = 0.2
 
 @dataclass
 class Cluster:
-    """At most `jobs` tasks at once, each in a process of its own; inside it the engine is left to choose."""
+    """Run at most `jobs` tasks at once, each in its own process, which chooses its engine."""
 
     jobs: int
     settings: EngineSettings
@@ -47,7 +47,7 @@ class Cluster:
 
 
 def _elsewhere(task: CellTask) -> CellTask:
-    """A task that means the same in another process: absolute paths, and an engine of its own instead of Ray's."""
+    """Return a task that works in another process: absolute paths, and its own engine instead of Ray's."""
     engine = task.experiment.engine.but(name="auto")
     data_dir = task.data_dir and task.data_dir.absolute()
     return replace(task, folder=task.folder.absolute(), data_dir=data_dir, experiment=task.experiment.model_copy(update={"engine": engine}))
@@ -59,7 +59,7 @@ def _play(task: CellTask, news: Any, paths: list[str]) -> None:
 
 
 def _check(ray: Any, reference: Any, task: CellTask, tell: Tell) -> None:
-    """A task that ended without a word has failed."""
+    """Check a task: if it ended without a message, it failed."""
     try:
         ray.get(reference)
     except ray.exceptions.RayError as error:

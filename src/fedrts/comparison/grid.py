@@ -34,11 +34,11 @@ class Tuning:
     """Or "auto": around the rate of the cell itself, and on until the best lies between two others."""
     seed: int = TUNE_SEED
     rounds: int | None = None
-    """Of a trial; default: those of a run."""
+    """Rounds of a trial; default: those of a run."""
 
     @staticmethod
     def of(rates: Sequence[float] | str | None, seed: int | None, rounds: int | None) -> Tuning | None:
-        """The tuning that is asked for, if it is: without rates to try the other words mean nothing."""
+        """Return the tuning if one is asked for; without rates the other settings mean nothing."""
         if rates is not None:
             return Tuning(rates if isinstance(rates, str) else tuple(rates), TUNE_SEED if seed is None else seed, rounds)
         for flag, given in (("--tune-seed", seed), ("--tune-rounds", rounds)):
@@ -51,7 +51,7 @@ class Tuning:
         return self.rates == ladder.AUTO
 
     def first_rates(self, own: float) -> Sequence[float]:
-        """The rates to begin with, in a cell whose `own` would be used without tuning."""
+        """Return the rates to start with, for a cell whose `own` rate would be used without tuning."""
         return self.rates if not isinstance(self.rates, str) else ladder.around(own)
 
 
@@ -69,14 +69,14 @@ class Cell:
         return (self.experiment.method, self.experiment.density, *map(repr, self.place.values()))
 
     def settings(self) -> dict[str, Any]:
-        """The experiment as flat keys, apart from where it is written; None is no value."""
+        """The experiment as flat keys, without its folder; None means no value."""
         flat = config.flat(self.experiment.model_dump(mode="json"))
         return {key: value for key, value in flat.items() if key != "out" and value is not None}
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What is compared. `base` are the settings that all cells share, as they were given."""
+    """The declaration of a comparison. `base` are the settings that all cells share, as given."""
 
     base: Mapping[str, Any]
     methods: Sequence[str]
@@ -118,12 +118,12 @@ class Grid:
             raise InputError("--tune-lr chooses the learning rate that --grid train.lr varies: give one of the two")
 
     def cells(self) -> list[Cell]:
-        """Seed by seed, so that an unfinished table is a table of fewer seeds; dense methods once, whatever the densities."""
+        """The cells seed by seed, so that an unfinished table is one of fewer seeds; dense methods once, whatever the densities."""
         found = [self._cell(seed, *point, {}, f"s{seed}") for seed in self.seeds for point in self._points()]
         return _named_apart(found)
 
     def trials(self, added: Mapping[Group, Sequence[float]] | None = None) -> list[tuple[Cell, float]]:
-        """The runs among which learning rates are chosen, and the rate of each; `added` are rates of single groups beside the first."""
+        """Return the trials of learning rates and the rate of each; `added` are extra rates of single groups."""
         if self.tuning is None:
             return []
         tuning = self.tuning
@@ -141,7 +141,7 @@ class Grid:
         return found
 
     def _points(self) -> Iterable[tuple[str, float | None, dict[str, Any]]]:
-        """Methods, densities (None: dense) and places."""
+        """Return methods, densities (None: dense) and places."""
         densities = self.densities or (self.base.get("density", config.Experiment.model_fields["density"].default),)
         for values in itertools.product(*self.axes.values()):
             place = dict(zip(self.axes, values, strict=True))
@@ -165,7 +165,7 @@ class Grid:
         return Cell(name, place, experiment.model_copy(update={"out": None}))
 
     def _affordable(self, layers: Sequence[config.Tree]) -> dict[str, int]:
-        """The rounds of a cell within the budget, the same for every seed: runs of several seeds must be runs of one setting."""
+        """Return the rounds of a cell that fit the budget, the same for every seed, because seeds must share one setting."""
         if self.budget is None:
             return {}
         settings = config.combined(*layers, {"seed": 0})
@@ -175,7 +175,7 @@ class Grid:
 
 
 def parsed_values(text: str) -> list[Any]:
-    """`3,5,10` as values of TOML, bare words as strings."""
+    """Parse `3,5,10` as TOML values, bare words as strings."""
     try:
         values: list[Any] = tomllib.loads(f"values = [{text}]")["values"]
     except tomllib.TOMLDecodeError:
@@ -184,7 +184,7 @@ def parsed_values(text: str) -> list[Any]:
 
 
 def parsed_axis(text: str) -> tuple[str, list[Any]]:
-    """`table.key=a,b` as a key and its values."""
+    """Parse `table.key=a,b` into a key and its values."""
     key, equals, values = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--grid takes table.key=a,b (got '{text}')")
@@ -192,7 +192,7 @@ def parsed_axis(text: str) -> tuple[str, list[Any]]:
 
 
 def shown(value: Any) -> str:
-    """A value as part of a file's name."""
+    """Return a value as part of a file's name."""
     text = f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
     return re.sub(r"[^\w.+-]+", "_", text).strip("_")
 
@@ -205,7 +205,7 @@ def _value(text: str) -> Any:
 
 
 def _short(key: str, axes: Iterable[str]) -> str:
-    """The last part of a key where no other key has the same."""
+    """Return the last part of a key if no other key has the same."""
     last = key.rpartition(".")[2]
     return last if sum(other.rpartition(".")[2] == last for other in axes) == 1 else key.replace(".", "_")
 
@@ -217,7 +217,7 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def _validation(experiment: Experiment) -> dict[str, Any]:
-    """The setting by which a data set has a validation split, where it has none of its own."""
+    """Return the setting that gives a data set a validation split, if it has none of its own."""
     given = experiment.data_options.get("validation")
     if given is not None and not given:
         raise InputError("--tune-lr chooses by a validation split: data_options.validation must not be 0")
@@ -235,6 +235,6 @@ def _named_apart(cells: list[Cell]) -> list[Cell]:
 
 
 def check_method(name: str, methods: Sequence[str], flag: str) -> None:
-    """Is `name` one of the methods that are compared?"""
+    """Check that `name` is one of the compared methods."""
     if name not in methods:
         raise InputError(f"{flag} {name} is not among the methods{nearest(name, methods)}")

@@ -1,4 +1,4 @@
-"""Numbers of a summary that can be compared: what they are, which way is better, and how they are written."""
+"""Numbers of a summary that can be compared: their meaning, direction and format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SummaryKey:
     decimals: int = 2
 
     def text(self, value: float, signed: bool = False) -> str:
-        """A value with digits that suit it."""
+        """Format a value with suitable digits."""
         if self.metric is not None:
             return self.metric.text(value, signed=signed)
         sign = "+" if signed else ""
@@ -40,7 +40,7 @@ _COSTS = {
 
 
 def comparable(more: Iterable[Metric] = ()) -> dict[str, SummaryKey]:
-    """All keys by name: those of the registered metrics and of `more`, and the costs."""
+    """Return all keys by name: those of the registered metrics and of `more`, and the costs."""
     declared = {name: metrics.get(name) for name in metrics.names()} | {metric.name: metric for metric in more}
     return {key: entry for metric in declared.values() for key, entry in _forms(metric).items()} | _COSTS
 
@@ -56,7 +56,7 @@ def _forms(metric: Metric) -> dict[str, SummaryKey]:
 
 
 def summary_key(name: str, more: Iterable[Metric] = ()) -> SummaryKey:
-    """The key of that name; an `InputError` with the nearest one where nothing declares it."""
+    """Return the key of that name; an `InputError` suggests the nearest one if it is unknown."""
     known: Mapping[str, SummaryKey] = comparable(more)
     if name not in known:
         raise InputError(f"there is no metric '{name}'{nearest(name, known)}")

@@ -1,4 +1,4 @@
-"""Learning rates to try: a few around an experiment's own, and more at the end where the best lies; pure functions."""
+"""Learning rates to try: a few around the experiment's own, and more beyond the best; pure functions."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ Edge = Literal["smallest", "largest", "only one"]
 
 
 def around(rate: float) -> tuple[float, ...]:
-    """The rates to begin with; the experiment's own comes first, so that it wins where all are equal."""
+    """Return the rates to begin with; the experiment's own comes first, so that it wins ties."""
     return rate, _rounded(rate / STEP), _rounded(rate * STEP)
 
 
 def best(tried: Mapping[float, float | None], lower_is_better: bool = False) -> float | None:
-    """The rate with the best score, the first of equal ones; None: every trial failed, which is worse than any score."""
+    """Return the rate with the best score, the first of equal ones; None: every trial failed, which ranks below any score."""
     known = {rate: score for rate, score in tried.items() if score is not None}
     choose = min if lower_is_better else max
     return choose(known, key=lambda rate: known[rate]) if known else None
 
 
 def edge(tried: Mapping[float, float | None], rate: float | None) -> Edge | None:
-    """Which end of those tried `rate` is; None: it lies between two others."""
+    """Return the end of the tried rates at which `rate` is; None: it lies between two others."""
     if rate is None or min(tried) < rate < max(tried):
         return None
     return "only one" if len(tried) == 1 else "smallest" if rate == min(tried) else "largest"
 
 
 def wider(tried: Mapping[float, float | None], lower_is_better: bool = False) -> float | None:
-    """The rate to try next; None: the best lies between two others, or enough were tried.
+    """Return the rate to try next; None: the best lies between two others, or enough were tried.
 
     Where nothing could be trained with, it is a smaller one: rates that are too large diverge.
     """
@@ -48,5 +48,5 @@ def wider(tried: Mapping[float, float | None], lower_is_better: bool = False) ->
 
 
 def _rounded(rate: float) -> float:
-    """Three digits: 0.3, where floating point says 0.30000000000000004."""
+    """Round to three digits: 0.3, where floating point gives 0.30000000000000004."""
     return float(f"{rate:.3g}")

@@ -1,4 +1,4 @@
-"""A comparison in a notebook: one line that changes in place."""
+"""Progress of a comparison in a notebook, on one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrts.observe.progress import duration
 
 
 class NotebookWatcher:
-    """Shows how many cells are done, what runs, and the time left."""
+    """Show the number of finished cells, the running ones, and the time left."""
 
     def __init__(self, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.bar, self.clock = Bar(file, clock), clock
@@ -46,12 +46,12 @@ class NotebookWatcher:
 
     @property
     def done(self) -> float:
-        """Cells that have ended, and the shares of those that run."""
+        """Count finished cells plus the shares of running ones."""
         return self.ended + sum(map(_share, self.running.values()))
 
     @property
     def words(self) -> str:
-        """`3/12 cells · 1 failed · fedrts-0.2-1 4/50 and 1 more · 0:03:20 left`; a long name is cut."""
+        """Return `3/12 cells · 1 failed · fedrts-0.2-1 4/50 and 1 more · 0:03:20 left`; long names are cut."""
         first = [f"{self.ended}/{self.total} {self.what}", *([f"{self.failed} failed"] if self.failed else [])]
         runs = self._runs(self.bar.room - len(" · ".join([*first, "", self._left])))
         return " · ".join([*first, *([runs] if runs else []), self._left])
@@ -67,7 +67,7 @@ class NotebookWatcher:
 
     @property
     def _left(self) -> str:
-        """At the pace so far, or at the end how long it took."""
+        """Return the remaining time at the pace so far or, at the end, the time taken."""
         passed, played = self.clock() - self.began, self.done - self.before
         if self.ended == self.total:
             return f"{duration(passed)} in all"
@@ -78,5 +78,5 @@ class NotebookWatcher:
 
 
 def _share(news: News) -> float:
-    """Of the rounds of a cell; a set-up is none."""
+    """Return the share of finished rounds of a cell; a set-up does not count."""
     return max(news.done, 0) / max(news.rounds, 1)

@@ -1,4 +1,4 @@
-"""Playing cells: each is an ordinary run in a folder of its own, started, continued, or found finished."""
+"""Running cells: each is an ordinary run in its own folder, started, continued, or found finished."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _MAY_DIFFER = ("out", "recipe", "engine.", "device")
 
 @dataclass(frozen=True)
 class CellTask:
-    """A cell to be played; all that a process, here or elsewhere, needs to know."""
+    """A cell to run; everything that a process, here or elsewhere, needs to know."""
 
     name: str
     folder: Path
     experiment: Experiment
     data_dir: Path | None = None
     threads: int = 0
-    """Of torch, while it is played; 0: as they are."""
+    """Threads of torch while it runs; 0: unchanged."""
 
     @property
     def is_finished(self) -> bool:
@@ -41,7 +41,7 @@ class CellTask:
 
 @dataclass(frozen=True)
 class News:
-    """What became of a cell: it `started`, `played` a round, `finished` or `failed`, or has a `note` for the user."""
+    """An event of a cell: it `started`, `played` a round, `finished` or `failed`, or has a `note` for the user."""
 
     cell: str
     kind: Literal["started", "played", "finished", "failed", "note"]
@@ -53,14 +53,14 @@ class News:
     text: str = ""
     """Why it failed, or what is noted, in one line."""
     traceback: str = ""
-    """Of a failure that is nobody's mistake on the command line."""
+    """Traceback of an internal failure."""
 
 
 Tell = Callable[[News], None]
 
 
 class Reporter:
-    """An observer that tells what a comparison wants to know."""
+    """An observer that reports the events that a comparison needs."""
 
     def __init__(self, cell: str, tell: Tell) -> None:
         self.cell, self.tell = cell, tell
@@ -87,7 +87,7 @@ class Reporter:
 
 
 def play(task: CellTask, tell: Tell) -> bool:
-    """Play a cell to its end and tell how it went. False: after what happened the process should not play another."""
+    """Run a cell to its end and report it. False: the process should not run another one after this."""
     reporter = Reporter(task.name, tell)
     try:
         with _threads(task.threads), _notes(task.name, tell):
@@ -131,7 +131,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _notes(cell: str, tell: Tell) -> Iterator[None]:
-    """Tell notes as news; other warnings go where they go."""
+    """Turn notes into news; other warnings pass through."""
     with warnings.catch_warnings():
         otherwise = warnings.showwarning
 

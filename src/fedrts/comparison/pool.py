@@ -1,4 +1,4 @@
-"""Who plays the cells: this process, or several beside it.
+"""Pools that run cells: in this process, or in several others.
 
 A pool knows nothing of grids: it takes tasks and tells news. Cells played elsewhere (on other machines, say) are another class with
 the same method.
@@ -28,15 +28,15 @@ JOBS_ON_GPU = 2
 
 
 class Pool(Protocol):
-    """Plays tasks."""
+    """Runs tasks."""
 
     def play(self, tasks: Sequence[CellTask], tell: Tell) -> None:
-        """Play all of them, each to its end or failure; an interruption leaves nothing running."""
+        """Run all tasks, each to its end or failure; an interruption leaves nothing running."""
         ...
 
 
 class Here:
-    """One task after the other, in this process."""
+    """Run one task after the other in this process."""
 
     def play(self, tasks: Sequence[CellTask], tell: Tell) -> None:
         for task in tasks:
@@ -44,7 +44,7 @@ class Here:
 
 
 class Processes:
-    """Several tasks at once, each worker a fresh process that plays one task after the other and ends when this process does."""
+    """Run several tasks at once. Each worker is a fresh process that runs one task after the other and ends with this process."""
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
@@ -84,7 +84,7 @@ class _Worker:
         return cls(process, ours, task)
 
     def listen(self, waiting: deque[CellTask], tell: Tell) -> bool:
-        """Take one message: news, or that the task is over. False: this worker is done."""
+        """Receive one message: news, or that the task is over. False: this worker is done."""
         try:
             message: News | bool = self.pipe.recv()
         except (EOFError, OSError):
@@ -108,7 +108,7 @@ class _Worker:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-    """Processes that are started inside do not hear Ctrl-C, which reaches the whole group: the parent decides, and hears it afterwards."""
+    """Start processes that ignore Ctrl-C, which reaches the whole group: the parent handles it."""
     if not hasattr(signal, "pthread_sigmask"):  # not on Windows
         yield
         return
@@ -121,7 +121,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _work(pipe: Connection) -> None:
-    """What a worker does: play what it is sent, until it is told to end or its parent is gone."""
+    """Run tasks in a worker until it is told to end or its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
@@ -133,7 +133,7 @@ def _work(pipe: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed leaves nobody who goes on writing."""
+    """End this process when its parent dies. After SIGKILL of the parent, no worker process keeps writing."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -148,20 +148,20 @@ def _ending(code: int | None) -> str:
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_jobs(device: str, cells: int) -> int:
-    """Cells at once: on CPUs one a core, on a GPU two."""
+    """Return the number of cells at once: one per core on CPUs, two on a GPU."""
     return max(1, min(cells, cores() if device == "cpu" else JOBS_ON_GPU))
 
 
 def default_threads(jobs: int) -> int:
-    """The share of torch's threads that each of so many cells gets."""
+    """Return each cell's share of torch's threads."""
     return max(1, torch.get_num_threads() // jobs)
 
 
 def make(jobs: int) -> Pool:
-    """The pool for so many cells at once."""
+    """Make the pool for so many cells at once."""
     return Here() if jobs == 1 else Processes(jobs)

@@ -1,4 +1,4 @@
-"""compare.toml: what a folder compares, complete, so that the same command goes on and another one is refused."""
+"""compare.toml: the complete declaration of a comparison. The same command continues it; a different one is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REMEDY = "give all its values again (more of them are welcome), or choose anoth
 
 @contextlib.contextmanager
 def held(out: Path, mark: str = FILE, what: str = "comparison") -> Iterator[None]:
-    """Make a folder of which the file `mark` says what it is, and keep every other process out of it."""
+    """Create a folder marked by the file `mark`, and lock it against other processes."""
     with contextlib.ExitStack() as stack:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def held(out: Path, mark: str = FILE, what: str = "comparison") -> Iterator[None
 
 
 def record(out: Path, grid: Grid, cells: Sequence[Cell], threads: int, data_dir: Path | None = None, name: str = FILE) -> int:
-    """Write what is compared; refused where the folder holds something else. The threads of a cell are those of the first start."""
+    """Record the comparison; refuse a folder with another one. Cells keep the threads of the first start."""
     new = described(grid, cells, threads) | fingerprints(cells, data_dir)
     file = out / name
     if file.exists():
@@ -63,7 +63,7 @@ def record(out: Path, grid: Grid, cells: Sequence[Cell], threads: int, data_dir:
 
 
 def note_tried(file: Path, chosen: Iterable[Chosen]) -> None:
-    """Add what each learning rate came to on the validation split."""
+    """Add the result of each learning rate on the validation split."""
     content = tomllib.loads(file.read_text("utf-8"))
     tried = {
         entry.name: {f"{rate:g}": "failed" if score is None else score for rate, score in sorted(entry.scores.items())} for entry in chosen
@@ -72,7 +72,7 @@ def note_tried(file: Path, chosen: Iterable[Chosen]) -> None:
 
 
 def fingerprints(cells: Sequence[Cell], data_dir: Path | None) -> dict[str, dict[str, str]]:
-    """What names the data of the cells; of those that cannot be loaded nothing, since their cells tell why."""
+    """Return fingerprints of the cells' data; data that cannot be loaded has none, because its cells report why."""
     loaded: dict[str, tuple[str, str] | None] = {}
     for experiment in (cell.experiment for cell in cells):
         options = json.dumps(experiment.data_options, sort_keys=True, default=repr)
@@ -91,7 +91,7 @@ def _fingerprint(experiment: Experiment, data_dir: Path | None) -> tuple[str, st
 
 
 def described(grid: Grid, cells: Sequence[Cell], threads: int) -> dict[str, Any]:
-    """The content of compare.toml: the grid, the settings that all cells share, and those of each that differ."""
+    """Return the content of compare.toml: the grid, the shared settings of all cells, and those of each that differ."""
     settings = {cell.name: _declared(cell, grid) for cell in cells}
     first = next(iter(settings.values()))
     shared = {key: value for key, value in first.items() if all(other.get(key) == value for other in settings.values())}
@@ -110,7 +110,7 @@ def described(grid: Grid, cells: Sequence[Cell], threads: int) -> dict[str, Any]
 
 
 def _joined(old: list[float] | str, new: list[float] | str) -> bool:
-    """Are these the rates that were named before, and perhaps more?"""
+    """Whether these rates include those named before."""
     return not isinstance(old, str) and not isinstance(new, str) and set(old) <= set(new)
 
 
@@ -119,13 +119,13 @@ def _plain(rates: Sequence[float] | str) -> list[float] | str:
 
 
 def _declared(cell: Cell, grid: Grid) -> dict[str, Any]:
-    """A cell's settings, without the rate that is yet to be chosen, unless the trials start from it."""
+    """Return a cell's settings, without the rate that is not chosen yet, unless the trials start from it."""
     chosen_among_named = grid.tuning is not None and not grid.tuning.auto
     return {key: value for key, value in cell.settings().items() if key != "train.lr" or not chosen_among_named}
 
 
 def _check_contained(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Everything that the folder compares must still be compared, in the same way."""
+    """Check that everything in the folder is still compared in the same way."""
     _check_tuning(out, old.get("tuning"), new.get("tuning"))
     for kind in _FINGERPRINTS:
         for name, before in old.get(kind, {}).items():
@@ -144,7 +144,7 @@ def _check_contained(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) 
 
 
 def _check_tuning(out: Path, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> None:
-    """The same trials; more rates may join until a run of the table has begun with the best of those before."""
+    """Check that the trials are the same; more rates may be added until a run of the table has begun."""
     if old == new:
         return
     if old is None or new is None or {**old, "rates": new["rates"]} != new or not _joined(old["rates"], new["rates"]):

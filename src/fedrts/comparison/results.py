@@ -1,4 +1,4 @@
-"""The files that a comparison leaves: results.csv, results.md and failures.json."""
+"""The files of a comparison: results.csv, results.md and failures.json."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ DEFAULT_METRIC = "accuracy_last10"
 
 @dataclass(frozen=True)
 class Compared:
-    """What a comparison came to."""
+    """The results of a comparison."""
 
     out: Path
     grid: Grid
     cells: Sequence[Cell]
     rows: list[dict[str, Any]]
-    """Of every finished cell its name, its values of the grid's keys, and its summary: the lines of results.csv."""
+    """For every finished cell its name, its values of the grid's keys, and its summary: the lines of results.csv."""
     failures: Mapping[str, News]
     """Cells that did not finish."""
     chosen: Sequence[Chosen] = ()
     """Learning rates, where they were tuned."""
     metrics: Sequence[Metric] = ()
-    """Of the finished cells, the one that leads first."""
+    """Metrics of the finished cells, the leading one first."""
 
     def __repr__(self) -> str:
-        """A line for a notebook; `markdown()` is the table."""
+        """Return one line for a notebook; `markdown()` returns the table."""
         of = f"{len(self.grid.methods)} methods, seeds {', '.join(map(str, self.grid.seeds))}"
         failed = f", {len(self.failures)} failed" if self.failures else ""
         return f"<fedrts.Compared: {len(self.rows)} of {len(self.cells)} cells finished{failed} in {self.out}: {of}>"
 
     def frame(self) -> Any:
-        """The rows as a pandas DataFrame, a row a finished cell."""
+        """Return the rows as a pandas DataFrame, one row per finished cell."""
         return optional("pandas", "pandas").DataFrame(self.rows)
 
     def has(self, metric: str) -> bool:
-        """Is there a run with a value of it?"""
+        """Whether some run has a value of it."""
         return any(row.get(metric) is not None for row in self.rows)
 
     @property
     def default_metric(self) -> str:
-        """The mean of the last ten rounds: of accuracy, or of what leads where the runs have none."""
+        """Return the mean of the last ten rounds of accuracy, or of the leading metric if the runs have no accuracy."""
         if not self.metrics or self.has(DEFAULT_METRIC):
             return DEFAULT_METRIC
         return f"{self.metrics[0].name}_last10"
@@ -67,7 +67,7 @@ class Compared:
         return found
 
     def markdown(self, metric: str | None = None, reference: str | None = None) -> str:
-        """results.md."""
+        """Return the text of results.md."""
         words = summary_key(metric or self.default_metric, self.metrics).words
         parts = [f"# {words[:1].upper()}{words[1:]}", self._caption(), *self.tables(metric, reference)]
         if self.failures:
@@ -76,7 +76,7 @@ class Compared:
         return "\n\n".join(parts) + "\n"
 
     def tables(self, metric: str | None, reference: str | None) -> list[str]:
-        """The tables of results.md with their headings."""
+        """Return the tables of results.md with their headings."""
         if not self.rows:
             return ["No cell is finished."]
         results = self.results(metric)
@@ -99,7 +99,7 @@ class Compared:
         return f"{' · '.join(words)}. {marks} **Best** and *second best* of each column.{rates}"
 
     def remarks(self) -> list[str]:
-        """Lines on cells whose best learning rate lies at an end of those tried."""
+        """Return lines on cells whose best learning rate is at an end of those tried."""
         return [entry.remark for entry in self.chosen if entry.remark is not None]
 
     @property
@@ -130,20 +130,20 @@ class Compared:
         return markdown(["cell", "chosen", *(f"valid. {self._tuned_by.label} at {rate:g}" for rate in rates)], body)
 
     def write(self, metric: str | None = None, reference: str | None = None) -> None:
-        """All files, each whole or not at all."""
+        """Write all files, each completely or not at all."""
         write_atomically(self.out / "results.csv", csv_of(self.rows).encode())
         write_atomically(self.out / "results.md", self.markdown(metric, reference).encode())
         write_failures(self.out, self.failures)
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as CSV, with the keys of all of them."""
+    """Return rows as CSV, with the keys of all of them."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     return csv_text([keys, *([row.get(key) for key in keys] for row in rows)])
 
 
 def write_failures(out: Path, failures: Mapping[str, News]) -> None:
-    """failures.json: why each unfinished cell is; no file where all are finished."""
+    """Write failures.json with the reason for each unfinished cell; no file if all are finished."""
     file = out / "failures.json"
     if not failures:
         with explained(file):
@@ -154,7 +154,7 @@ def write_failures(out: Path, failures: Mapping[str, News]) -> None:
 
 
 def setting_of(cells: Sequence[Cell]) -> str:
-    """What all cells have in common, in a few words."""
+    """Describe in a few words what all cells have in common."""
 
     def common(name: str, words: str) -> list[str]:
         values = {cell.settings().get(name) for cell in cells}

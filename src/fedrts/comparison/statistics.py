@@ -1,4 +1,4 @@
-"""Means over seeds and how sure they are."""
+"""Means over seeds and their uncertainty."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOISE = 1e-12
 
 @dataclass(frozen=True)
 class SampleMean:
-    """A mean over seeds; `error` is its standard error, None of a single value."""
+    """A mean over seeds; `error` is its standard error, None for a single value."""
 
     value: float
     error: float | None
@@ -23,14 +23,14 @@ class SampleMean:
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences; `p` is None where there is no test: one pair, or differences without spread."""
+    """The mean of paired differences; `p` is None without a test: one pair, or differences without spread."""
 
     mean: SampleMean
     p: float | None
 
 
 def mean_of(values: Sequence[float]) -> SampleMean:
-    """Mean and standard error, s / √n with s² over n − 1."""
+    """Return mean and standard error, s / √n with s² over n − 1."""
     count = len(values)
     _, exponent = math.frexp(max(map(abs, values)))
     scaled = [math.ldexp(value, -exponent) for value in values]  # by a power of 2: exact, and no square of a perplexity overflows
@@ -42,7 +42,7 @@ def mean_of(values: Sequence[float]) -> SampleMean:
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """Paired t-test, two-sided, of `ours − theirs` over the seeds that both have; None without any."""
+    """Paired two-sided t-test of `ours − theirs` over the common seeds; None without any."""
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
         return None
@@ -53,7 +53,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Holm's correction for being several: the k-th smallest of m p-values times m − k + 1, at most 1 and no less than one before it."""
+    """Holm's correction for several tests: the k-th smallest of m p-values times m − k + 1, at most 1 and not below the one before."""
     corrected, largest = [0.0] * len(values), 0.0
     for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
         largest = max(largest, min(1.0, (len(values) - rank) * values[place]))
@@ -62,7 +62,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def student_p(t: float, freedom: int) -> float:
-    """P(|T| ≥ |t|) of Student's t with so many degrees of freedom."""
+    """Return P(|T| ≥ |t|) of Student's t with so many degrees of freedom."""
     from scipy.special import stdtr
 
     return float(2 * stdtr(freedom, -abs(t)))

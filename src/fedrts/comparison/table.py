@@ -1,4 +1,4 @@
-"""What a comparison came to, as Markdown: means over seeds, what is best, and how sure a difference is."""
+"""The results of a comparison as Markdown: means over seeds, the best marked, and tests of differences."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Results:
 
     @cached_property
     def key(self) -> SummaryKey:
-        """What the metric is, and which way is better."""
+        """The metric and its direction."""
         return summary_key(self.metric, self.declared)
 
     @property
@@ -51,7 +51,7 @@ class Results:
 
     @property
     def columns(self) -> list[ColumnKey]:
-        """Densities of one place side by side, highest first."""
+        """Columns, with densities of one place side by side, highest first."""
         columns = dict.fromkeys(column for _, column in self.values)
         places = list(dict.fromkeys(column[:-1] for column in columns))
         return sorted(columns, key=lambda column: (places.index(column[:-1]), -column[-1]))
@@ -61,27 +61,27 @@ class Results:
         return mean_of([values[seed] for seed in sorted(values)]) if values else None
 
     def best(self, column: ColumnKey) -> list[float]:
-        """The best and the second best mean of a column; of several methods only."""
+        """Return the best and the second-best mean of a column, if there are several methods."""
         means = [mean.value for method in self.methods if (mean := self.mean(method, column)) is not None]
         return sorted(set(means), reverse=not self.key.lower_is_better)[:2] if len(means) > 1 else []
 
     def against(self, method: str, reference: str, column: ColumnKey) -> Difference | None:
-        """How `method` differs from `reference` in a column; one that has no density stands beside every density."""
+        """Return the difference of `method` to `reference` in a column; a method without density is compared at every density."""
         ours, theirs = self._beside(method, column), self._beside(reference, column)
         return paired(ours, theirs) if ours and theirs else None
 
     def together(self, method: str, reference: str, columns: Sequence[ColumnKey]) -> Difference | None:
-        """How `method` differs from `reference` in the mean over `columns`, by the seeds that both have in all of them."""
+        """Return the difference of the means over `columns`, for seeds that both have in all of them."""
         ours, theirs = ({column: self._beside(name, column) or {} for column in columns} for name in (method, reference))
         common = set.intersection(*(ours[column].keys() & theirs[column].keys() for column in columns))
         return paired(*({seed: mean_of([own[column][seed] for column in columns]).value for seed in common} for own in (ours, theirs)))
 
     def _beside(self, method: str, column: ColumnKey) -> Mapping[int, float] | None:
-        """The values by seed that a method has for a column."""
+        """Return the values by seed that a method has for a column."""
         return self.values.get((method, column)) or self._dense(method, column)
 
     def _dense(self, method: str, column: ColumnKey) -> Mapping[int, float] | None:
-        """The values of a method that stands in no column but that of density 1."""
+        """Return the values of a method that only appears in the column of density 1."""
         own = {other[-1] for name, other in self.values if name == method}
         return self.values.get((method, (*column[:-1], 1.0))) if own == {1.0} else None
 
@@ -90,24 +90,24 @@ class Results:
         return ", ".join([*named, f"density {column[-1]:g}"])
 
     def text(self, value: float, signed: bool = False) -> str:
-        """A value with digits that suit the metric."""
+        """Format a value with digits that suit the metric."""
         return self.key.text(value, signed)
 
 
 def text_of(value: Any) -> str:
-    """A value of the grid as a word; floats as short as they can be without being another."""
+    """Return a value of the grid as a word; floats as short as is unambiguous."""
     if not isinstance(value, float):
         return str(value)
     return brief if float(brief := f"{value:g}") == value else str(value)
 
 
 def column_of(row: RunRow, axes: Sequence[str]) -> ColumnKey:
-    """Where a row stands."""
+    """Return the column of a row."""
     return (*map(key_of, (row[key] for key in axes)), float(row["density_target"]))
 
 
 def key_of(value: Any) -> Hashable:
-    """A value of the grid as part of a column."""
+    """Return a value of the grid as part of a column's key."""
     return value if isinstance(value, Hashable) else str(value)
 
 
@@ -118,7 +118,7 @@ def with_error(results: Results, mean: SampleMean, signed: bool = False) -> str:
 
 
 def means_table(results: Results, seeds: int, beside: Callable[[str, ColumnKey], str] = lambda method, column: "") -> str:
-    """Methods by columns: mean ± standard error, the best **bold**, the second *slanted*; `beside` adds to a cell."""
+    """Return the table of methods by columns: mean ± standard error, best **bold**, second *slanted*; `beside` adds to a cell."""
 
     def cell(method: str, column: ColumnKey) -> str:
         mean = results.mean(method, column)
@@ -136,7 +136,7 @@ def means_table(results: Results, seeds: int, beside: Callable[[str, ColumnKey],
 
 
 def differences_table(results: Results, reference: str) -> str:
-    """Every other method less the reference, in each column and in all together: mean ± standard error of paired differences, p."""
+    """Return every other method minus the reference, per column and together: mean ± standard error of paired differences, p."""
     columns = _compared_columns(results, reference)
     others = [method for method in results.methods if method != reference]
 
@@ -173,7 +173,7 @@ def _compared_columns(results: Results, reference: str) -> list[ColumnKey]:
 
 
 def words_on_test(results: Results, reference: str) -> str:
-    """Which test it is, and plainly how much it can say."""
+    """Describe the test, and say plainly how much it can show."""
     found = [results.against(m, reference, c) for m in results.methods if m != reference for c in results.columns]
     pairs = [difference.mean.count for difference in found if difference is not None]
     words = (
@@ -190,7 +190,7 @@ def words_on_test(results: Results, reference: str) -> str:
 
 
 def costs_table(rows: Sequence[RunRow], axes: Sequence[str]) -> str:
-    """What runs sent and computed, mean over seeds; and their rounds, where these differ."""
+    """Return the table of bytes sent and FLOPs, mean over seeds; with rounds if these differ."""
     timed = "rounds" not in axes and len({row.get("rounds") for row in rows}) > 1
     groups: dict[tuple[str, ColumnKey], list[RunRow]] = {}
     for row in rows:
@@ -216,6 +216,6 @@ def _body(results: Results, cell: Callable[[str, ColumnKey], str]) -> list[list[
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [list(headings), ["---"] * len(headings), *rows]
     return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)

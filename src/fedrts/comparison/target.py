@@ -1,4 +1,4 @@
-"""What it costs to reach an accuracy: the first round whose mean over ten rounds reaches it, and all that was spent until then."""
+"""The cost of reaching an accuracy: the first round whose mean over ten rounds reaches it, and everything spent until then."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ History = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Milestone:
-    """A run up to a round: mean accuracy of the last rounds, and bytes (both ways) and FLOPs since its start, over all clients."""
+    """A run up to a round: mean accuracy of the last rounds, and bytes (both ways) and FLOPs so far, over all clients."""
 
     round: int
     accuracy: float
@@ -25,7 +25,7 @@ class Milestone:
 
 
 def smoothed(history: History, window: int = WINDOW, key: str = "accuracy") -> list[Milestone]:
-    """A point for every evaluated round from the `window`-th on; its accuracy is the mean of the evaluations in the last `window` rounds.
+    """Return a point for every evaluated round from the `window`-th on: the mean of the evaluations in the last `window` rounds.
 
     The cost of a set-up (round −1) is part of every point's. `key` is another measure in place of the accuracy.
     """
@@ -43,13 +43,13 @@ def smoothed(history: History, window: int = WINDOW, key: str = "accuracy") -> l
 
 
 def average(values: Sequence[float]) -> float:
-    """A mean, added up in the way of summary.json: by another one a run may miss its own accuracy in the last digit."""
+    """Return a mean summed in the same order as in summary.json: another order could make a run miss its own accuracy."""
     return sum(values) / len(values)
 
 
 def cost_to_target(
     history: History, target: float, window: int = WINDOW, key: str = "accuracy", lower_is_better: bool = False
 ) -> Milestone | None:
-    """The first point that reaches `target`; None if none does."""
+    """Return the first point that reaches `target`; None if none does."""
     sign = -1 if lower_is_better else 1
     return next((point for point in smoothed(history, window, key) if sign * point.accuracy >= sign * target), None)

@@ -1,4 +1,4 @@
-"""A single run that chooses its learning rate first: a comparison of one cell, of which the trials alone are played."""
+"""A single run that first chooses its learning rate: a comparison of one cell that plays only its trials."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def with_best_rate(
     data_dir: Path | None = None,
     watcher: Watcher | None = None,
 ) -> tuple[Experiment, Chosen]:
-    """The experiment of these settings with the best of the `rates` (or "auto"), and how all did; trials go to `out`, and go on there."""
+    """Return the experiment with the best of the `rates` (or "auto") and the results of all; trials are kept in `out` and resumed there."""
     RunFolder(out).refuse_another()
     experiment = config.resolve(*layers)
     seed = TUNE_SEED if experiment.seed != TUNE_SEED else TUNE_SEED + 1

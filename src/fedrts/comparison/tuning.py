@@ -1,4 +1,4 @@
-"""Learning rates, chosen on the validation split: the same rule for every method and density, with a seed of their own."""
+"""Learning rates chosen on the validation split, by the same rule for every method and density, with their own seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedrts.tasks.metrics import ACCURACY, Metric, of_run
 
 @dataclass(frozen=True)
 class Chosen:
-    """The rates of a group of cells with what each came to on the validation split (None: the trial failed), and which is used."""
+    """The rates of a group of cells, the score of each on the validation split (None: the trial failed), and the chosen one."""
 
     name: str
     scores: Mapping[float, float | None]
@@ -34,12 +34,12 @@ class Chosen:
 
     @property
     def wider(self) -> float | None:
-        """The rate to try next: beyond the end where the best lies, unless all rates were named."""
+        """Return the next rate to try, beyond the end at which the best lies, unless all rates were named."""
         return ladder.wider(self.scores, self.metric.lower_is_better) if self.auto else None
 
     @property
     def remark(self) -> str | None:
-        """A line where a better rate may lie beyond those tried."""
+        """Return a line if a better rate may lie beyond those tried."""
         edge = ladder.edge(self.scores, self.rate)
         if edge is None or not self.is_best:
             return None
@@ -49,7 +49,7 @@ class Chosen:
 
 
 def score(folder: Path) -> tuple[float | None, Metric | None]:
-    """Of a finished run the mean over its last ten rounds of the metric that leads, on the validation split, and which that is.
+    """Return a finished run's mean of the leading metric over the last ten rounds, on the validation split, and that metric.
 
     None where one of these values is missing: it was not finite.
     """
@@ -65,7 +65,7 @@ def score(folder: Path) -> tuple[float | None, Metric | None]:
 
 
 def used(cells: Sequence[Cell], folder: Path) -> dict[Group, float]:
-    """The rates of groups whose runs began: a trial that failed then may be the best now, but a mean is over runs of one rate."""
+    """Return the rates of groups whose runs have begun: they stay, because a mean must cover runs of one rate."""
     found: dict[Group, tuple[str, float]] = {}
     for cell in cells:
         file = folder / cell.name / "experiment.toml"
@@ -81,7 +81,7 @@ def used(cells: Sequence[Cell], folder: Path) -> dict[Group, float]:
 
 
 def choose(trials: Sequence[tuple[Cell, float]], folder: Path, used: Mapping[Group, float], auto: bool = False) -> dict[Group, Chosen]:
-    """For every group the rate that it used before, or that with the best score; of equal ones the first."""
+    """Return for every group the rate that it used before, or the one with the best score; the first of equal ones."""
     scores: dict[Group, dict[float, float | None]] = {}
     names: dict[Group, str] = {}
     metric = ACCURACY

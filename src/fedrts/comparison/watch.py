@@ -1,4 +1,4 @@
-"""A comparison in a terminal: what runs, what is done, and the table so far; plain lines where the output is no terminal."""
+"""Progress of a comparison in a terminal: running and finished cells, and the table so far; plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedrts.runs.folder import RunFolder
 from fedrts.tasks.metrics import ACCURACY, of_run
 
 _MOST_LINES = 30
-"""Of a live table; a longer one does not fit a screen."""
+"""Rows of a live table; a longer one does not fit a screen."""
 
 
 class LiveWatcher:
-    """Shows a comparison to a person."""
+    """Shows a comparison on a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Outlasting()
@@ -89,7 +89,7 @@ class LiveWatcher:
             self.progress.update(self.all, completed=self.done + self.failed, status=f"{self.failed} failed" if self.failed else "")
 
     def _count(self, task: CellTask) -> None:
-        """A finished cell for the table so far: by method, and by what else its name says apart from the seed."""
+        """Add a finished cell to the table so far, by method and by the rest of its name except the seed."""
         summary = RunFolder(task.folder).summary() or {}
         method = task.experiment.method
         rest = task.name.replace(f"{method}-", "", 1).rpartition("-")[0] or "-"

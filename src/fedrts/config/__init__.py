@@ -1,4 +1,4 @@
-"""The experiment: one typed tree that files, flags and keywords all build.
+"""The experiment: one typed tree built from files, flags and keywords.
 
 Defaults are the paper's setting; a data set's recipe overrides them; then come the experiment file and, last, flags or keywords.
 """

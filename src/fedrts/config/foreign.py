@@ -1,4 +1,4 @@
-"""What settings name that is not part of the package: whoever follows it may run any code."""
+"""Settings that lead to code outside the package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedrts.registry import IMPORT_PATH
 
 
 def foreign(settings: Tree) -> list[str]:
-    """The import paths among settings, whatever their key, and the address of a Ray cluster.
+    """Return the import paths among settings, whatever their key, and the address of a Ray cluster.
 
     A text may look like an import path and be none: this is for telling the user, and for trusting one's own settings.
     """

@@ -1,4 +1,4 @@
-"""The tuned recipe where nothing was measured: settings that held wherever something was (docs/recipes.md has the tables)."""
+"""The tuned recipe for unmeasured problems: settings that held wherever we measured (docs/recipes.md has the tables)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How layers of settings become one complete experiment."""
+"""Resolving layers of settings into one complete experiment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CUSTOM = "custom"
 
 
 def resolve(*layers: Tree) -> Experiment:
-    """The complete experiment: later layers override earlier ones, recipes fill in, `auto` is decided, every name is checked."""
+    """Return the complete experiment: later layers override earlier ones, recipes fill gaps, `auto` is decided, names are checked."""
     given = combined(*layers)
     name = given.get("data", data.DEFAULT)
     options = given.get("data_options")
@@ -48,7 +48,7 @@ def resolve(*layers: Tree) -> Experiment:
 
 
 def recipe_settings(given: Tree, recipe: Recipe | None = None) -> Tree:
-    """The settings under which a model learns data with this recipe (or data of one's own), tuned or the paper's as is `given`."""
+    """Return the settings with which a model learns data under this recipe, tuned or the paper's as `given`."""
     recipe = recipe or Recipe()
     if given.get("recipe", Experiment.model_fields["recipe"].default) == "paper":
         return recipe.settings
@@ -58,7 +58,7 @@ def recipe_settings(given: Tree, recipe: Recipe | None = None) -> Tree:
 
 
 def _usual_rate(given: Tree) -> Tree:
-    """The rate that goes with an optimiser that the user chose: recipes have one for plain descent."""
+    """Return the usual learning rate of the optimiser that the user chose; recipes have one for plain descent."""
     train = given.get("train", {})
     named = train.get("optimizer") if isinstance(train, Mapping) else None
     known = isinstance(named, str) and (named in optimizers.names() or ":" in named)  # others are refused by name
@@ -67,7 +67,7 @@ def _usual_rate(given: Tree) -> Tree:
 
 
 def combined(*layers: Tree) -> dict[str, Any]:
-    """The settings of all layers: later ones override earlier ones, key by key."""
+    """Merge the settings of all layers key by key; later layers override earlier ones."""
     return functools.reduce(merged, map(_expanded, layers), {})
 
 
@@ -88,7 +88,7 @@ def with_newer_keys(old: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
 
 
 def complete(experiment: Experiment) -> Experiment:
-    """`experiment` with `auto` decided and names and options checked; a pure function of it and of this machine's devices."""
+    """Return `experiment` with `auto` decided, and names and options checked; depends only on it and on this machine's devices."""
     method = make_method(experiment)
     model = _given_in_python if experiment.model == CUSTOM else models.get(experiment.model)
     check_options("model_options", experiment.model_options, model, ("input_shape", "classes"), {"prune_output"})
@@ -123,7 +123,7 @@ def complete(experiment: Experiment) -> Experiment:
 
 
 def _check_training(train: LocalTraining) -> None:
-    """Does the schedule give rates, and does the optimiser take the options that are set?"""
+    """Check that the schedule gives rates, and that the optimiser takes the options that are set."""
     for index in (0, 1):  # of two rounds
         schedules.share(train.schedule, index, 2, train.lr_end)
     takes = optimizers.get(train.optimizer).takes
@@ -134,7 +134,7 @@ def _check_training(train: LocalTraining) -> None:
 
 
 def _check_falling(experiment: Experiment, method: Method) -> None:
-    """Can the density fall: does the method draw new masks, are there outer rounds to do so, and does the curve lead there?"""
+    """Check that the density can fall: the method draws new masks, there are outer rounds for it, and the curve ends there."""
     topology = experiment.topology
     if topology.density_start is None:
         return
@@ -154,7 +154,7 @@ def _check_falling(experiment: Experiment, method: Method) -> None:
 
 
 def _check_secure(experiment: Experiment) -> None:
-    """Can the server do with sums alone?"""
+    """Check that the server can work with sums alone."""
     if not experiment.secure.aggregation:
         return
     guard, per_round = experiment.guard, experiment.clients.per_round
@@ -173,11 +173,11 @@ def _check_secure(experiment: Experiment) -> None:
 
 
 def _given_in_python() -> None:
-    """What is given as an object has no options."""
+    """Refuse options for objects given in Python."""
 
 
 def method_class(name: str) -> type[Method]:
-    """The class of a method's name or import path."""
+    """Return the class of a method's name or import path."""
     kind = methods.get(name)
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise InputError(f"'{name}' is no method: it must be a subclass of fedrts.methods.base.Method")
@@ -185,7 +185,7 @@ def method_class(name: str) -> type[Method]:
 
 
 def make_method(experiment: Experiment) -> Method:
-    """The method object of an experiment."""
+    """Make the method object of an experiment."""
     kind = method_class(experiment.method)
     if "density" in experiment.method_options:
         raise InputError("method_options.density is not a key: density stands at the top level")
@@ -194,13 +194,13 @@ def make_method(experiment: Experiment) -> Method:
 
 
 def _expanded(layer: Tree) -> dict[str, Any]:
-    """A layer with `engine = "serial"` and `guard = "robust"` written as tables, so that they merge with those."""
+    """Expand `engine = "serial"` and `guard = "robust"` into tables, so that they merge with tables."""
     words: dict[str, Callable[[str], Tree]] = {"engine": lambda name: {"name": name}, "guard": Guard.preset}
     return {key: words[key](value) if key in words and isinstance(value, str) else value for key, value in layer.items()}
 
 
 def _fit_per_round(settings: dict[str, Any], given: Tree) -> None:
-    """A default number of clients per round shrinks to the number of clients that the user asked for."""
+    """Reduce a default number of clients per round to the total number of clients that the user set."""
     clients = settings.get("clients")
     asked = given.get("clients")
     if isinstance(clients, dict) and isinstance(clients.get("total"), int) and isinstance(asked, Mapping) and "per_round" not in asked:

@@ -1,4 +1,4 @@
-"""Where settings come from: keywords and flags, objects, `--set`, files."""
+"""Sources of settings: keywords and flags, objects, `--set`, files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT = {
 
 
 def from_keywords(keywords: Tree) -> dict[str, Any]:
-    """Settings of flat keywords (`lr=0.1`, `clients=20`) and whole tables (`train={"lr": 0.1}`); None means not given."""
+    """Return settings from flat keywords (`lr=0.1`, `clients=20`) and whole tables (`train={"lr": 0.1}`); None means not given."""
     settings: dict[str, Any] = {}
     for name, value in keywords.items():
         if value is None:
@@ -46,7 +46,7 @@ def from_keywords(keywords: Tree) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A setting whose numbers are Python's own, where they are NumPy's or PyTorch's."""
+    """Convert NumPy and PyTorch numbers in a setting to Python's own."""
     if isinstance(value, Mapping):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -55,7 +55,7 @@ def plain(value: Any) -> Any:
 
 
 def from_method(method: Method | str | None, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings that name a method, and those that make this very object again; `keywords` may not say otherwise."""
+    """Return the settings that name a method and recreate this very object; `keywords` must not contradict them."""
     if not isinstance(method, Method):
         return {"method": method}, {}
     kind = type(method)
@@ -69,7 +69,7 @@ def from_method(method: Method | str | None, keywords: Mapping[str, Any]) -> tup
 
 
 def from_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """Settings of `table.key=value` texts; values as in TOML, bare words as strings."""
+    """Parse `table.key=value` texts; values are TOML values, bare words are strings."""
     settings: dict[str, Any] = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -86,7 +86,7 @@ def from_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 
 
 def from_file(path: str | Path) -> dict[str, Any]:
-    """Settings of an experiment file."""
+    """Read the settings of an experiment file."""
     if not isinstance(path, str | Path):
         raise InputError(f"an experiment file is named by its path (got {path!r}): settings are keywords, fedrts.run(**settings)")
     require_plain(path)
@@ -99,14 +99,14 @@ def from_file(path: str | Path) -> dict[str, Any]:
 
 
 def written_out(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a file; one that a run wrote says by which versions, and before there were recipes it meant the paper's."""
+    """Complete the settings of a run's file: it says which versions wrote it, and before recipes existed it meant the paper's."""
     if settings.pop("versions", None) is not None:
         settings.setdefault("recipe", "paper")
     return settings
 
 
 def parsed_toml(text: str, origin: str | Path) -> dict[str, Any]:
-    """The tables of a TOML text."""
+    """Parse the tables of a TOML text."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

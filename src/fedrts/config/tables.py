@@ -29,7 +29,7 @@ from fedrts.wire.value_types import ValueType
 
 
 def _words(given: object) -> object:
-    """A list of words, where they were given with commas between them."""
+    """Split a comma-separated list of words."""
     return [word.strip() for word in given.split(",") if word.strip()] if isinstance(given, str) else given
 
 
@@ -55,7 +55,7 @@ class Clients(Table):
 
 
 class Training(LocalTraining):
-    """What a client does with its data in a round, and the server with what came of it."""
+    """Local training at the clients, and the server's optimiser."""
 
     server_optimizer: Annotated[str, Named(optimizers)] = Field(
         "sgd", description="server optimiser: sgd (averaging), momentum (FedAvgM) or adam (FedAdam)"
@@ -66,9 +66,9 @@ class Training(LocalTraining):
     server_tau: Number = Field(ServerOptimizer.tau, gt=0, description="τ of adam: added to the denominator, larger adapts less")
     average: AverageName = Field(
         LateAverage.name,
-        description="average of late models, kept beside the last one: tail (mean over the last rounds) or ema (exponential)",
+        description="average of late models, kept in addition to the last model: tail (mean over the last rounds) or ema (exponential)",
     )
-    average_share: Number = Field(LateAverage.share, gt=0, le=1, description="tail: share of the rounds to average, the last ones")
+    average_share: Number = Field(LateAverage.share, gt=0, le=1, description="tail: share of the rounds to average, counted from the end")
     average_decay: Number = Field(LateAverage.decay, ge=0, lt=1, description="ema: decay per round")
 
 
@@ -76,14 +76,14 @@ class Topology(Table):
     """When and how far the topology may change, and how the density is spread over layers."""
 
     interval: int = Field(10, ge=1, description="ΔT: rounds between two outer rounds")
-    end: int | None = Field(None, ge=1, description="T_end: from this round on the topology is fixed; default 0.6 · rounds")
-    adjust: Number = Field(0.4, ge=0, le=1, description="α_adj: share of a layer's active links up for exchange at round 0")
+    end: int | None = Field(None, ge=1, description="T_end: round from which the topology is fixed; default: 0.6 · rounds")
+    adjust: Number = Field(0.4, ge=0, le=1, description="α_adj: share of a layer's active links that may be exchanged at round 0")
     first_outer: int = Field(0, ge=0, description="first outer round: 0 or the interval")
     outer_at_end: bool = Field(False, description="make T_end itself an outer round if it is a multiple of the interval")
-    budget: Literal["all", "prunable"] = Field("all", description="what the density counts: all parameters or the prunable ones")
+    budget: Literal["all", "prunable"] = Field("all", description="parameters that the density counts: all, or the prunable ones")
     layer_density: Literal["erk", "er", "uniform"] = Field("erk", description="how the density is spread over layers")
     density_start: Number | None = Field(
-        None, gt=0, le=1, description="density of the first mask, which falls to `density` in outer rounds; default: it stays the same"
+        None, gt=0, le=1, description="density of the first mask; it falls to `density` in outer rounds; default: constant density"
     )
     density_schedule: Annotated[str, Named(curves)] = Field(
         "cubic",
@@ -99,9 +99,10 @@ class Topology(Table):
         description="scale of the first weights: dense, or sparse (times √(links / active links) per layer, so that signals keep strength)",
     )
     unit: str = Field(
-        LINK, description="what is active together: link, kernel (k × k weights), or block:R×C (output × input channels), such as block:4×4"
+        LINK,
+        description="pruned and grown together: link, kernel (k × k weights), or block:R×C (output × input channels), such as block:4×4",
     )
-    prunable: str | None = Field(None, description="import path of your own rule (name, parameter) → bool")
+    prunable: str | None = Field(None, description="import path of your own rule for what may be pruned: (name, parameter) → bool")
 
     @field_validator("unit")
     @classmethod
@@ -116,19 +117,19 @@ class Topology(Table):
 
 
 class Stop(Table):
-    """When a run ends before its last round, and with which of its models; off without `patience`."""
+    """When a run ends before its last round, and with which model; off without `patience`."""
 
-    patience: int | None = Field(None, ge=1, description="stop after this many rounds without a better one; default: never")
-    metric: str | None = Field(None, description="metric to go by, on the validation split if there is one; default: the leading metric")
-    min_delta: Number = Field(0.0, ge=0, description="a round is better only by more than this")
-    restore: bool = Field(True, description="end the run with the model of its best round (best.safetensors), not with the last one")
+    patience: int | None = Field(None, ge=1, description="stop after this many rounds without improvement; default: never")
+    metric: str | None = Field(None, description="metric to watch, on the validation split if there is one; default: the leading metric")
+    min_delta: Number = Field(0.0, ge=0, description="smallest change that counts as an improvement")
+    restore: bool = Field(True, description="end the run with the model of its best round (best.safetensors) instead of the last one")
     start: int = Field(0, ge=0, description="never stop before this round; resuming a stopped run sets it to the next round")
 
 
 class Eval(Table):
     """When the server's model is tested."""
 
-    every: int = Field(5, ge=1, description="evaluate every so many rounds, and in each of the last ten")
+    every: int = Field(5, ge=1, description="evaluate every this many rounds, and in each of the last ten")
     batch_size: int = Field(512, ge=1, description="samples per forward pass; changes results by rounding only")
     fairness: bool = Field(True, description="at the end, evaluate the model by class and by client (fairness.json)")
     metrics: list[Annotated[str, Named(all_metrics)]] = Field(
@@ -153,9 +154,11 @@ class Wire(Table):
 
 
 class Checkpoint(Table):
-    """How often the state is made durable."""
+    """How often the state is saved to disk."""
 
-    every: int | str = Field("auto", description="rounds, '30s' for seconds, or 'auto': every round, at most 5 % of the time")
+    every: int | str = Field(
+        "auto", description="rounds between checkpoints, '30s' for seconds, or 'auto': every round, within 5 % of the run's time"
+    )
 
     @field_validator("every", mode="before")
     @classmethod
@@ -170,9 +173,7 @@ class Experiment(Table):
     """Everything that determines a run."""
 
     method: str = Field(methods.DEFAULT, description="a name from `fedrts methods`")
-    model: str = Field(
-        "auto", description="a name from `fedrts models`, hf:FOLDER (transformers), an import path, or auto: what suits the data"
-    )
+    model: str = Field("auto", description="a name from `fedrts models`, hf:FOLDER (transformers), an import path, or auto (fits the data)")
     data: str = Field(
         data.DEFAULT,
         description="a name from `fedrts data`, folder:PATH, npz:PATH, csv:FILE, parquet:FILE, or an import path pkg.module:name",
@@ -183,14 +184,14 @@ class Experiment(Table):
         "tuned", description="defaults for what you do not set: tuned (measured for this data and model) or paper (the published setting)"
     )
     seed: int = Field(0, ge=0, lt=2**63, description="seed for all randomness")
-    init: str | None = Field(None, description="safetensors file of weights to start from; default: random ones")
+    init: str | None = Field(None, description="safetensors file of initial weights; default: random weights")
     origin: str | None = Field(None, description="run folder to start from: take its model, mask and posteriors")
-    tags: list[str] = Field(default_factory=list, description="labels of your own for the report, as a list or separated by commas")
+    tags: list[str] = Field(default_factory=list, description="your own labels for the report, as a list or separated by commas")
     callbacks: list[Annotated[str, Named(all_callbacks)]] = Field(
         default_factory=list,
-        description="callbacks that watch the run: best, csv, mlflow, progress, tensorboard, wandb, or import paths",
+        description="callbacks that watch the run and may stop it: best, csv, mlflow, progress, tensorboard, wandb, or import paths",
     )
-    out: str | None = Field(None, description="run folder; default runs/<time>-<data>-<method>-<seed>")
+    out: str | None = Field(None, description="run folder; default: runs/<time>-<data>-<method>-<seed>")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     method_options: dict[str, Any] = Field(default_factory=dict, description="options of the method, see `fedrts methods`")
     model_options: dict[str, Any] = Field(default_factory=dict, description="options of the model, see `fedrts models`, and prune_output")
@@ -234,14 +235,14 @@ class Experiment(Table):
 
     @property
     def min_size(self) -> int:
-        """Samples that every client has at least."""
+        """Smallest number of samples of every client."""
         if self.clients.min_size is not None:
             return self.clients.min_size
         return min(16, self.train.batch_size) if self.clients.partition == "quantity" else 10
 
     @property
     def quorum(self) -> float:
-        """Share of a round's clients whose replies must be usable: of a study among sites all, by default; of secure sums t."""
+        """Share of a round's clients whose replies must be usable: with sites all, by default; with secure sums t."""
         usual = 1.0 if self.clients.partition == SITES else QUORUM
         asked = usual if self.guard.quorum is None else self.guard.quorum
         least = self.secure.needed(self.clients.per_round) / self.clients.per_round if self.secure.aggregation else 0.0
@@ -254,7 +255,7 @@ class Experiment(Table):
 
     @property
     def max_claim(self) -> float | None:
-        """Samples that count of one client, in medians: sites say themselves how many they have."""
+        """Limit on one client's sample count, in medians of the round: sites state their own counts."""
         if self.guard.max_claim is not None:
             return self.guard.max_claim
         return SITES_CLAIM if self.clients.partition == SITES else None
@@ -271,11 +272,11 @@ class Experiment(Table):
 
     @property
     def schedule(self) -> Schedule:
-        """When the topology may change; how its density falls depends on the model too."""
+        """When the topology may change; the model also determines how its density falls."""
         t = self.topology
         return Schedule(t.interval, self.end, t.adjust, t.first_outer, t.outer_at_end)
 
 
 def usual_end(rounds: int) -> int:
-    """T_end of a run of so many rounds where none is asked for."""
+    """Return the default T_end of a run of so many rounds."""
     return max(1, math.floor(0.6 * rounds))

@@ -1,4 +1,4 @@
-"""Settings as nested tables: flattened, nested again, merged."""
+"""Nested tables of settings: flatten, nest and merge them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Tree = Mapping[str, Any]
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables again, of keys with dots; the inverse of `flat`."""
+    """Nest keys with dots into tables; the inverse of `flat`."""
     result: dict[str, Any] = {}
     for key, value in flat.items():
         *tables, last = key.split(".")
@@ -21,7 +21,7 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(settings: Tree, prefix: str = "") -> dict[str, Any]:
-    """`{"train.lr": 0.1, …}` of nested tables."""
+    """Flatten nested tables into `{"train.lr": 0.1, …}`."""
     result: dict[str, Any] = {}
     for key, value in settings.items():
         result |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -29,7 +29,7 @@ def flat(settings: Tree, prefix: str = "") -> dict[str, Any]:
 
 
 def merged(base: Tree, over: Tree) -> dict[str, Any]:
-    """`base` with the entries of `over`, tables merged key by key; tuples become lists, as in TOML."""
+    """Return `base` updated by `over`, tables merged key by key; tuples become lists, as in TOML."""
     result = dict(base)
     for key, value in over.items():
         if isinstance(value, Mapping):

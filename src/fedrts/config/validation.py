@@ -1,4 +1,4 @@
-"""Mistakes in settings, each as one line that names the key and what is allowed."""
+"""Mistakes in settings, each as one line that names the key and the allowed values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 2**31
 
 
 def validated(kind: type[Model], settings: Tree, prefix: str = "") -> Model:
-    """`kind` of `settings`; the first mistake is an InputError that names the key and what is allowed."""
+    """Build `kind` from `settings`; the first mistake is an InputError that names the key and the allowed values."""
     try:
         found = kind.model_validate(settings)
     except ValidationError as error:
@@ -30,7 +30,7 @@ def validated(kind: type[Model], settings: Tree, prefix: str = "") -> Model:
 
 
 def check_options(table: str, options: Tree, function: Any, own: Iterable[str], extra: set[str]) -> None:
-    """Are `options` keyword arguments of `function` (less `own`, which we pass) or among `extra`?"""
+    """Check that `options` are keyword arguments of `function` (except `own`, which we pass) or among `extra`."""
     parameters = inspect.signature(function).parameters
     known = (set(parameters) - set(own)) | extra
     for key in options:

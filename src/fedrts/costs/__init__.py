@@ -1,4 +1,4 @@
-"""What a round costs a client: bytes, FLOPs and memory, in three accountings that are never mixed (see docs/cost.md).
+"""What a round costs a client in bytes, FLOPs and memory, in three accountings that are never mixed (see docs/cost.md).
 
 `paper` reproduces the published tables, `rules` is what the paper's text says, `measured` is what this package sends, computes and
 holds. All three derive from the exchanges that a method declares.
@@ -38,7 +38,7 @@ def cost(
     data_dir: str | Path | None = None,
     **keywords: Any,
 ) -> Cost:
-    """Bytes, FLOPs and memory per client of the set-up (where there is one), an inner and an outer round.
+    """Return bytes, FLOPs and memory per client of the set-up (if there is one), an inner and an outer round.
 
     `model`, `method` and other keywords are those of `run`. Inputs are those of `data` where it is named, else of `input_shape` and
     `classes`, else those of the paper that the model reads. `samples` is what the client holds: by default its share of the data, or
@@ -62,7 +62,7 @@ def of_settings(
     data_dir: str | Path | None = None,
     step: bool = False,
 ) -> Cost:
-    """`cost` of settings, of which later ones override earlier ones."""
+    """Return the `cost` of settings; later layers override earlier ones."""
     experiment, module, held, wanted = posed(config.combined(*layers), module, input_shape, classes, samples, exact, data_dir)
     run = put_together(experiment, module, held, [torch.arange(wanted)], noise=Repeatable)
     return Estimate(run, wanted, exact, step).cost()
@@ -77,7 +77,7 @@ def posed(
     exact: bool = False,
     data_dir: str | Path | None = None,
 ) -> tuple[config.Experiment, nn.Module, Data, int]:
-    """The problem that settings pose: experiment, model, data (or random inputs), and the samples of one client."""
+    """Build the problem that settings describe: experiment, model, data (or random inputs), and one client's samples."""
     if samples is not None and samples < 1:
         raise InputError(f"samples must be at least 1 (got {samples})")
     wanted = samples or SAMPLES

@@ -1,4 +1,4 @@
-"""What the rounds of an experiment cost one client."""
+"""The cost of an experiment's rounds for one client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROUNDS = ("set-up", "inner", "outer")
 
 
 class PlayedRound(NamedTuple):
-    """A round that a client has really played."""
+    """A round that a client has actually run."""
 
     rows: list[Row]
     state: State
@@ -95,7 +95,7 @@ class Estimate:
     # -- on paper ---------------------------------------------------------------------------------------------------------
 
     def on_paper(self, name: str, index: int, state: State, activations: int) -> Iterator[Row]:
-        """The rows of `paper` and `rules`; a round whose mask is full (the set-up, dense methods) is charged as dense."""
+        """Return the rows of `paper` and `rules`; a round with a full mask (set-up, dense methods) costs as much as a dense one."""
         run, macs, batch = self.run, self.run.bench.macs, self.run.training.batch_size
         layout, current = run.layout, run.plan.round(index, state.mask)
         target, full = run.experiment.first_density, state.mask.is_full
@@ -122,7 +122,7 @@ class Estimate:
     # -- measured ---------------------------------------------------------------------------------------------------------
 
     def measured(self, name: str, index: int, state: State, activations: int) -> PlayedRound:
-        """A round that the client really plays."""
+        """Run a round on the client and measure it."""
         plan, bench, rows = self.run.plan, self.run.bench, torch.arange(self.samples)
         at_work, seen = (bench, rows) if self.exact else (_for_few(bench, FEW), torch.arange(FEW))
         holder = fresh = up = 0
@@ -160,7 +160,7 @@ class Estimate:
         return PlayedRound([Row("measured", name, case, down, up, flops, *amount) for case, down in cases], state, orders)
 
     def _longer(self, fields: Mapping[str, Field], message: Message, frame: Frame) -> int:
-        """Bytes that a message of the same fields may have more, where the most is asked for."""
+        """Return the additional bytes that a message with the same fields may have, for upper bounds."""
         irregular = {name: entry for name, entry in fields.items() if isinstance(entry, Values | OnOwnMask) and not entry.format.regular}
         return sum(entry.most(frame) - entry.size(message[name], frame) for name, entry in irregular.items()) if self.at_most else 0
 
@@ -171,7 +171,7 @@ class Estimate:
         return replace(order, residuals=self.residuals)
 
     def activations(self, state: State, index: int) -> int:
-        """Bytes that autograd keeps of one batch, extrapolated from two small ones."""
+        """Return the bytes that autograd keeps of one batch, extrapolated from two small ones."""
         bench, order = self.run.bench, self.order(state, index)
         few, more = (saved_bytes(_for_few(bench, count), order, count) for count in (FEW, MORE))
         each = (more - few) / (MORE - FEW)
@@ -179,12 +179,12 @@ class Estimate:
 
 
 def _rounds(schedule: Schedule) -> list[tuple[str, int]]:
-    """Name and index of the set-up, the first inner and the first outer round (where there is one), in the order of time."""
+    """Return name and index of the set-up, the first inner and the first outer round (if there is one), in time order."""
     inner = next(t for t in range(schedule.end + 2) if not schedule.is_outer(t))
     outer = [("outer", schedule.first_outer)] if schedule.is_outer(schedule.first_outer) else []
     return [("set-up", -1), *sorted([("inner", inner), *outer], key=lambda named: named[1])]
 
 
 def _for_few(bench: Workbench, samples: int) -> Workbench:
-    """The same workbench for one step on so many samples."""
+    """Return the same workbench for one step on so many samples."""
     return replace(bench, training=bench.training.but(epochs=1, batch_size=samples))

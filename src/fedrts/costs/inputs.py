@@ -1,4 +1,4 @@
-"""What a cost is computed for: real data, or inputs of the paper's sizes without any."""
+"""The inputs that a cost is computed for: real data, or random inputs of the paper's sizes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedrts.tasks import Classification, Language
 
 HERE = {"device": "cpu"}
 SAMPLES = 500
-"""Of a client where no data set says how many: CIFAR-10 among 100 clients."""
+"""Samples of a client without a data set: CIFAR-10 among 100 clients."""
 FEW, MORE = 2, 4
 """Samples of a rehearsal, and of the second one by which activations are extrapolated to a batch."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model may read where no data set is named."""
+    """Inputs that a model may read if no data set is named."""
 
     shape: tuple[int, ...]
     classes: int
@@ -44,7 +44,7 @@ PAPER_INPUTS = (
 def without_data(
     given: config.Tree, own: nn.Module | None, shape: Sequence[int] | None, classes: int | None, count: int
 ) -> tuple[Experiment, nn.Module, Data]:
-    """The experiment, its model and random inputs: of the shape that is given, or the first of the paper's that the model reads."""
+    """Return the experiment, its model and random inputs: of the given shape, or the first of the paper's that the model reads."""
     if min([1 if classes is None else classes, *(shape or ())]) < 1:
         raise InputError("the input shape and the number of classes must be at least 1 each")
     offered = PAPER_INPUTS if shape is None else (Inputs(tuple(shape), PAPER_INPUTS[0].classes),)
@@ -63,7 +63,7 @@ def without_data(
 
 
 def random_data(module: nn.Module, inputs: Inputs, count: int) -> Data:
-    """`count` random samples of the first kind that the model reads, with targets that suit its output."""
+    """Return `count` random samples of the first kind that the model reads, with targets that fit its output."""
     count = max(count, 2 * MORE)  # of which small batches are measured too
     generator, size, classes = torch.Generator().manual_seed(0), (count, *inputs.shape), inputs.classes
     reasons = []

@@ -20,7 +20,7 @@ CLIENT = 0
 
 
 def saved_bytes(bench: Workbench, order: Order, samples: int) -> int:
-    """What autograd saves of one batch for the backward pass: every storage once, apart from the model's own."""
+    """Return the bytes that autograd saves of one batch for the backward pass: every storage once, except the model's own."""
     job = bench.job(order, CLIENT, torch.arange(samples))
     bench.layout.bind(bench.module, job.weights, bench.gradient)
     own = {tensor.untyped_storage().data_ptr() for tensor in (job.weights, *bench.module.buffers())}
@@ -40,7 +40,7 @@ def saved_bytes(bench: Workbench, order: Order, samples: int) -> int:
 
 
 def held_parts(job: Job, order: Order, training: LocalTraining, activations: int) -> dict[str, int]:
-    """Bytes of what a client holds at the end of its steps, by name."""
+    """Return the bytes that a client holds at the end of its steps, by name."""
     tensors = {name: tensor for name, tensor in job.tensors.items() if name not in ("weights", "received", "mask")}
     trains = any(isinstance(step, Train) for step in order.exchange.steps)
     learns = any(isinstance(step, Train | ProbeGradient | ProbeCurvature) for step in order.exchange.steps)
@@ -58,7 +58,7 @@ def held_parts(job: Job, order: Order, training: LocalTraining, activations: int
 
 
 def on_mask(parts: Mapping[str, int], order: Order) -> dict[str, int]:
-    """`parts` where weights, gradient and optimiser state are stored on the mask, and the mask as bits."""
+    """Return `parts` with weights, gradient and optimiser state stored on the mask, and the mask as bits."""
     layout, frame = order.frame.layout, order.frame
     weights, gradient = frame.on_mask / layout.length, (frame.on_mask - frame.statistics) / layout.parameters
     shares = {"weights": weights, "received weights": weights, "gradient": gradient, "optimizer": gradient, "mask": 1 / 8}

@@ -8,10 +8,10 @@ from fedrts.wire.fields import Masks
 
 
 def flops_on_paper(exchange: Exchange, training: LocalTraining, samples: int, sparse: float, dense: float, pruned: float) -> float:
-    """Of E = samples · epochs / batch iterations, where a batch's forward pass takes F_s = `sparse` on the mask and F_d = `dense` off it.
+    """Return the FLOPs of E = samples · epochs / batch iterations.
 
-    A gradient of one batch is the last of the E iterations: 3·F_s·(E − 1) + F_s + 2·F_d. On a candidate mask, which the client has not
-    got yet, a forward pass takes `pruned`.
+    A batch's forward pass takes F_s = `sparse` on the mask and F_d = `dense` off it. A gradient of one batch is the last of the E
+    iterations: 3·F_s·(E − 1) + F_s + 2·F_d. On a candidate mask, which the client has not got yet, a forward pass takes `pruned`.
     """
     epoch = samples / training.batch_size
     probes = sum(isinstance(step, ProbeGradient) and step.batches == "one" for step in exchange.steps)

@@ -1,4 +1,4 @@
-"""A client's step on this machine: how long it takes, and the memory that it adds, in dense and in sparse kernels."""
+"""Time and memory of a client's step on this machine, in dense and sparse kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MANY, QUICK = 50, 0.1
 
 
 def timed_steps(bench: Workbench, order: Order) -> tuple[TimedStep, ...]:
-    """One step of a client on a whole batch, in torch's dense kernels, and in sparse ones where they are here and know the model."""
+    """Time one step of a client on a whole batch, in torch's dense kernels and, if available for the model, in sparse ones."""
     found = [_timed("dense", bench, order, None)]
     with suppress(NoKernelsError):
         isa = sparse_kernel.best_isa()
@@ -38,7 +38,7 @@ def timed_steps(bench: Workbench, order: Order) -> tuple[TimedStep, ...]:
 
 
 def felt(run: Assembled, state: State) -> dict[str, float]:
-    """Milliseconds of a client's step as a run in sparse kernels makes it, and as a dense one would; nothing of other runs."""
+    """Return the milliseconds of a client's step in sparse kernels and as a dense one; only for runs in sparse kernels."""
     if run.bench.program is None or not kind(run.experiment.engine.name).in_process:
         return {}
     plan = run.plan
@@ -66,7 +66,7 @@ def _timed(kernel: str, bench: Workbench, order: Order, program: LinkProgram | N
 
 
 def added_bytes(call: Callable[[], object]) -> int | None:
-    """By how much a call raises the resident memory of this process at most; None where the system does not say (Linux does)."""
+    """Measure how much a call raises this process's resident memory at most; None if the system does not report it (Linux does)."""
     try:
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)  # so that memory that is free already does not hide what is taken
@@ -81,7 +81,7 @@ def added_bytes(call: Callable[[], object]) -> int | None:
 
 
 def _resident(name: str) -> int:
-    """Bytes, of a line of /proc/self/status."""
+    """Parse the bytes in a line of /proc/self/status."""
     with open("/proc/self/status") as file:
         lines = dict(line.split(":", 1) for line in file)
     return int(lines[name].split()[0]) * 1024

@@ -1,4 +1,4 @@
-"""The table of costs: one row an accounting, a round and a case."""
+"""The table of costs: one row per accounting, round and case."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOLDER, FRESH = "has mask", "fresh"
 
 @dataclass(frozen=True)
 class Row:
-    """What one round costs one client in one accounting."""
+    """The cost of one round for one client in one accounting."""
 
     accounting: str
     round: str
@@ -38,17 +38,17 @@ class Row:
 
     @property
     def megabytes(self) -> float:
-        """Both ways, in 10⁶ bytes."""
+        """Bytes both ways, in units of 10⁶ bytes."""
         return (self.download_bytes + self.upload_bytes) / 1e6
 
     def as_flat_dict(self) -> dict[str, Any]:
-        """Without the parts of the memory: one line of a table."""
+        """Return one line of a table, without the parts of the memory."""
         return {name: value for name, value in vars(self).items() if name != "memory_parts"}
 
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A step of a client on a whole batch, carried out here; download and upload are divided among its steps."""
+    """A step of a client on a whole batch, run on this machine; download and upload are divided among its steps."""
 
     kernel: str
     """`dense`, or `sparse` with its instruction set."""
@@ -67,7 +67,7 @@ class Cost:
     parameters: int
     links: int
     macs: float
-    """Of the dense model's forward pass, per sample."""
+    """MACs of the dense model's forward pass, per sample."""
     input_shape: tuple[int, ...]
     classes: int
     samples: int
@@ -75,12 +75,12 @@ class Cost:
     batch_size: int
     rows: tuple[Row, ...] = field(default=())
     density_start: float | None = None
-    """Of the first rounds, which the rows are of, where the density falls."""
+    """Density of the first rounds, which the rows describe, if the density falls."""
     steps: tuple[TimedStep, ...] = ()
-    """Of an inner round, measured on this machine where that was asked for."""
+    """Steps of an inner round, measured on this machine on request."""
 
     def row(self, accounting: str, round: str, case: str | None = None) -> Row:
-        """The row of an accounting and a round; the first where no case is named."""
+        """Return the row of an accounting and a round; the first one if no case is named."""
         for row in self.rows:
             if (row.accounting, row.round) == (accounting, round) and case in (None, row.case):
                 return row

@@ -1,4 +1,4 @@
-"""What a whole run costs, for any number of rounds: planned from what one client's rounds cost."""
+"""The cost of a whole run of any number of rounds, planned from one client's rounds."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class RunCost:
 
     @property
     def heaviest(self) -> float:
-        """Bytes, both ways, of a fresh client in the round that sends most."""
+        """Bytes, both ways, of a new client in the round that sends most."""
         return max(down_and_up(rows[1]) for rows in self._rows)
 
     @property
     def memory(self) -> float:
-        """Bytes that a client holds at most."""
+        """Largest number of bytes that a client holds."""
         return max(rows[0].memory_bytes for rows in self._rows)
 
     def schedule(self, rounds: int) -> Schedule:
@@ -73,7 +73,7 @@ class RunCost:
         return Schedule(t.interval, min(e.end, rounds), t.adjust, t.first_outer, t.outer_at_end, self.fall)
 
     def bytes(self, rounds: int) -> float:
-        """Of all messages of all clients, both ways, set-up included."""
+        """The bytes of all messages of all clients, both ways, set-up included."""
         schedule = self.schedule(rounds)
         course = self._course(schedule, rounds)
         played = self._played(schedule, course)
@@ -87,7 +87,7 @@ class RunCost:
         return sent
 
     def flops(self, rounds: int) -> float:
-        """Of all clients."""
+        """The FLOPs of all clients."""
         schedule = self.schedule(rounds)
         once = self.setup[0].flops if self.setup is not None else 0.0
         return self._answering * (once + sum(times * row.flops for times, row in self._played(schedule, self._course(schedule, rounds))))
@@ -155,7 +155,7 @@ class RunCost:
         return sent
 
     def _masks(self, schedule: Schedule, course: Sequence[tuple[int, ...]]) -> float:
-        """Bytes by which all clients are told the masks."""
+        """Return the bytes that send the masks to all clients."""
         rounds, turn = len(course), self._turn
         first = max(map(self._mask, set(course[:turn])), default=0.0)  # to a client that holds no mask
         changed, changes = [0.0], [0]  # before each round: links exchanged so far, as a share, and in how many outer rounds
@@ -206,13 +206,13 @@ def asked(seed: int, t: int, clients: int, count: int) -> tuple[int, ...]:
 
 
 def _bits(counts: Sequence[float], sizes: Sequence[int]) -> float:
-    """Bits by which `counts[l]` of `sizes[l]` links are told, arm by arm."""
+    """Return the bits that name `counts[l]` of `sizes[l]` links, arm by arm."""
     layers = zip(counts, sizes, Layers.of(sizes).arms, strict=True)
     return sum(arms * _entropy(count / size) for count, size, arms in layers if size)
 
 
 def _entropy(share: float) -> float:
-    """Bits by which one place is told that is taken with this probability."""
+    """Return the bits that say whether one place is taken, which has this probability."""
     return -share * math.log2(share) - (1 - share) * math.log2(1 - share) if 0 < share < 1 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Data sets by name. A function registered with `@register("name")` that returns `Data` is all that a new one needs."""
+"""Data sets by name. A new one needs only a function registered with `@register("name")` that returns `Data`."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def register(
 
 
 def get(name: str) -> Loader:
-    """The loader of a registered name, of `folder:PATH`, `csv:PATH` and the like, or of an import path `pkg.module:name`."""
+    """Return the loader of a registered name, of `folder:PATH`, `csv:PATH` and the like, or of an import path `pkg.module:name`."""
     return _imported(name) if ":" in name and not data.is_path(name) else data.get(name)
 
 
 def _imported(name: str) -> Loader:
-    """The loader at an import path; a word that is none was meant as a kind of file."""
+    """Import a loader; a word that is not an import path was meant as a kind of file."""
     word = name.partition(":")[0]
     kinds = " or ".join(known for known in data.names() if known.endswith(":PATH"))
     ways = f"files are read as {kinds}, own code as PKG.MODULE:NAME; `fedrts data` lists what has a name"
@@ -64,12 +64,12 @@ def _imported(name: str) -> Loader:
 
 
 def absolute(name: str) -> str:
-    """The name with the path of `folder:PATH`, `npz:PATH` and the like made absolute, so that it means the same anywhere."""
+    """Make the path of `folder:PATH`, `npz:PATH` and the like absolute, so that the name means the same everywhere."""
     return data.absolute(name, "--data")
 
 
 def recipe(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
-    """The defaults that go with a data set; a plain `Recipe` where it brings none. A table's depend on its columns."""
+    """Return the defaults of a data set; a plain `Recipe` if it has none. A table's defaults depend on its columns."""
     from fedrts.data.contract import Recipe
 
     found: Any = getattr(get(name), "recipe", None)
@@ -80,13 +80,13 @@ def recipe(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
 
 
 def source(name: str) -> Source | None:
-    """Where the files of a data set come from; None if it needs none."""
+    """Return the source of a data set's files; None if it needs none."""
     found: Source | None = getattr(get(name), "source", None)
     return found
 
 
 def home(folder: str | Path | None = None) -> Path:
-    """The folder of data sets: the one given, else `FEDRTS_DATA`, else ~/.cache/fedrts."""
+    """Return the folder of data sets: the given one, else `FEDRTS_DATA`, else ~/.cache/fedrts."""
     return Path(folder or os.environ.get(VARIABLE) or Path("~/.cache/fedrts")).expanduser()
 
 

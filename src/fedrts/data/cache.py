@@ -27,7 +27,7 @@ Make = Callable[[str, tuple[int, ...], Any], np.ndarray]
 """(name, shape, dtype) → an array to be filled."""
 
 _VERSION = 2
-"""Of what decoders write: raise it when one of them changes its mind."""
+"""Version of what decoders write: raise it when one of them changes."""
 
 
 def cached(folder: Path, name: str, sources: Iterable[str | Path], decode: Callable[[Make], None]) -> dict[str, Tensor]:
@@ -60,7 +60,7 @@ def cached(folder: Path, name: str, sources: Iterable[str | Path], decode: Calla
 
 
 class _Store:
-    """Arrays in files of a temporary folder, or in memory once that failed."""
+    """Arrays in files of a temporary folder, or in memory if that failed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,7 +87,7 @@ class _Store:
         return array
 
     def keep(self, ready: Path) -> None:
-        """Put the files, now complete, in their place, and what was made of older sources away."""
+        """Move the completed files to their place, and delete those made from older sources."""
         for array in self.arrays.values():
             array.flush()  # type: ignore[attr-defined]
         self.arrays.clear()
@@ -107,7 +107,7 @@ def _in_memory(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def _read(ready: Path) -> dict[str, Tensor] | None:
-    """The arrays of a cache, mapped; None if it is missing or damaged."""
+    """Memory-map the arrays of a cache; None if it is missing or damaged."""
     try:
         files = sorted(ready.glob("*.npy"))
         return {file.stem: mapped(file) for file in files} or None

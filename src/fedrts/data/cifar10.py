@@ -44,7 +44,7 @@ def _decode(folder: Path, make: Make) -> None:
 
 
 def _rows(file: Path) -> np.ndarray:
-    """`[n, 3073]` of a batch file."""
+    """Read `[n, 3073]` from a batch file."""
     content = np.fromfile(file, np.uint8)
     if len(content) == 0 or len(content) % ROW:
         raise InputError(f"{file} is damaged: {len(content):,} bytes are no whole number of images ({ROW:,} bytes each); get it again")

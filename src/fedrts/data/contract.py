@@ -1,4 +1,4 @@
-"""The loader contract: arrays that are resident once, as small as they are stored; a client is a list of row numbers."""
+"""The interface of data sets: arrays loaded once, in their stored form; a client is a list of row numbers."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from fedrts.trees import Tensors
 
 
 class View(Protocol):
-    """How stored rows become a model's inputs: pure functions of whole batches, of one client or of many."""
+    """How stored rows become a model's inputs: pure functions of whole batches, for one client or many."""
 
     @property
     def numbers(self) -> int:
-        """Random numbers that one augmented sample takes; 0: there is nothing to augment."""
+        """Random numbers that one augmented sample needs; 0: no augmentation."""
         ...
 
     def inputs(self, x: Tensor) -> Tensor:
-        """`[m, …]` as stored → `[m, …]` as a model reads it."""
+        """Convert stored rows `[m, …]` to model inputs `[m, …]`."""
         ...
 
     def targets(self, y: Tensor) -> Tensor:
-        """`[m, …]` as stored → `[m, …]` as the task reads them."""
+        """Convert stored targets `[m, …]` to the task's targets `[m, …]`."""
         ...
 
     def augment(self, x: Tensor, u: Tensor) -> Tensor:
-        """Inputs for training, changed by `u [m, numbers]`, uniform in [0, 1)."""
+        """Augment training inputs with `u [m, numbers]`, uniform in [0, 1)."""
         ...
 
     def to(self, device: torch.device | str) -> View: ...
@@ -68,28 +68,28 @@ class Data:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one input; of a tree that of its first tensor."""
+        """The shape of one input; for a tree, of its first tensor."""
         first = trees.leaves(trees.opened(trees.at(self.x, slice(0, 1))))[0]
         return tuple(first.shape[1:])
 
     @property
     def samples(self) -> int:
-        """Training rows."""
+        """Number of training rows."""
         return trees.count(self.y)
 
     @property
     def labels(self) -> Tensor | None:
-        """The training targets where they are one class per sample."""
+        """The training targets, if they are one class per sample."""
         return self.y if is_label(self.y) else None
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """The device of the rows."""
         return torch.device(trees.leaves(self.x)[0].device)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names the data: all rows and targets, of the validation and test sets too."""
+        """A name for the data: all rows and targets, including the validation and test sets."""
         digest = hashlib.blake2b(digest_size=16)
         for name, leaf in self._leaves().items():
             if isinstance(leaf, Tensor):
@@ -100,7 +100,7 @@ class Data:
 
     @property
     def sampled_fingerprint(self) -> str:
-        """Names the training data as earlier versions did: all targets and up to 1,024 inputs."""
+        """The name for the training data that earlier versions used: all targets and up to 1,024 inputs."""
         digest = hashlib.blake2b(digest_size=8)
         for tensor in (*trees.leaves(self.y), *trees.leaves(trees.at(self.x, slice(None, None, max(1, self.samples // 1024))))):
             if not isinstance(tensor, Tensor):
@@ -111,20 +111,20 @@ class Data:
         return digest.hexdigest()
 
     def inputs(self, x: Tensors) -> Tensors:
-        """Stored rows `[m, …]` as a model reads them, for evaluation."""
+        """Return stored rows `[m, …]` as model inputs, for evaluation."""
         return trees.opened(x) if self.view is None else self.view.inputs(x)
 
     def targets(self, y: Tensors) -> Tensors:
-        """Stored targets `[m, …]` as the task reads them."""
+        """Return stored targets `[m, …]` as the task reads them."""
         return trees.opened(y) if self.view is None else self.view.targets(y)
 
     @property
     def augments(self) -> bool:
-        """Are training inputs changed at random?"""
+        """Whether training inputs are augmented."""
         return self.view is not None and self.view.numbers > 0
 
     def training_batch(self, rows: Tensor, key: int | None) -> tuple[Tensors, Tensors]:
-        """Inputs and targets of the training rows `rows [m]`; `key` decides the augmentation (None: as for evaluation)."""
+        """Return inputs and targets of the training rows `rows [m]`; `key` determines the augmentation (None: as for evaluation)."""
         if key is None or self.apart is not None:
             return self.inputs(trees.at(self.x, rows)), self.targets(trees.at(self.y, rows))
         batches = self.training_batches(rows[None], torch.tensor([random.signed(key)], device=rows.device))
@@ -132,7 +132,7 @@ class Data:
         return x, y
 
     def training_batches(self, rows: Tensor, keys: Tensor) -> tuple[Tensors, Tensors]:
-        """Inputs and targets `[k, m, …]` of several batches of training rows `rows [k, m]`; `keys [k]` decide the augmentation."""
+        """Return inputs and targets `[k, m, …]` of training rows `rows [k, m]`; `keys [k]` determine the augmentation."""
         x, y = trees.at(self.x, rows.flatten()), self.targets(trees.at(self.y, rows))
         if self.view is None or not self.augments:
             x = self.inputs(x)
@@ -142,7 +142,7 @@ class Data:
         return trees.mapped(lambda leaf: leaf.unflatten(0, rows.shape), x), y
 
     def evaluate(self, module: nn.Module, batch_size: int) -> Metrics:
-        """The task's metrics on the test set, none without one, and `valid_…` of the followed ones where there is a validation set."""
+        """Return the task's metrics on the test set, if any, and `valid_…` of the followed ones if there is a validation set."""
         if not trees.count(self.test_y):
             return {}
         metrics = self.judge(module, self.test_x, self.test_y, batch_size)
@@ -152,19 +152,19 @@ class Data:
         return metrics | {f"valid_{metric.name}": valid[metric.name] for metric in followed(described(declared(self.task), metrics))}
 
     def judge(self, module: nn.Module, x: Tensors, y: Tensors, batch_size: int) -> Metrics:
-        """The task's metrics on rows and targets as they are stored, without augmentation."""
+        """Return the task's metrics on stored rows and targets, without augmentation."""
         reader = module if self.view is None else _Reader(module, self.view)
         return evaluated(self.task, reader, x, y if self.view is None else self.view.targets(y), batch_size)
 
     def with_validation(self, share: float) -> Data:
-        """With a random `share` of the training rows, the same for every seed, split off as validation set."""
+        """Split a random `share` of the training rows, the same for every seed, off as validation set."""
         if share == 0 and not isinstance(share, bool):
             return self
         rest, valid = parted(self.samples, share, "validation")
         return replace(self.only(rest), valid_x=trees.at(self.x, valid), valid_y=trees.at(self.y, valid))
 
     def only(self, rows: Tensor | slice) -> Data:
-        """With these training rows alone."""
+        """Keep only these training rows."""
         return replace(self, x=trees.at(self.x, rows), y=trees.at(self.y, rows), owners=None if self.owners is None else self.owners[rows])
 
     def to(self, device: torch.device | str) -> Data:
@@ -175,7 +175,7 @@ class Data:
         return replace(self, **there, view=self.view and self.view.to(device))
 
     def _parts(self) -> dict[str, Tensors]:
-        """What it holds of rows."""
+        """Return the parts that hold rows."""
         names = ("x", "y", "test_x", "test_y", "valid_x", "valid_y")
         return {name: tree for name in names if (tree := getattr(self, name)) is not None}
 
@@ -188,12 +188,12 @@ _TOLD_CLASSES = 1000
 
 
 def is_label(y: Tensors) -> bool:
-    """Are these targets one class per sample?"""
+    """Whether these targets are one class per sample."""
     return isinstance(y, Tensor) and y.dim() == 1 and not y.is_floating_point()
 
 
 def has_classes(y: Tensors, classes: int) -> bool:
-    """Are these labels of few enough classes to tell of each?"""
+    """Whether these labels have few enough classes to report on each."""
     return is_label(y) and 0 < classes <= _TOLD_CLASSES and int(y.min()) >= 0
 
 
@@ -211,7 +211,7 @@ class _Reader(nn.Module):
 
 
 def parted(count: int, share: float, purpose: str) -> tuple[Tensor, Tensor]:
-    """Row numbers below `count` in two, the second a random `share` of them; the same in every run."""
+    """Split row numbers below `count` in two; the second part is a random `share` of them, the same in every run."""
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
         raise InputError(f"data_options.{purpose} must be a share ≥ 0 and < 1 of the samples (got {share!r})")
     taken = int(share * count)
@@ -223,7 +223,7 @@ def parted(count: int, share: float, purpose: str) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The defaults that go with a data set: a model and the settings under which it learns."""
+    """The defaults of a data set: a model and the settings for training it."""
 
     model: str = "mlp"
     settings: Mapping[str, Any] = field(default_factory=dict)

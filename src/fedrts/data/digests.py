@@ -1,4 +1,4 @@
-"""What an array holds, in a few bytes: computed once, and for arrays of files kept beside them as long as these do not change."""
+"""Digests of arrays, computed once; those of file-backed arrays are kept beside the files while these do not change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BLOCK = 2**26
 
 @dataclass(frozen=True)
 class _FilePart:
-    """Of a file: the array of one tensor."""
+    """The part of a file that holds one tensor's array."""
 
     file: Path
     name: str
@@ -36,14 +36,14 @@ _parts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def mapped(file: Path) -> Tensor:
-    """The array of a .npy file. Copy-on-write: torch asks for arrays that could be written; nothing written would reach the file."""
+    """Map the array of a .npy file copy-on-write: torch asks for writable arrays, and writes never reach the file."""
     tensor = torch.from_numpy(np.load(file, mmap_mode="c", allow_pickle=False))
     _files[tensor] = file
     return tensor
 
 
 def seen_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same bytes as values of another type."""
+    """View the same bytes as values of another type."""
     seen = tensor.view(dtype)
     if tensor in _files:
         _files[seen] = _files[tensor]
@@ -51,14 +51,14 @@ def seen_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def same_content(tensor: Tensor, copy: Tensor) -> Tensor:
-    """`copy`, of which is now known that it holds what `tensor` holds."""
+    """Record that `copy` holds what `tensor` holds."""
     if copy is not tensor and (part := _part(tensor)) is not None:
         _parts[copy] = part
     return copy
 
 
 def digest_of(tensor: Tensor) -> str:
-    """Names the values of a tensor in their order."""
+    """Return a digest of a tensor's values in their order."""
     part = _part(tensor)
     if part is None:
         return _computed(tensor)
@@ -80,7 +80,7 @@ def _computed(tensor: Tensor) -> str:
 
 
 def _part(tensor: Tensor) -> _FilePart | None:
-    """The part of a file that a tensor is, or was copied from."""
+    """Return the part of a file that a tensor is, or was copied from."""
     if tensor in _parts:
         found: _FilePart = _parts[tensor]
         return found
@@ -91,7 +91,7 @@ def _part(tensor: Tensor) -> _FilePart | None:
 
 
 def _read(file: Path) -> tuple[dict[str, str], list[int]]:
-    """The digests of parts of a file that were computed since it last changed, and when that was."""
+    """Read the digests of parts of a file computed since it last changed, and when that was."""
     status = os.stat(file)
     stamp = [status.st_size, status.st_mtime_ns]
     entry: Any = _content(file).get(file.name)
@@ -101,7 +101,7 @@ def _read(file: Path) -> tuple[dict[str, str], list[int]]:
 
 
 def _write(file: Path, digests: dict[str, str], stamp: list[int]) -> None:
-    """Best effort: where it cannot be written, it is computed anew next time."""
+    """Write digests if possible; otherwise they are computed again next time."""
     content = _content(file) | {file.name: {"stamp": stamp, "digests": digests}}
     temporary = file.with_name(f".{_FILE}.{os.getpid()}.tmp")
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Getting a file over HTTP: whole or not at all, and where it broke off the next try goes on."""
+"""HTTP downloads: complete or not at all, resumed where the last try stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMEOUT = 30.0
 
 
 def download(url: str, target: Path, checksum: str | None, report: ReportBytes) -> None:
-    """`url` as the file `target`; bytes that came are kept in `target`.part until all are there and their checksum is right."""
+    """Download `url` to the file `target`; partial bytes stay in `target`.part until all are there and their checksum is right."""
     part = target.with_name(target.name + ".part")
     target.parent.mkdir(parents=True, exist_ok=True)
     for attempt in range(_TRIES):
@@ -50,7 +50,7 @@ def download(url: str, target: Path, checksum: str | None, report: ReportBytes) 
 
 
 def verify(file: Path, checksum: str | None, origin: str) -> None:
-    """Refuse a file whose bytes are not those that its publisher made."""
+    """Refuse a file that differs from the one its publisher made."""
     if checksum is None:
         return
     kind, _, wanted = checksum.partition(":")
@@ -61,7 +61,7 @@ def verify(file: Path, checksum: str | None, origin: str) -> None:
 
 
 def _transfer(url: str, part: Path, report: ReportBytes) -> tuple[bool, int | None]:
-    """Append what is missing of `url` to `part`; did the answer end as it should, and the size that `part` should then have, if known."""
+    """Append the missing bytes of `url` to `part`; return whether the reply ended properly, and the expected size if known."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "fedrts"} | ({"Range": f"bytes={have}-"} if have else {}))
     try:

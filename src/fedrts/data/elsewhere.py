@@ -1,4 +1,4 @@
-"""Data that lies at sites alone: the coordinator knows the shape of inputs and the number of classes, and has no rows."""
+"""Data that only sites hold: the coordinator knows the shape of inputs and the number of classes, and has no rows."""
 
 from __future__ import annotations
 

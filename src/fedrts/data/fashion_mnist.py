@@ -56,7 +56,7 @@ def _decode(folder: Path, make: Make) -> None:
 
 
 def _idx(file: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """`[n, *shape]` of an idx file: magic number (0, 0, 8 for bytes, dimensions), sizes, bytes."""
+    """Read `[n, *shape]` from an idx file: magic number (0, 0, 8 for bytes, dimensions), sizes, bytes."""
     try:
         most = most_expanded(file.stat().st_size)
         with gzip.open(file) as opened:

@@ -1,4 +1,4 @@
-"""Who holds which rows, for any number of clients: two tensors, and not an object a client."""
+"""The rows of every client, for any number of clients, in two tensors instead of one object per client."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 
 
 class Holdings(Sequence[Tensor]):
-    """The row numbers of every client, one client after the other in one tensor: client c holds `rows[bounds[c]:bounds[c + 1]]`."""
+    """The row numbers of all clients in one tensor: client c holds `rows[bounds[c]:bounds[c + 1]]`."""
 
     def __init__(self, rows: Tensor, bounds: Tensor) -> None:
         self.rows, self.bounds = rows, bounds
 
     @staticmethod
     def cut(rows: Tensor, sizes: Iterable[int]) -> Holdings:
-        """`rows [n]` given away in their order: the first client gets `sizes[0]` of them, and so on."""
+        """Divide `rows [n]` in order: the first client gets `sizes[0]` of them, and so on."""
         bounds = torch.as_tensor(sizes if isinstance(sizes, Sequence) else list(sizes), dtype=torch.int64).cumsum(0)
         return Holdings(rows, torch.cat([bounds.new_zeros(1), bounds]))
 
     @staticmethod
     def of(parts: Sequence[Tensor]) -> Holdings:
-        """Of the clients' row numbers one by one."""
+        """Build holdings from one tensor of row numbers per client."""
         if isinstance(parts, Holdings):
             return parts
         return Holdings.cut(torch.cat([part.cpu() for part in parts]), [len(part) for part in parts])
@@ -51,10 +51,10 @@ class Holdings(Sequence[Tensor]):
 
     @cached_property
     def sizes(self) -> array[int]:
-        """n_k of every client: eight bytes each."""
+        """n_k of every client, as eight-byte integers."""
         return array("q", self.bounds.diff().numpy().tobytes())
 
     @property
     def largest(self) -> int:
-        """Rows of the client that holds most."""
+        """The number of rows of the largest client."""
         return int(self.bounds.diff().max())

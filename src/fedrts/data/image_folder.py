@@ -1,4 +1,4 @@
-"""One's own images: a folder per class."""
+"""Your own images: a folder per class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image files into one array, and what their pixels are like."""
+"""Image files as one array, and the statistics of their pixels."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fedrts.errors import InputError, optional
 from fedrts.files import require_plain
 
 MOST_PIXELS = 2**26
-"""Of one image: 8,192 × 8,192; a small file may claim any number."""
+"""Most pixels of one image: 8,192 × 8,192; a small file may claim any number."""
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP")
 """What is decoded, whatever a file is called: for some other formats Pillow would start programs."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPEG", ".JPG", ".PNG")
 
 
 def listed(folder: str | Path, suffixes: Sequence[str] = SUFFIXES) -> list[str]:
-    """The image files of a folder by name; at least one."""
+    """Return the image files of a folder by name; at least one."""
     try:
         found = [(entry.path, entry.is_file()) for entry in os.scandir(folder) if entry.name.endswith(tuple(suffixes))]
     except OSError as error:
@@ -39,13 +39,13 @@ def listed(folder: str | Path, suffixes: Sequence[str] = SUFFIXES) -> list[str]:
 
 
 def size_of(file: str) -> tuple[int, int]:
-    """Height and width of an image file."""
+    """Return height and width of an image file."""
     height, width, _ = _pixels(file, None).shape
     return height, width
 
 
 def decode(files: Sequence[str], out: np.ndarray, resize: bool = False, remedy: str = "get it again") -> None:
-    """The images of `files` as rows of `out [n, 3, h, w]`, uint8; they must have that size, or are given it."""
+    """Decode the images of `files` into rows of `out [n, 3, h, w]`, uint8; they must have that size or are resized."""
     size = out.shape[2:]
     for file, row in zip(files, out, strict=True):
         pixels = _pixels(file, size if resize else None)
@@ -56,7 +56,7 @@ def decode(files: Sequence[str], out: np.ndarray, resize: bool = False, remedy: 
 
 
 def statistics(x: Tensor) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of every channel of `x [n, c, h, w]`, uint8, in [0, 1]; never 0."""
+    """Return mean and standard deviation of every channel of `x [n, c, h, w]`, uint8, in [0, 1]; never 0."""
     values = torch.arange(256, dtype=torch.float64) / 255
     mean, std = [], []
     for channel in range(x.shape[1]):
@@ -68,7 +68,7 @@ def statistics(x: Tensor) -> tuple[list[float], list[float]]:
 
 
 def _pixels(file: str, size: tuple[int, int] | None) -> np.ndarray:
-    """`[h, w, 3]` of an image file."""
+    """Decode an image file to `[h, w, 3]`."""
     image = optional("PIL.Image", "images")
     try:
         with _bombs_as_errors(image), image.open(file, formats=FORMATS) as opened:
@@ -84,14 +84,14 @@ def _pixels(file: str, size: tuple[int, int] | None) -> np.ndarray:
 
 @contextlib.contextmanager
 def _bombs_as_errors(image: Any) -> Iterator[None]:
-    """Pillow warns of images that are too large before it refuses some of them."""
+    """Turn Pillow's warnings about oversized images into errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", image.DecompressionBombWarning)
         yield
 
 
 def _eight_bit(file: str, opened: Any) -> Any:
-    """An image whose values fit into a byte: Pillow would cut off larger ones instead of scaling them."""
+    """Scale an image to 8 bits; Pillow would clip larger values instead."""
     if opened.mode.startswith("I;16") or (opened.mode == "I" and opened.format == "PNG"):  # 16 bits, in newer and older Pillow
         return optional("PIL.Image", "images").fromarray((np.asarray(opened) >> 8).astype(np.uint8))
     if opened.mode in ("I", "F"):

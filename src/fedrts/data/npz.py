@@ -1,4 +1,4 @@
-"""One's own arrays: a NumPy .npz file with x, y and, if there is a test set, x_test, y_test."""
+"""Your own arrays: a NumPy .npz file with x, y and, if there is a test set, x_test, y_test."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _check_sizes(path: Path) -> None:
-    """Before anything is expanded: is every array as long as its header says, and are all together no longer than the file allows?"""
+    """Check before expanding that every array is as long as its header says, and that all together stay within the limit."""
     with zipfile.ZipFile(path) as archive:
         members = [info for info in archive.infolist() if info.filename.removesuffix(".npy") in NAMES]
         check_expansion(path, path.stat().st_size, sum(info.file_size for info in members), "save it with numpy.savez, uncompressed")
@@ -76,7 +76,7 @@ def _check_sizes(path: Path) -> None:
 
 
 def _inputs(path: Path, arrays: dict[str, np.ndarray], name: str) -> Tensor:
-    """Images `[n, c, h, w]` (uint8; `[n, h, w]` and `[n, h, w, c]` are brought into that form), or rows of numbers, float32 or int64."""
+    """Return images `[n, c, h, w]` (uint8; `[n, h, w]` and `[n, h, w, c]` are converted), or rows of numbers, float32 or int64."""
     array = _present(path, arrays, name)
     if array.dtype == np.uint8:
         if array.ndim == 3:

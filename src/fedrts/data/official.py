@@ -1,4 +1,4 @@
-"""Where the files of a data set come from and where they go."""
+"""Where a data set's files come from and where they are stored."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class File:
 
 @dataclass(frozen=True)
 class Official:
-    """What the released data set is known by: its sizes, and how its arrays begin where that is known."""
+    """Properties that identify the released data set: its sizes and, if known, the first bytes of its arrays."""
 
     train: int
     test: int
@@ -43,7 +43,7 @@ class Official:
     """The first values of `x` (of its first row) or of `y`, as stored."""
 
     def differs(self, held: Data) -> str | None:
-        """How `held`, read without options, differs from the release; None if nothing shows."""
+        """Return how `held`, read without options, differs from the release; None if no difference shows."""
         sizes = (("classes", held.classes, self.classes), ("training samples", len(held.y), self.train))
         for what, found, wanted in (*sizes, ("test samples", len(held.test_y), self.test)):
             if found < wanted:
@@ -67,11 +67,11 @@ class Source:
         return [path for path in self.needed if not (home / path).exists()]
 
     def lacks(self, file: File, home: Path) -> bool:
-        """Is anything missing that `file` brings?"""
+        """Whether anything that `file` provides is missing."""
         return any(path == file.to or path.startswith(f"{file.to}/") for path in self.missing(home))
 
     def require(self, name: str, home: Path) -> None:
-        """One line on what to get and where to put it, if it is not there."""
+        """Raise one line that says what to download and where to put it, if it is missing."""
         missing = self.missing(home)
         if not missing:
             for path in self.needed:
@@ -85,7 +85,7 @@ class Source:
         )
 
     def differs(self, held: Data, home: Path) -> str | None:
-        """How the data in `home`, of which `held` was read without options, differ from the release; None if nothing shows."""
+        """Return how the data in `home`, of which `held` was read without options, differ from the release; None if no difference shows."""
         if self.official is not None and (found := self.official.differs(held)) is not None:
             return found
         for file in self.files:

@@ -1,4 +1,4 @@
-"""The user's own data, made resident once: datasets, iterables, DataLoaders, arrays, tables."""
+"""The user's own data, loaded once: datasets, iterables, DataLoaders, arrays, tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_convert
@@ -26,16 +26,17 @@ from fedrts.tasks import Task
 from fedrts.trees import Tensors
 
 MOST_ROWS = 1_000_000
-"""Of an iterable dataset, which is read once into rows: it may be endless."""
+"""Most samples of an iterable dataset, which is read once into rows and may be endless."""
 TARGETS = ("labels", "label", "target", "targets", "y")
 """Under which a dictionary has its target, if nothing else is said."""
+_PRECISIONS = (torch.float32, torch.float64)
 _TRIED = 256
 """Rows that a collate function is tried on one by one."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How the user's data are to be read."""
+    """How to read the user's data."""
 
     client: str | None = None
     """The column that says whose a row is, where one table holds all clients."""
@@ -45,6 +46,10 @@ class Reading:
     """Samples → a batch."""
     whole: bool = False
     """The loss takes whole batches, so that there need be no target."""
+    task: str | None = None
+    """The task's name, where it has one: a table's target is then what it needs."""
+    as_given: bool = False
+    """Does a loss of one's own see a table's numbers as they are? Otherwise few whole numbers are taken for labels."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -53,7 +58,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class BatchForm:
-    """How a batch is told apart into inputs and targets, and put together again."""
+    """How a batch splits into inputs and targets, and how these are put together again."""
 
     kind: str
     """`pair`: (inputs, target); `flat`: (input, …, target); `named`: a dictionary; `alone`: no target."""
@@ -61,7 +66,7 @@ class BatchForm:
 
     @staticmethod
     def of(batch: Tensors, reading: Reading, where: str) -> BatchForm:
-        """The form of a batch."""
+        """Find the form of a batch."""
         if isinstance(batch, tuple) and len(batch) > 1 and not reading.targets:
             return BatchForm("pair" if len(batch) == 2 else "flat")
         if isinstance(batch, dict):
@@ -81,7 +86,7 @@ class BatchForm:
         return BatchForm("alone")
 
     def halves(self, batch: Tensors) -> tuple[Tensors, Tensors]:
-        """Inputs and targets of a batch; where there is no target it is `[rows, 0]`."""
+        """Return inputs and targets of a batch; without a target it is `[rows, 0]`."""
         if self.kind == "pair":
             return batch[0], batch[1]
         if self.kind == "flat":
@@ -93,7 +98,7 @@ class BatchForm:
         return x, y
 
     def __call__(self, x: Tensors, y: Tensors) -> Tensors:
-        """The batch that these halves were."""
+        """Put the halves of a batch together again."""
         if self.kind == "named":
             return {**x, **(y if len(self.targets) > 1 else {self.targets[0]: y})}
         if self.kind == "alone":
@@ -103,7 +108,7 @@ class BatchForm:
 
 @dataclass(frozen=True)
 class Piece:
-    """The rows of one dataset: samples to be collated, a batch of all of them, or a table."""
+    """The rows of one dataset: samples to collate, a batch of all of them, or a table."""
 
     where: str
     samples: list[Any] | None = None
@@ -116,7 +121,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class OwnData:
-    """What was given as data, read."""
+    """The given data, read."""
 
     data: Data
     rows: Holdings
@@ -124,12 +129,12 @@ class OwnData:
 
 
 def listed(clients: Any, client: str | None = None) -> tuple[list[Any], tuple[str, ...]]:
-    """The clients' datasets and, where they have any, names; one dataset is not the list of them, though it has items."""
+    """Return the clients' datasets and their names, if any; a single dataset is not a list of datasets, although it has items."""
+    if type(clients).__name__ == "DatasetDict":
+        raise InputError("clients is a DatasetDict of splits: give one of them, with client= for the column that says whose a row is")
     if client is not None:
         return _by_column(clients, client)
     single = isinstance(clients, Dataset | Tensor | np.ndarray | DataLoader) or _is_hub(clients)
-    if type(clients).__name__ == "DatasetDict":
-        raise InputError("clients is a DatasetDict of splits: give one of them, with client= for the column that says whose a row is")
     if _is_frame(clients) or _is_hub(clients):
         raise InputError(
             f"clients is one {type(clients).__name__}: say with client= which column names the client, or give a list of datasets, one "
@@ -147,10 +152,11 @@ def listed(clients: Any, client: str | None = None) -> tuple[list[Any], tuple[st
 
 
 def _by_column(clients: Any, column: str) -> tuple[list[Any], tuple[str, ...]]:
-    """One table in parts: the rows of every client, in the order of their names."""
+    """Split one table by the client column: the rows of every client, in the order of their names."""
     table = _table(clients, "clients") if _is_table(clients) else None
     if table is None:
         raise InputError(f"client = '{column}' is for one table with all clients' rows: clients is a {type(clients).__name__}")
+    _filled(table, "clients")
     names, owners = table.owners(column)
     rest = table.without(column)
     if _is_hub(clients):
@@ -160,7 +166,7 @@ def _by_column(clients: Any, column: str) -> tuple[list[Any], tuple[str, ...]]:
 
 
 def federate(clients: Sequence[Any], test: Any, task: Task, reading: Reading | None = None, names: tuple[str, ...] = ()) -> OwnData:
-    """One `Data` with the rows of all clients one after the other, and every client's row numbers.
+    """Return one `Data` with the rows of all clients in sequence, and every client's row numbers.
 
     `test` is a dataset like the clients', or the share of every client's rows that is held out.
     """
@@ -179,6 +185,8 @@ def federate(clients: Sequence[Any], test: Any, task: Task, reading: Reading | N
         x, y = (joined([pair[half] for pair in held]) for half in (0, 1))
     except (RuntimeError, ValueError) as error:
         raise InputError(f"all clients' inputs, and their targets, must have one shape: {reason(error)}") from error
+    if odd := next((part.where for part, pair in zip(parts, pairs, strict=True) if not _finite(pair[0])), None):
+        note(f"{odd} has inputs that are not finite (NaN or infinite): a model that lets them through learns nothing")
     sizes = [trees.count(pair[1]) for pair in held]
     test_x, test_y = pairs[-1] if share is None else (trees.at(half, slice(0, 0)) for half in (x, y))
     owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
@@ -192,8 +200,12 @@ def federate(clients: Sequence[Any], test: Any, task: Task, reading: Reading | N
     return OwnData(replace(data, classes=_classes(data)), Holdings.cut(torch.arange(sum(sizes)), sizes), form)
 
 
+def _finite(tree: Tensors) -> bool:
+    return all(bool(leaf.isfinite().all()) for leaf in trees.leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+
+
 def _classes(data: Data) -> int:
-    """The number of labels where targets are whole numbers."""
+    """Return the number of labels if targets are whole numbers."""
     if not all(isinstance(y, Tensor) and y.numel() and not y.is_floating_point() for y in (data.y, data.test_y)):
         return 0
     return int(max(data.y.max(), data.test_y.max())) + 1
@@ -203,28 +215,31 @@ def _classes(data: Data) -> int:
 
 
 def _read(dataset: Any, where: str, reading: Reading) -> Piece:
-    """The rows of a dataset of any kind."""
+    """Read the rows of a dataset of any kind."""
     collate = reading.collate
     if isinstance(dataset, DataLoader):
         own = dataset.collate_fn
         collate = collate or (None if own in (default_collate, default_convert) else own)
         dataset = dataset.dataset
-    if isinstance(dataset, Columns) or _is_frame(dataset):
+    owner = () if reading.client is None else (reading.client,)  # a test set may have that column too
+    of_client = bool(owner) and isinstance(dataset, Mapping) and _is_arrays(dataset)
+    if isinstance(dataset, Columns) or _is_frame(dataset) or of_client:
         if not reading.targets:
             raise InputError(f"{where} is a table: name the column that is to be predicted (or a list of columns) with target=")
-        return Piece(where, table=_filled(dataset if isinstance(dataset, Columns) else _table(dataset, where), where))
+        table = dataset if isinstance(dataset, Columns) else _table(dataset, where).without(*owner)
+        return Piece(where, table=_filled(table, where))
     if collate is None:
         if _is_hub(dataset) and dataset.format["type"] != "custom":
-            return _columns(_filled(_table(dataset, where), where), where)
+            return _columns(_filled(_table(dataset, where).without(*owner), where), where)
         if isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__:
             return Piece(where, batch=_filled(tuple(dataset.tensors), where))
         if _is_arrays(dataset):
-            return Piece(where, batch=_filled(_tensors(dataset), where))
+            return Piece(where, batch=_filled(_tensors(dataset, where), where))
     return Piece(where, samples=_samples(dataset, where), collate=collate)
 
 
 def _samples(dataset: Any, where: str) -> list[Any]:
-    """All samples of a map-style dataset, or of an iterable one, which is read once."""
+    """Read all samples of a map-style dataset, or of an iterable one, which is read once."""
     try:
         if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping):
             found = [dataset[index] for index in range(len(dataset))]
@@ -255,17 +270,17 @@ def _filled(rows: Any, where: str) -> Any:
 
 
 def _is_frame(given: object) -> bool:
-    """Is it a table of pandas or polars? Neither need be installed."""
+    """Whether it is a table of pandas or polars; neither need be installed."""
     return type(given).__name__ == "DataFrame"
 
 
 def _is_hub(given: object) -> bool:
-    """Is it a `datasets.Dataset`, which need not be installed? It has a length, columns and features."""
+    """Whether it is a `datasets.Dataset` (that package need not be installed): it has a length, columns and features."""
     return all(hasattr(given, name) for name in ("__len__", "column_names", "features", "remove_columns")) and not isinstance(given, dict)
 
 
 def _is_arrays(given: object) -> bool:
-    """Is it (inputs, targets) or a dictionary as arrays of all rows, rather than samples?"""
+    """Whether it is (inputs, targets) or a dictionary with arrays of all rows, rather than samples."""
     arrays = tree_leaves(given) if isinstance(given, tuple | dict) else []
     return bool(arrays) and all(isinstance(array, np.ndarray | Tensor) and array.ndim > 0 for array in arrays)
 
@@ -275,21 +290,26 @@ def _is_table(given: object) -> bool:
 
 
 def _table(given: Any, where: str) -> Columns:
-    """The columns of a frame, of a `datasets.Dataset` or of a dictionary of arrays."""
+    """Return the columns of a frame, of a `datasets.Dataset` or of a dictionary of arrays."""
     if _is_hub(given):
         found = given.with_format("numpy")[:]
         return Columns({name: np.asarray(found[name]) for name in given.column_names}, where)
     if isinstance(given, Mapping):
         return Columns({str(name): np.asarray(array) for name, array in given.items()}, where)
+    names = [str(name) for name in given.columns]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"{where} has two columns '{twice}': rename one of them")
     return Columns({str(name): given[name].to_numpy() for name in given.columns}, where)
 
 
-def _tensors(arrays: Any) -> Tensors:
-    """Arrays as tensors; numbers of double precision become single, as models have them."""
+def _tensors(arrays: Any, where: str) -> Tensors:
+    """Convert arrays to tensors, and double to single precision, as models have it."""
 
     def tensor(array: Any) -> Tensor:
         if isinstance(array, Tensor):
             return array
+        if array.dtype.kind not in "biuf":
+            raise InputError(f"{where}: an array must hold numbers, and holds {array.dtype}: encode it (words as numbers from 0)")
         found = torch.from_numpy(np.ascontiguousarray(array))
         return found.float() if found.dtype == torch.float64 else found
 
@@ -297,7 +317,7 @@ def _tensors(arrays: Any) -> Tensors:
 
 
 def _columns(table: Columns, where: str) -> Piece:
-    """The columns of numbers, by name."""
+    """Return the columns of numbers, by name."""
     objects = {name: array for name, array in table.columns.items() if array.dtype.kind not in "biuf"}
     words = tuple(name for name, array in objects.items() if array.dtype.kind in "US" or isinstance(array[0], str))
     if uneven := [name for name in objects if name not in words]:
@@ -305,11 +325,11 @@ def _columns(table: Columns, where: str) -> Piece:
     numbers = table.without(*words).columns
     if not numbers:
         raise InputError(f"{where} has no column of numbers: tokenise its text first, or give a collate_fn")
-    return Piece(where, batch=_tensors(dict(numbers)), left_out=words)
+    return Piece(where, batch=_tensors(dict(numbers), where), left_out=words)
 
 
 def _note_ignored(given: Sequence[Any]) -> None:
-    """Say once what of DataLoaders has no meaning here."""
+    """Note once which settings of DataLoaders have no effect here."""
     loaders = [dataset for dataset in given if isinstance(dataset, DataLoader)]
     if not loaders:
         return
@@ -332,12 +352,12 @@ def _note_ignored(given: Sequence[Any]) -> None:
 
 
 def _paired(parts: Sequence[Piece], reading: Reading) -> tuple[BatchForm, list[tuple[Tensors, Tensors]], str | None]:
-    """Inputs and targets of every part; and why these are no tensors, where they are not."""
+    """Return inputs and targets of every part, and why they are not tensors if they are not."""
     tables = [part.table for part in parts if part.table is not None]
     if tables:
         if len(tables) < len(parts):
             raise InputError("some of the clients' data (and test) are tables, and others are not: give all in one way")
-        encoding = Encoding.of(tables, reading.targets)
+        encoding = Encoding.of(tables, reading.targets, reading.task, as_given=reading.as_given)
         return BatchForm("pair"), [encoding.encoded(table) for table in tables], None
     samples = [part for part in parts if part.samples is not None]
     own = next((part.collate for part in samples if part.collate is not None), None)
@@ -354,6 +374,8 @@ def _paired(parts: Sequence[Piece], reading: Reading) -> tuple[BatchForm, list[t
         elif why is None and part.samples is not None:
             why = _depends(part.samples, own, batch)
         pairs.append(_told_apart(form, batch, part.where))
+        if own is None:
+            _check_alike(pairs, part.where, parts[0].where)
     assert form is not None
     if why is None and own is not None and len({_shapes(pair) for pair in pairs}) > 1:
         why = _NOT_BY_ROW
@@ -370,7 +392,25 @@ _NOT_BY_ROW = "the collate_fn makes a batch of more than one row after the other
 
 
 def _shapes(pair: tuple[Tensors, Tensors]) -> tuple[Any, ...]:
-    return tuple((name, tuple(leaf.shape[1:])) for half in pair for name, leaf in trees.named("", half).items())
+    return tuple(
+        (name, tuple(leaf.shape[1:])) for half, tree in zip("xy", pair, strict=True) for name, leaf in trees.named(half, tree).items()
+    )
+
+
+def _check_alike(pairs: Sequence[tuple[Tensors, Tensors]], where: str, first: str) -> None:
+    """Have the last rows the parts and shapes of the first ones?"""
+    ours, theirs = (dict(_shapes(pair)) for pair in (pairs[-1], pairs[0]))
+    for name in [*theirs, *ours]:
+        if ours.get(name) != theirs.get(name):
+            has, wanted = ("none" if shapes.get(name) is None else f"shape {list(shapes[name])}" for shapes in (ours, theirs))
+            raise InputError(
+                f"{where} has another form than {first}: {_part(name)} has {has} there and {wanted} here, and all rows must have one shape"
+            )
+
+
+def _part(name: str) -> str:
+    half, place = name[0], name[1:]
+    return f"the {'input' if half == 'x' else 'target'}{f' {place}' if place else ''}"
 
 
 def _told_apart(form: BatchForm, batch: Tensors, where: str) -> tuple[Tensors, Tensors]:
@@ -381,7 +421,7 @@ def _told_apart(form: BatchForm, batch: Tensors, where: str) -> tuple[Tensors, T
 
 
 def _collated(part: Piece, own: Collate | None) -> Tensors:
-    """All samples of a part as one batch."""
+    """Collate all samples of a part into one batch."""
     try:
         return trees.plain((own or default_collate)(list(part.samples or [])))
     except Exception as error:  # whatever a user's own dataset or function raises
@@ -393,7 +433,7 @@ def _collated(part: Piece, own: Collate | None) -> Tensors:
 
 
 def _check_tensors(batch: Tensors, where: str) -> None:
-    """Is everything of a batch a tensor, with as many rows as all others?"""
+    """Check that everything in a batch is a tensor with the same number of rows."""
     for name, leaf in trees.named("", batch).items():
         if not isinstance(leaf, Tensor):
             raise InputError(
@@ -405,7 +445,7 @@ def _check_tensors(batch: Tensors, where: str) -> None:
 
 
 def _depends(samples: Sequence[Any], collate: Collate, whole: Tensors) -> str | None:
-    """Why batches cannot be gathered from one batch of all samples; None: each row is what it would be alone."""
+    """Return why batches cannot be gathered from one batch of all samples; None: each row is the same as on its own."""
     rows = torch.linspace(0, len(samples) - 1, min(_TRIED, len(samples))).long().tolist()
     try:
         for row in rows:
@@ -425,8 +465,21 @@ def _alike(first: Tensors, second: Tensors) -> bool:
     )
 
 
+def in_precision_of(module: nn.Module, held: Data) -> Data:
+    """`held` with inputs of single or double precision as the module's parameters are."""
+    kinds = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    if len(kinds) != 1 or not kinds <= set(_PRECISIONS):
+        return held
+    (kind,) = kinds
+
+    def cast(leaf: Any) -> Any:
+        return leaf.to(kind) if isinstance(leaf, Tensor) and leaf.dtype in _PRECISIONS else leaf
+
+    return replace(held, x=trees.mapped(cast, held.x), test_x=trees.mapped(cast, held.test_x))
+
+
 def with_test_share(held: Data, share: float) -> Data:
-    """`held` with a random `share` of its training rows, the same in every run, as its test set; of 0 there is none."""
+    """Move a random `share` of the training rows of `held`, the same in every run, to its test set; with 0 there is none."""
     if share == 0 and not isinstance(share, bool):
         return replace(held, test_x=held.x[:0], test_y=held.y[:0])
     rest, test = parted(held.samples, share, "test")
@@ -434,5 +487,5 @@ def with_test_share(held: Data, share: float) -> Data:
 
 
 def normalised(held: Data, augment: Augment) -> Data:
-    """Images `held` as a model reads them, by the mean and standard deviation of the training rows alone."""
+    """Normalise the images `held` by the mean and standard deviation of the training rows alone."""
     return replace(held, view=Measured.of(*statistics(held.x), augment))

@@ -1,4 +1,4 @@
-"""Who holds what: the rows of a data set divided among clients, reproducible from a key."""
+"""Partitions: the rows of a data set divided among clients, reproducible from a key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REDRAWS = 100
 
 
 def by_owner(owners: Tensor, clients: int, names: Sequence[str] = ()) -> Holdings:
-    """The row numbers of every client, where the data say whose row each is `[n]`."""
+    """Return the row numbers of every client if the data say who owns each row `[n]`."""
     known = len(names) or int(owners.max()) + 1
     if known != clients:
         raise InputError(f"clients.total = {clients}, and the data name {known} clients: leave it out")
@@ -74,7 +74,7 @@ def divide(kind: str, labels: Tensor, clients: int, alpha: float, min_size: int,
 
 
 def _sizes(rows: int, clients: int, alpha: float, min_size: int, rng: np.random.Generator) -> list[int]:
-    """Quantity skew: everyone gets `min_size`, the rest goes by a draw q ~ Dir(α·1_N), its remainder to the largest fractions."""
+    """Quantity skew: everyone gets `min_size`; the rest is divided by a draw q ~ Dir(α·1_N), remainders to the largest fractions."""
     draw = rng.dirichlet(np.full(clients, alpha))
     if not np.isclose(draw.sum(), 1):
         raise InputError(f"clients.alpha = {alpha:g} is beyond what a Dirichlet draw can take: choose one nearer to 1")
@@ -86,7 +86,7 @@ def _sizes(rows: int, clients: int, alpha: float, min_size: int, rng: np.random.
 
 
 def _shards(labels: np.ndarray, clients: int, each: int, min_size: int, rng: np.random.Generator) -> list[Tensor]:
-    """Few labels a client: in random order, clients take the `each` labels of which a holder would get most; holders share evenly."""
+    """Few labels per client: in random order, clients take the `each` labels of which a holder would get most, in equal shares."""
     kinds, counts = np.unique(labels, return_counts=True)
     if not each <= len(kinds) <= clients * each:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Images as they are stored (uint8) and as a model reads them: normalised, and changed at random while it trains."""
+"""Stored images (uint8) and model inputs: normalised, and augmented in training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pixels:
 
     @classmethod
     def of(cls, mean: Sequence[float], std: Sequence[float], augment: Augment = False, suits: str = "crop+flip") -> Self:
-        """The view for the channels' `mean` and `std` in [0, 1]; `suits` is what `augment=True` stands for."""
+        """Make the view for the channels' `mean` and `std` in [0, 1]; `suits` is the meaning of `augment=True`."""
         crop, flip, cutout = _strengths(augment, suits)
         centre, spread = (torch.tensor(list(values), dtype=torch.float64).view(-1, 1, 1) for values in (mean, std))
         return cls((1 / (255 * spread)).float(), (-centre / spread).float(), crop, bool(flip), cutout)
@@ -78,21 +78,21 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Measured(Pixels):
-    """Pixels that are normalised by statistics of the rows at hand, which sites with such data replace by common ones."""
+    """Pixels normalised by the statistics of the local rows, which sites replace by common ones."""
 
     def normalised_by(self, mean: Sequence[float], std: Sequence[float]) -> Measured:
-        """The same view by other statistics."""
+        """Return the same view with other statistics."""
         other = Pixels.of(mean, std).to(self.scale.device)
         return replace(self, scale=other.scale, shift=other.shift)
 
 
 def _whole(u: Tensor, below: int) -> Tensor:
-    """`u [m]` in [0, 1) as whole numbers `[m, 1]` in [0, below); float64 keeps the product from rounding up to `below`."""
+    """Map `u [m]` in [0, 1) to whole numbers `[m, 1]` in [0, below); float64 keeps the product from rounding up to `below`."""
     return (u.double() * below).long().unsqueeze(1)
 
 
 def _strengths(asked: Augment, suits: str) -> Iterator[int]:
-    """How strong crop, flip and cutout are that `data_options.augment` asks for; 0 for what it does not."""
+    """Parse `data_options.augment` into the strengths of crop, flip and cutout; 0 for those not asked for."""
     names = suits if asked is True else "" if asked is False else asked
     if not isinstance(names, str):
         raise InputError(f"data_options.augment must be true, false, or some of crop, flip and cutout as in 'crop+flip' (got {asked!r})")

@@ -1,4 +1,4 @@
-"""Bringing the official files of a data set to their place: downloaded, or from an archive or folder that is there already."""
+"""Putting a data set's official files in place, by download or from a local archive or folder."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def prepare(name: str, home: Path, given: Path | None, report: ReportBytes) -> D
 
 
 def _fetch(source: Source, file: File, home: Path, report: ReportBytes) -> None:
-    """Download a file to its place, or an archive whose content then takes it."""
+    """Download a file to its place, or an archive and unpack it."""
     if not file.archive:
         download(file.url, home / file.to, file.checksum, report)
         return
@@ -70,7 +70,7 @@ def _fetch(source: Source, file: File, home: Path, report: ReportBytes) -> None:
 
 
 def _take(source: Source, file: File, home: Path, found: Path, checked: bool) -> None:
-    """Put a copy of `found`, or what it holds, in the place of `file`: whole or not at all."""
+    """Copy `found`, or its content, to the place of `file`: completely or not at all."""
     target = home / file.to
     staged = home / f".{target.name}.preparing"
     _remove(staged)
@@ -94,7 +94,7 @@ def _take(source: Source, file: File, home: Path, found: Path, checked: bool) ->
 
 
 def _found(given: Path, file: File) -> Path | None:
-    """What of `given` is `file`: itself, or an entry named like the file or like its place."""
+    """Find `file` in `given`: itself, or an entry named like the file or like its place."""
     if given.is_file():
         return given if file.archive or given.name == Path(file.to).name else None
     entries = (given / file.to, given / Path(file.to).name, given / file.name)
@@ -102,7 +102,7 @@ def _found(given: Path, file: File) -> Path | None:
 
 
 def _content(source: Source, file: File, folder: Path) -> Path:
-    """The folder under `folder` (it, or one in it) that holds what is needed."""
+    """Return the folder under `folder` (it, or one in it) that holds the needed files."""
     needed = [path.removeprefix(f"{file.to}/") for path in source.needed if path.startswith(f"{file.to}/")]
     for root in (folder, *sorted(entry for entry in folder.iterdir() if entry.is_dir())):
         if all((root / path).exists() for path in needed):

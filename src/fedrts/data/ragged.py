@@ -1,4 +1,4 @@
-"""Rows that no common tensor holds: they stay as they are, and a collate function makes a batch of some of them."""
+"""Rows that do not fit one tensor: they stay as they are, and a collate function makes batches of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Halves = Callable[[Any], tuple[Tensors, Tensors]]
 
 
 class Samples:
-    """Samples, and how a batch of them comes about."""
+    """Samples, and the function that makes a batch of them."""
 
     def __init__(self, samples: Sequence[Any], collate: Collate, halves: Halves) -> None:
         self.samples, self.collate, self.halves = samples, collate, halves
@@ -29,7 +29,7 @@ class Samples:
 
     @cached_property
     def digest(self) -> str:
-        """Names all samples."""
+        """A digest of all samples."""
         found = hashlib.blake2b(digest_size=16)
         for leaf in tree_leaves([trees.plain(sample) for sample in self.samples]):
             content = (
@@ -39,7 +39,7 @@ class Samples:
         return found.hexdigest()
 
     def batch(self, rows: tuple[int, ...], device: torch.device | str) -> tuple[Tensors, Tensors]:
-        """Inputs and targets of some samples; whoever asks for one half and then for the other gets those of one batch."""
+        """Return inputs and targets of some samples; both halves of one request come from the same batch."""
         key = (rows, str(device))
         if self._last is None or self._last[0] != key:
             pair = self.halves(trees.plain(self.collate([self.samples[row] for row in rows])))
@@ -66,11 +66,11 @@ class Ragged:
 
     @property
     def digest(self) -> str:
-        """Names the samples."""
+        """A digest of the samples."""
         return self.source.digest
 
     def opened(self) -> Tensors:
-        """A batch of all rows."""
+        """Return a batch of all rows."""
         return self.source.batch(tuple(self.rows.tolist()), self.device)[self.half]
 
     def to(self, device: torch.device | str) -> Ragged:
@@ -78,7 +78,7 @@ class Ragged:
 
 
 def joined(parts: Sequence[Tensors]) -> Tensors:
-    """Rows one after the other: trees of tensors, or parts of one source."""
+    """Join rows: trees of tensors, or parts of one source."""
     first = parts[0]
     if isinstance(first, Ragged):
         return replace(first, rows=torch.cat([part.rows for part in parts]))

@@ -69,7 +69,7 @@ def sentences(stories: int = 1200) -> Data:
 
 
 def story(numbers: Sequence[float]) -> list[str]:
-    """The words of a story; `numbers [8]`, uniform in [0, 1), decide which."""
+    """Return the words of a story, determined by `numbers [8]`, uniform in [0, 1)."""
     rest = iter(numbers)
 
     def one_of(choices: Sequence[str]) -> str:

@@ -46,7 +46,7 @@ def _decode(folder: Path, make: Make) -> None:
 
 
 def _arrays(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images `[32, 32, 3, n]` and labels `[n]`, 1 to 10, of a .mat file."""
+    """Return images `[32, 32, 3, n]` and labels `[n]`, 1 to 10, of a .mat file."""
     scipy = optional("scipy.io", "images")
     try:
         claimed = sum(math.prod(shape) for name, shape, _ in scipy.whosmat(file) if name in ("X", "y"))

@@ -1,4 +1,4 @@
-"""One's own table: a CSV or Parquet file, with a column to predict and, where there is one, a column that names the client."""
+"""Your own table: a CSV or Parquet file with a target column and, optionally, a client column."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Standardised:
-    """Columns as models like them: less their mean, over their deviation."""
+    """Columns standardised by their mean and standard deviation."""
 
     mean: Tensor
     scale: Tensor
@@ -49,7 +49,7 @@ class Standardised:
 
 
 def recipe(path: Path, options: Mapping[str, Any]) -> Recipe:
-    """The defaults of a table: the clients are those that its column names, if it has one."""
+    """Return the defaults of a table: its clients are those of the client column, if it has one."""
     settings = dict(_SETTINGS)
     column = options.get("client")
     if isinstance(column, str):
@@ -99,7 +99,7 @@ def table(
 
 
 def _task(name: str, y: Tensor, units: Sequence[float]) -> Task:
-    """The task of a name; `units` are the centre and scale of a target, where sites with other rows must have the same."""
+    """Return the task of a name; `units` are the centre and scale of a target, for sites that must share them."""
     if not units:
         return named.made(name, y)
     numbers = isinstance(units, list | tuple) and all(isinstance(number, int | float) for number in units)
@@ -111,7 +111,7 @@ def _task(name: str, y: Tensor, units: Sequence[float]) -> Task:
 
 
 def _names(option: str, given: object) -> list[str]:
-    """One column's name, or several: a list, or words with commas between."""
+    """Return column names from a list, or from comma-separated words."""
     names = given.split(",") if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise InputError(f"data_options.{option} must be the name of a column, or a list of them (got {given!r})")

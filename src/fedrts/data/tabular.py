@@ -1,4 +1,4 @@
-"""Tables: columns by name made into numbers, the same way for all clients; and files that hold them.
+"""Tables: named columns encoded as numbers, the same way for all clients, and the files that hold them.
 
 table = read(Path("patients.csv"))
 encoding = Encoding.of([table], targets=("outcome",))
@@ -44,21 +44,21 @@ class Columns:
         return len(next(iter(self.columns.values()), ()))
 
     def column(self, name: str, key: str) -> np.ndarray:
-        """A column that must be there."""
+        """Return a column; raise if it is missing."""
         if name not in self.columns:
             raise InputError(f"{self.where} has no column '{name}' for {key}: there is {', '.join(self.columns)}")
         return self.columns[name]
 
     def without(self, *names: str) -> Columns:
-        """The other columns."""
+        """Return the other columns."""
         return Columns({name: array for name, array in self.columns.items() if name not in names}, self.where)
 
     def rows(self, chosen: np.ndarray, where: str | None = None) -> Columns:
-        """Some rows, by a mask or by their numbers."""
+        """Return some rows, by a mask or by their numbers."""
         return Columns({name: array[chosen] for name, array in self.columns.items()}, where or self.where)
 
     def owners(self, column: str) -> tuple[tuple[str, ...], np.ndarray]:
-        """The values of a column that names clients, in order, and the place among them of every row's."""
+        """Return the sorted values of a client column, and the index of every row's value."""
         array = self.column(column, "client")
         _check_filled(self.where, column, array)
         names, owners = np.unique(array.astype(str) if array.dtype == object else array, return_inverse=True)
@@ -67,13 +67,15 @@ class Columns:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How columns become numbers: numbers stay, words become one column of 0 and 1 for each word that occurs."""
+    """How columns become numbers: numbers stay, words are one-hot encoded."""
 
     categories: Mapping[str, tuple[str, ...] | None]
     """The words of every input column in order; None: it holds numbers."""
     targets: tuple[str, ...]
     classes: tuple[str, ...] | None
     """The values of the target in order, where it is a label."""
+    whole: bool = False
+    """Do targets of whole numbers stay such?"""
 
     @staticmethod
     def of(
@@ -81,8 +83,12 @@ class Encoding:
         targets: Sequence[str],
         task: str | None = None,
         given: Mapping[str, Sequence[Any]] | None = None,
+        as_given: bool = False,
     ) -> Encoding:
-        """Of all tables together; `task` says whether the target is a label, otherwise its values do. `given` are words that are known."""
+        """Build the encoding of all tables; `task` says whether the target is a label, otherwise its values do. `given` are known words.
+
+        `as_given`: a target of numbers stays what it is, whatever its values.
+        """
         first = tables[0]
         for table in tables:
             if set(table.columns) != set(first.columns):
@@ -98,20 +104,22 @@ class Encoding:
         if unknown := sorted(set(given or {}) - {*inputs, *targets}):
             raise InputError(f"categories name the column '{unknown[0]}', which {first.where} does not have")
         categories = {name: _words(tables, name, (given or {}).get(name)) for name in inputs}
-        return Encoding(categories, tuple(targets), _classes(tables, targets, task, (given or {}).get(targets[0])))
+        as_given = as_given and all(_is_number(table.columns[name]) for table in tables for name in targets)
+        classes = None if as_given else _classes(tables, targets, task, (given or {}).get(targets[0]))
+        return Encoding(categories, tuple(targets), classes, as_given)
 
     @property
     def width(self) -> int:
-        """Columns of the inputs."""
+        """Number of input columns."""
         return sum(1 if words is None else len(words) for words in self.categories.values())
 
     @property
     def numeric(self) -> Tensor:
-        """Which of them are numbers `[width]`, not categories."""
+        """Which input columns are numbers `[width]`, not categories."""
         return torch.tensor([words is None for words in self.categories.values() for _ in words or (None,)])
 
     def encoded(self, table: Columns) -> tuple[Tensor, Tensor]:
-        """Inputs `[n, width]` and targets: labels `[n]`, or numbers `[n]` or `[n, k]`."""
+        """Return inputs `[n, width]` and targets: labels `[n]`, or numbers `[n]` or `[n, k]`."""
         parts = []
         for name, words in self.categories.items():
             array = table.columns[name]
@@ -123,15 +131,19 @@ class Encoding:
         if self.classes is not None:
             name = self.targets[0]
             return x, torch.from_numpy(_places(table.where, name, table.columns[name], self.classes))
-        columns = [_numbers(table.where, name, table.columns[name]) for name in self.targets]
+        columns = [_numbers(table.where, name, table.columns[name], self.whole) for name in self.targets]
         return x, torch.from_numpy(columns[0] if len(columns) == 1 else np.stack(columns, axis=1))
 
 
 def _check_filled(where: str, name: str, array: np.ndarray) -> None:
-    """A missing value is refused with its row, counted from 1 without the heading."""
+    """A missing value is refused with its row, counted from 1 without the heading; so are values that are neither numbers nor words."""
     if array.dtype.kind == "f":
         missing = np.isnan(array)
     elif array.dtype.kind in "OUS":
+        if several := next((value for value in array if isinstance(value, list | tuple | dict | set | np.ndarray)), None):
+            raise InputError(
+                f"{where}: the column '{name}' holds a {type(several).__name__} in each row: make it columns of one value each"
+            )
         missing = np.array([value is None or value != value or str(value).strip().lower() in _MISSING for value in array], dtype=bool)
     elif array.dtype.kind in "mM":
         raise InputError(f"{where}: the column '{name}' holds times: make them numbers, or leave it out")
@@ -151,7 +163,7 @@ def _is_number(array: np.ndarray) -> bool:
 
 
 def _text(array: np.ndarray) -> np.ndarray:
-    """Values as words; whole numbers look alike whatever their type."""
+    """Convert values to words; whole numbers look alike whatever their type."""
     if array.dtype.kind == "f" and bool((array == np.floor(array)).all()):
         array = array.astype(np.int64)
     if array.dtype.kind == "b":
@@ -160,7 +172,7 @@ def _text(array: np.ndarray) -> np.ndarray:
 
 
 def _words(tables: Sequence[Columns], name: str, given: Sequence[Any] | None) -> tuple[str, ...] | None:
-    """The words of an input column in all tables; None where it holds numbers."""
+    """Return the words of an input column in all tables; None if it holds numbers."""
     if given is not None:
         return tuple(map(str, given))
     arrays = [table.columns[name] for table in tables]
@@ -175,7 +187,7 @@ def _words(tables: Sequence[Columns], name: str, given: Sequence[Any] | None) ->
 
 
 def _classes(tables: Sequence[Columns], targets: Sequence[str], task: str | None, given: Sequence[Any] | None) -> tuple[str, ...] | None:
-    """The values of a target that is a label; None where targets are numbers."""
+    """Return the values of a label target; None if targets are numbers."""
     if len(targets) > 1 or task in ("regression", "multilabel"):
         return None
     if given is not None:
@@ -195,7 +207,7 @@ def _classes(tables: Sequence[Columns], targets: Sequence[str], task: str | None
 
 
 def _places(where: str, name: str, array: np.ndarray, words: Sequence[str]) -> np.ndarray:
-    """The place of every value among the words `[n]`, int64."""
+    """Return the index of every value among the words `[n]`, int64."""
     known = {word: place for place, word in enumerate(words)}
     text = _text(array).tolist()
     for row, word in enumerate(text, 1):
@@ -204,10 +216,12 @@ def _places(where: str, name: str, array: np.ndarray, words: Sequence[str]) -> n
     return np.array([known[word] for word in text], dtype=np.int64)
 
 
-def _numbers(where: str, name: str, array: np.ndarray) -> np.ndarray:
-    """A column as float32 `[n]`."""
+def _numbers(where: str, name: str, array: np.ndarray, whole: bool = False) -> np.ndarray:
+    """A column as float32 `[n]`; where `whole` numbers may stay, those as int64."""
     if not _is_number(array):
         raise InputError(f"{where}: the column '{name}' holds words, and numbers are wanted: is it a class (task = 'classification')?")
+    if whole and array.dtype.kind != "f":
+        return array.astype(np.int64)
     found = array.astype(np.float32)
     if not np.isfinite(found).all():
         row = int(np.flatnonzero(~np.isfinite(found))[0]) + 1
@@ -219,7 +233,7 @@ def _numbers(where: str, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def read(path: Path) -> Columns:
-    """The table of a CSV or Parquet file, which its first bytes tell; read anew only when the file changes."""
+    """Read a CSV or Parquet file, recognised by its first bytes; read again only when the file changes."""
     require_plain(path)
     try:
         status = os.stat(path)
@@ -236,7 +250,7 @@ def _read(path: Path, *stamp: int) -> Columns:
 
 
 def _csv(path: Path) -> dict[str, np.ndarray]:
-    """Columns of a comma-separated file with a heading; a column of numbers alone becomes numbers."""
+    """Parse comma-separated columns with a heading; a column that holds only numbers becomes numbers."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, strict=True)
@@ -257,7 +271,7 @@ def _csv(path: Path) -> dict[str, np.ndarray]:
 
 
 def _typed(values: list[str]) -> np.ndarray:
-    """Numbers where all values are numbers or missing, otherwise words."""
+    """Return numbers if all values are numbers or missing, otherwise words."""
     try:
         numbers = [np.nan if value.lower() in _MISSING else float(value) for value in values]
     except ValueError:

@@ -46,7 +46,7 @@ def tinyimagenet(folder: Path, augment: Augment = True) -> Data:
 
 
 def _annotated(folder: Path, labels: dict[str, int]) -> dict[str, int]:
-    """Image files of `val` and their labels, in the order of val_annotations.txt: file, class, box."""
+    """Return the image files of `val` and their labels, in the order of val_annotations.txt: file, class, box."""
     found = {}
     for number, line in enumerate((folder / "val_annotations.txt").read_text("utf-8").splitlines(), 1):
         name, _, rest = line.partition("\t")

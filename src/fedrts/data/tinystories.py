@@ -42,7 +42,7 @@ RECIPE = Recipe(
 
 
 class Tokens:
-    """The view of token numbers, stored in 16 bits: as signed ones, since not every device can gather unsigned ones."""
+    """The view of token numbers stored in 16 bits, signed, because not every device can gather unsigned ones."""
 
     numbers = 0
 
@@ -96,7 +96,7 @@ def tinystories(folder: Path, length: int = 256, share: float = 1.0, stories: in
 
 
 def _frequent(train: Tensor, classes: int, words: int, end: int) -> Tensor:
-    """New token numbers `[classes]` as `Tokens` reads them: 0 for the end, then the most frequent of `train`, the last for all others."""
+    """Return new token numbers `[classes]`: 0 for the end token, then the most frequent of `train`, the last for all others."""
     counts = torch.bincount(train.flatten().long() & 0xFFFF, minlength=classes)
     counts[end] = counts.max() + 1
     kept = counts.sort(descending=True, stable=True).indices[: words - 1]
@@ -106,7 +106,7 @@ def _frequent(train: Tensor, classes: int, words: int, end: int) -> Tensor:
 
 
 def _stories(file: Path) -> Iterator[str]:
-    """The stories of a text file; each ends with a line that says so."""
+    """Yield the stories of a text file; an end line closes each."""
     lines: list[str] = []
     found = False
     try:
@@ -130,7 +130,7 @@ def _stories(file: Path) -> Iterator[str]:
 
 
 def _encode(tokenizer: Any, stories: Iterator[str], out: np.ndarray) -> None:
-    """The tokens of `stories` as the first entries of the rows of `out [n, length]`."""
+    """Encode `stories` as tokens into the first entries of the rows of `out [n, length]`."""
     rows = iter(out)
     while chunk := list(islice(stories, 1000)):
         for encoded, row in zip(tokenizer.encode_batch(chunk), rows, strict=False):  # the rows of other chunks follow
@@ -138,7 +138,7 @@ def _encode(tokenizer: Any, stories: Iterator[str], out: np.ndarray) -> None:
 
 
 def _tokenizer(folder: Path) -> Any:
-    """GPT-2's byte-pair encoding."""
+    """Load GPT-2's byte-pair encoding."""
     tokenizers = optional("tokenizers", "text")
     vocabulary, merges = (str(folder / path) for path in VOCABULARY)
     try:

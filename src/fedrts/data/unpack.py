@@ -1,4 +1,4 @@
-"""Taking archives apart: plain files and folders only, nowhere but under the target, and no more than the archive's size allows."""
+"""Unpacking archives: only regular files and folders, only below the target, and only up to a size limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xf
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """The files of a .zip or .tar.gz archive under the folder `target`."""
+    """Unpack a .zip or .tar.gz archive into the folder `target`."""
     require_plain(archive)
     try:
         most = most_expanded(archive.stat().st_size)
@@ -45,7 +45,7 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def _tarred(archive: Path, most: int) -> Iterator[tuple[str, IO[bytes]]]:
-    """Read as one stream, of which no more than `most` bytes: a header may name any length, and holes take no space in an archive."""
+    """Read a tar as one stream of at most `most` bytes: headers may claim any length, and holes take no space in an archive."""
     with open(archive, "rb") as file:
         start = file.read(8)
     opener = next((found for magic, found in _COMPRESSED.items() if start.startswith(magic)), open)
@@ -63,7 +63,7 @@ def _tarred(archive: Path, most: int) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 class _Limited(io.RawIOBase):
-    """A stream of which so many bytes are read at most."""
+    """A stream that yields at most so many bytes."""
 
     def __init__(self, stream: IO[bytes], archive: Path, most: int) -> None:
         self.stream, self.archive, self.left = stream, archive, most

@@ -1,1 +1,1 @@
-"""Engines run the clients of an exchange. They know no methods, and methods know no engines."""
+"""Engines run the clients of an exchange. Engines and methods do not know each other."""

@@ -44,7 +44,7 @@ class Batches(NamedTuple):
 
 @dataclass
 class Cohort:
-    """Clients that work through an exchange together; tensors have the clients as leading axis."""
+    """Clients that run an exchange together; clients are the tensors' leading axis."""
 
     order: Order
     clients: list[int]
@@ -98,7 +98,7 @@ class BatchedEngine:
 
     @property
     def width(self) -> int:
-        """Slots of a worker."""
+        """Slots per worker."""
         return -(-self.slots // self.workers)
 
     def evaluate(self, state: State) -> Metrics:
@@ -123,7 +123,7 @@ class BatchedEngine:
             yield replace(replies[-1], more=False)
 
     def _halve(self, error: BaseException, tried: int) -> None:
-        """After running out of memory with so many clients: half of them side by side, or (with one slot) half of them held."""
+        """Halve the clients side by side after running out of memory or, with one slot, the clients held."""
         error.__traceback__ = None  # it holds the tensors of the failed attempt
         self._known.clear()
         if torch.cuda.is_available():
@@ -136,7 +136,7 @@ class BatchedEngine:
         note(f"out of memory: going on with {self.slots} clients side by side")
 
     def _share(self, order: Order, clients: list[int]) -> list[Reply]:
-        """Divide clients among the workers: each has its own slots, and waits for nobody before its last client is done."""
+        """Divide clients among the workers: each has its own slots and waits for no other until its last client is done."""
         workers = min(self.workers, len(clients))
         if workers == 1:
             with threads_for(self.bench.batch_macs * self.slots):
@@ -182,7 +182,7 @@ class BatchedEngine:
 
     @singledispatchmethod
     def perform(self, step: Step, cohort: Cohort) -> None:
-        """Carry out one step with all clients."""
+        """Run one step with all clients."""
         raise TypeError(f"no client knows the step {step!r}")
 
     @perform.register
@@ -199,7 +199,7 @@ class BatchedEngine:
             cohort.steps[place] += len(own.rows)
 
     def _train_active(self, cohort: Cohort, batches: list[Batches]) -> None:
-        """Each client by itself in kernels that compute its active links alone: a core has enough to do with one."""
+        """Train each client by itself in kernels that compute only active links: one client keeps a core busy."""
         for place, (own, mask) in enumerate(zip(batches, cohort.masks, strict=True)):
             if len(own.rows):
                 weights, received = (cohort.tensors[name][place] for name in ("weights", "received"))
@@ -208,7 +208,7 @@ class BatchedEngine:
                 cohort.steps[place] += len(own.rows)
 
     def _batches(self, cohort: Cohort, epochs: Sequence[int]) -> list[Batches]:
-        """All batches of every client, as `Workbench.batches` makes them."""
+        """Return all batches of every client, as `Workbench.batches` makes them."""
         bench = self.bench
         keys = [random.key(key, "order", epoch) for key in cohort.keys for epoch in epochs]
         orders = iter(random.permutations(keys, [len(rows) for rows in cohort.rows for _ in epochs]))
@@ -245,14 +245,14 @@ class BatchedEngine:
                 self._unload(step, slots, cohort, members, ending[now + 1])
 
     def _load(self, slots: Slots, cohort: Cohort, members: list[int], turns: list[Turn]) -> None:
-        """Clients take their slots."""
+        """Put clients into their slots."""
         clients, places = [members[turn.client] for turn in turns], [turn.slot for turn in turns]
         slots.load(places, cohort.tensors["weights"][clients], [turn.stop - turn.start for turn in turns])
         if cohort.own:
             slots.allow(places, [cohort.own[client] for client in clients])
 
     def _unload(self, step: Train, slots: Slots, cohort: Cohort, members: list[int], turns: list[Turn]) -> None:
-        """Clients leave their slots."""
+        """Take clients out of their slots."""
         clients, places = [members[turn.client] for turn in turns], [turn.slot for turn in turns]
         cohort.tensors["weights"][clients] = slots.weights[places]
         cohort.losses[clients] += slots.losses[places]
@@ -261,7 +261,7 @@ class BatchedEngine:
             cohort.tensors[step.record][clients] = slots.squares[places] / steps[:, None]
 
     def _slots(self, step: Train, cohort: Cohort, turns: Sequence[Turn], width: int, size: int) -> Slots:
-        """Static tensors for these turns, kept for the next round."""
+        """Return static tensors for these turns, kept for the next round."""
         masks = width if cohort.own else 0 if self.bench.allowed(cohort.mask) is None else 1
         key = (cohort.worker, width, size, masks, bool(step.record), step.influence)
         found = self._known.get(key)
@@ -303,13 +303,13 @@ class BatchedEngine:
 
 
 def _is_common(step: Step) -> bool:
-    """Is this a step of ordinary rounds, which runs side by side?"""
+    """Whether this is a step of ordinary rounds, which runs side by side."""
     plain = ProbeGradient(into=step.into) if isinstance(step, ProbeGradient) else None
     return isinstance(step, Train | Rewire) or step == plain
 
 
 def _by_size(batches: Sequence[Batches]) -> dict[int, list[int]]:
-    """Clients by the size of their batches; those without a batch are left out."""
+    """Group clients by the size of their batches; clients without a batch are left out."""
     groups: dict[int, list[int]] = {}
     for member, own in enumerate(batches):
         if len(own.rows):
@@ -318,7 +318,7 @@ def _by_size(batches: Sequence[Batches]) -> dict[int, list[int]]:
 
 
 def _events(turns: Sequence[Turn], end: str) -> dict[int, list[Turn]]:
-    """Turns by the time at which they start or stop."""
+    """Return turns by the time at which they start or stop."""
     events: dict[int, list[Turn]] = {}
     for turn in turns:
         events.setdefault(getattr(turn, end), []).append(turn)

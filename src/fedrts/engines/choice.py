@@ -1,4 +1,4 @@
-"""Which engine runs the clients, and how: a pure function of model, data and device (its kind, cores and free memory)."""
+"""The choice of engine and its settings: a pure function of model, data and device (its kind, cores and free memory)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CROWDED = 1e10
 
 
 def chosen(experiment: Experiment, bench: Workbench) -> EngineSettings:
-    """The table `[engine]` of an experiment with nothing left open; an `InputError` where no engine can do what it asks for."""
+    """Return the table `[engine]` of an experiment, fully decided; an `InputError` if no engine can run it."""
     asked = kind(experiment.engine.name).suited(experiment)
     if (reason := kind(asked.name).refuses(experiment)) is not None:
         raise InputError(reason)
@@ -43,19 +43,19 @@ def chosen(experiment: Experiment, bench: Workbench) -> EngineSettings:
 
 
 def decided(asked: EngineSettings, bench: Workbench, per_round: int) -> EngineSettings:
-    """`asked` with nothing left open."""
+    """Return `asked`, fully decided."""
     return kind(asked.name).decided(asked, bench, per_round)
 
 
 def make(settings: EngineSettings, bench: Workbench, rows: Sequence[Tensor], eval_batch_size: int) -> Engine:
-    """The engine of settings that are decided."""
+    """Make the engine of decided settings."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.precision != "float32"
     bench.program = sparse_kernel.program_of(settings, bench)
     return kind(settings.name).make(settings, bench, rows, eval_batch_size)
 
 
 class Batched(EngineKind):
-    """Side by side; one after the other where model or task stand in the way."""
+    """Clients side by side; one at a time if model or task prevent it."""
 
     side_by_side = True
 
@@ -86,7 +86,7 @@ class Batched(EngineKind):
         return BatchedEngine(bench, rows, kernel, settings.slots, together, serial, settings.workers)
 
     def candidates(self, asked: EngineSettings, bench: Workbench, per_round: int) -> list[EngineSettings]:
-        """Both dense kernels, each with all or half of the slots, and the sparse one where it is there."""
+        """Return both dense kernels, each with all or half of the slots, and the sparse one if it is available."""
         asked = sparse_kernel.required(asked, bench) if asked.kernel == "sparse" else asked
         usual = Batched.decided(self, asked, bench, per_round)
         if not kind(usual.name).side_by_side:
@@ -105,7 +105,7 @@ class Batched(EngineKind):
 
 
 class Auto(Batched):
-    """What is faster: side by side, or on a CPU large models one after the other; there only active links, where that pays."""
+    """Choose the faster way: side by side or, on a CPU, large models one at a time, and sparse kernels where they pay."""
 
     chooses = True
 
@@ -124,13 +124,13 @@ class Auto(Batched):
 
 
 def _is_small(bench: Workbench) -> bool:
-    """Does one program for several clients beat one program a client?"""
+    """Whether one program for several clients beats one program per client."""
     device = bench.device.type
     return bench.batch_macs <= WORTH_VECTORISING[device] and (device != "cpu" or bench.layout.parameters <= LIGHT_ON_CPU)
 
 
 def _most(kernel: KernelName, workers: int, bench: Workbench) -> int:
-    """Slots beyond which clients would only be in each other's way."""
+    """Return the number of slots beyond which clients would only slow each other down."""
     if kernel == "vectorised":
         return MOST_SLOTS
     if bench.device.type == "cpu":
@@ -139,7 +139,7 @@ def _most(kernel: KernelName, workers: int, bench: Workbench) -> int:
 
 
 def _kernel(name: KernelName, objective: Objective, device: torch.device) -> Kernel:
-    """The kernel of a name that is decided; on a CPU its program is recorded once."""
+    """Return the kernel of a decided name; on a CPU its program is recorded once."""
     on_cpu = device.type == "cpu"
     match name:
         case "vectorised":

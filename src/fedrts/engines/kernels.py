@@ -1,4 +1,4 @@
-"""Gradients of many clients at once: one vectorised program, or one program a client on streams of their own.
+"""Gradients of many clients at once: one vectorised program, or one program per client on parallel streams.
 
 Both take weights `[k, n]` and batches (trees of tensors `[k, m, …]`) and change nothing. Under vmap every operation is one kernel for
 all clients, which suits small models; a convolution becomes a grouped one, which does not suit large ones: these run client by client
@@ -34,7 +34,7 @@ STREAMS = 10
 
 
 class Gradients(NamedTuple):
-    """What a batch taught every client."""
+    """The results of a batch for every client."""
 
     gradient: Tensor
     """`[k, N_all]`."""
@@ -45,7 +45,7 @@ class Gradients(NamedTuple):
 
 
 class Kernel(Protocol):
-    """Gradients of k clients."""
+    """Computes gradients of k clients."""
 
     objective: Objective
 
@@ -56,7 +56,7 @@ class Kernel(Protocol):
 
 
 class Objective(nn.Module):
-    """A model with its task as a function of a flat vector. Trained in training mode, whatever the mode of the model outside."""
+    """A model with its task as a function of a flat vector, in training mode whatever the mode of the model outside."""
 
     def __init__(self, module: nn.Module, task: Task, layout: Layout, precision: Precision = "float32") -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Objective(nn.Module):
         return self.task.loss(self.module, x, y)
 
     def loss(self, parameters: Tensor, buffers: Tensor, x: Tensors, y: Tensors) -> tuple[Tensor, Tensor]:
-        """Loss of a batch at `parameters [N_all]`, and BatchNorm's statistics `[b]` after it, from `buffers [b]`."""
+        """Return the loss of a batch at `parameters [N_all]`, and BatchNorm's statistics `[b]` after it, from `buffers [b]`."""
         layout = self.layout
         tensors = layout.views(parameters, layout.parameter_entries)
         statistics = {name: view.clone() for name, view in layout.views(buffers, layout.buffers).items()}  # vmap loses updates of views
@@ -77,7 +77,7 @@ class Objective(nn.Module):
         return loss, torch.cat([part.flatten() for part in statistics.values()]) if statistics else buffers.clone()
 
     def loss_of(self, tensors: dict[str, Tensor], statistics: dict[str, Tensor], x: Tensors, y: Tensors) -> Tensor:
-        """Loss of a batch with these parameters by name; BatchNorm changes its `statistics` in place."""
+        """Return the loss of a batch with these parameters by name; BatchNorm changes its `statistics` in place."""
         device = trees.leaves(x)[0].device
         constants = {name: None if value is None else value.to(device, copy=True) for name, value in self.constants.items()}
         named: dict[str, Any] = {f"module.{name}": tensor for name, tensor in (tensors | statistics | constants).items()}
@@ -97,14 +97,14 @@ class Objective(nn.Module):
         return {name: tensor.detach().requires_grad_() for name, tensor in chosen.items()}
 
     def laid_out(self, tensor: Tensor) -> Tensor:
-        """Kernels want every tensor at a round address and, on tensor cores, images and filters with channels last."""
+        """Align every tensor and, on tensor cores, store images and filters with channels last."""
         if self.precision != "float32" and tensor.dim() == 4 and tensor.is_floating_point():
             return tensor.clone(memory_format=torch.channels_last)
         return tensor if tensor.data_ptr() % _ADDRESS == 0 else tensor.clone()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """The model alone, for a while, takes its inputs as the kernels of the precision like them."""
+        """Temporarily make the model take its inputs in the layout and type that the kernels of the precision prefer."""
 
         def laid_out(_: nn.Module, positions: Any, names: Any) -> Any:
             return tree_map_only(Tensor, self.laid_out, (positions, names))
@@ -116,14 +116,14 @@ class Objective(nn.Module):
             hook.remove()
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Arithmetic in the precision."""
+        """Autocast to the precision."""
         if self.precision != "bf16":
             return nullcontext()
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 def differentiated(loss: FlatLoss, weights: Tensor, parameters: int, x: Tensors, y: Tensors) -> Gradients:
-    """Of clients with `weights [..., n]`, the first `parameters` of which are differentiated by; `loss` gives one number for each."""
+    """Differentiate the first `parameters` of `weights [..., n]`; `loss` returns one number per client."""
     leaf = weights[..., :parameters].detach().requires_grad_()
     with torch.enable_grad():
         found, statistics = loss(leaf, weights[..., parameters:].detach(), x, y)
@@ -132,7 +132,7 @@ def differentiated(loss: FlatLoss, weights: Tensor, parameters: int, x: Tensors,
 
 
 class Vectorised:
-    """One program under vmap."""
+    """One program for all clients under vmap."""
 
     label = "vectorised"
 
@@ -145,12 +145,12 @@ class Vectorised:
 
 
 def _attention(device: torch.device) -> AbstractContextManager[object]:
-    """Attention as plain products: of PyTorch's fused kernels on CUDA, some cannot be differentiated under vmap."""
+    """Attention as plain products: some of PyTorch's fused CUDA kernels cannot be differentiated under vmap."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()
 
 
 class OneByOne:
-    """One program a client, one after the other: what suits a core that larger models keep busy."""
+    """One program per client, one after the other, for cores that a larger model keeps busy."""
 
     label = "streamed"
 
@@ -164,7 +164,7 @@ class OneByOne:
 
 
 class Streamed:
-    """One program a client, on parallel streams; inside a captured graph they become parallel branches."""
+    """One program per client on parallel streams; inside a captured graph they become parallel branches."""
 
     label = "streamed"
 
@@ -189,7 +189,7 @@ class Streamed:
         return found
 
     def _differentiate(self, parameters: Tensor, x: Tensors, y: Tensors, into: Gradients) -> None:
-        """One client's gradient, loss and statistics, written where they belong."""
+        """Write one client's gradient, loss and statistics to their places."""
         objective, layout = self.objective, self.objective.layout
         leaves = objective.leaves(parameters)
         loss = objective.loss_of(leaves, layout.views(into.statistics, layout.buffers), trees.mapped(objective.laid_out, x), y)
@@ -204,6 +204,6 @@ class Streamed:
 
 
 def counters(module: nn.Module) -> set[str]:
-    """The counts of batches that BatchNorm keeps and does not look at, by name."""
+    """Return the batch counts that BatchNorm keeps but does not use, by name."""
     norms = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)]
     return {f"{name}.num_batches_tracked".lstrip(".") for name, part in norms if part.momentum is not None}

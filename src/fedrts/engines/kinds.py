@@ -1,4 +1,4 @@
-"""The engines that there are, and what others need to know of one: nobody else asks for its name."""
+"""The kinds of engines and what others need to know about each; no other module asks for an engine's name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS: dict[EngineName, str] = {
 
 @cache
 def kind(name: EngineName) -> EngineKind:
-    """The engine of a name."""
+    """Return the engine kind of a name."""
     found: EngineKind = pkgutil.resolve_name(KINDS[name])()
     return found
 
@@ -55,11 +55,11 @@ class EngineKind(ABC):
     """Are there machines on which the cells of a comparison may run too?"""
 
     def suited(self, experiment: Experiment) -> EngineSettings:
-        """The table `[engine]`, with another engine where this one would make nothing of a part of the experiment."""
+        """Return the table `[engine]`, with another engine if this one would ignore part of the experiment."""
         return experiment.engine
 
     def refuses(self, experiment: Experiment) -> str | None:
-        """Why it cannot run an experiment, and the remedy, in one line; None if it can."""
+        """Return why it cannot run an experiment, and the remedy, in one line; None if it can."""
         precision = experiment.engine.precision
         if precision != "float32" and not experiment.device.startswith("cuda"):
             return f"engine.precision = '{precision}' needs a GPU: this run is on {experiment.device}; use float32"
@@ -68,26 +68,26 @@ class EngineKind(ABC):
         return None
 
     def require(self) -> None:
-        """An `InputError` where a package is missing that it needs."""
+        """Raise an `InputError` if a package that it needs is missing."""
         return
 
     @abstractmethod
     def decided(self, asked: EngineSettings, bench: Workbench, per_round: int) -> EngineSettings:
-        """`asked` with nothing left open: a pure function of model, data and device."""
+        """Return `asked`, fully decided: a pure function of model, data and device."""
 
     @abstractmethod
     def make(self, settings: EngineSettings, bench: Workbench, rows: Sequence[Tensor], eval_batch_size: int) -> Engine:
-        """What of it works in this process, of settings that are decided; the others' servers only evaluate."""
+        """Make the part of it that works in this process, from decided settings; the others' servers only evaluate."""
 
     @contextlib.contextmanager
     def open(self, run: Assembled, folder: Path | None, data_dir: str | Path | None, door: Door | None) -> Iterator[Assembled]:
-        """A run with its engine ready to play; what was started for it ends with the block."""
+        """Open a run with its engine ready; whatever was started for it ends with the block."""
         yield run
 
     def candidates(self, asked: EngineSettings, bench: Workbench, per_round: int) -> list[EngineSettings]:
-        """What is worth measuring on this machine."""
+        """Return the candidates worth measuring on this machine."""
         return []
 
     def foreign(self, address: str) -> list[str]:
-        """What of its settings leads to code of others: whoever follows it must be allowed to."""
+        """Return its settings that lead to others' code, which must be allowed."""
         return []

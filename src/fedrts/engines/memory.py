@@ -1,4 +1,4 @@
-"""How many clients fit: the free memory of a device, and what a client takes of it."""
+"""How many clients fit: the free memory of a device, and the memory that a client needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HELD_VECTORS = 4
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free on a device now; on a CPU what the system calls available."""
+    """Return the free memory of a device; on a CPU, the available memory that the system reports."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -39,7 +39,7 @@ def free_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a client takes."""
+    """Bytes that a client needs."""
 
     slot: int
     """While it trains, besides being held."""
@@ -48,22 +48,22 @@ class Need:
 
     @staticmethod
     def of(objective: Objective, training: LocalTraining, weights: Tensor, x: Tensors, y: Tensors) -> Need:
-        """Of a model at `weights [n]` with batches like `x, y` (of any number of samples)."""
+        """Measure the need of a model at `weights [n]` with batches like `x, y` (of any number of samples)."""
         vector = weights.numel() * weights.element_size()
         activations = saved_bytes(objective, weights, x, y) * training.batch_size // max(trees.count(x), 1)
         return Need((_SLOT_VECTORS + len(training.make_optimizer().remembers)) * vector + 2 * activations, _HELD_VECTORS * vector)
 
     def slots(self, free: int) -> int:
-        """Clients that may train side by side."""
+        """Return the number of clients that may train side by side."""
         return max(1, int(USABLE * free) // (self.slot + self.held))
 
     def together(self, free: int, slots: int) -> int:
-        """Clients that may be held at once, of which `slots` train."""
+        """Return the number of clients that may be held at once while `slots` of them train."""
         return max(slots, (int(USABLE * free) - slots * self.slot) // self.held)
 
 
 def saved_bytes(objective: Objective, weights: Tensor, x: Tensors, y: Tensors) -> int:
-    """Bytes that a forward pass keeps for the backward pass, parameters and inputs apart."""
+    """Return the bytes that a forward pass keeps for the backward pass, without parameters and inputs."""
     parameters = weights[: objective.layout.parameters].clone().requires_grad_()
     kept: dict[int, int] = {}
 

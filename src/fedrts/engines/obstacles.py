@@ -21,7 +21,7 @@ _NOT_VECTORISED = {"_scaled_dot_product_flash_attention_for_cpu"}
 
 
 def obstacle(bench: Workbench, objective: Objective, kernel: Kernel) -> str | None:
-    """What stands in the way of clients side by side; None if nothing does."""
+    """Return why clients cannot run side by side; None if they can."""
     if bench.data.apart is not None:
         return bench.data.apart
     if (names := shared(bench.module)) is not None:
@@ -41,7 +41,7 @@ def obstacle(bench: Workbench, objective: Objective, kernel: Kernel) -> str | No
 
 
 def vectorises(bench: Workbench, objective: Objective) -> bool:
-    """Has every operation of the model a vectorised form? One without is carried out client by client, in a slow way."""
+    """Whether every operation of the model has a vectorised form; others run slowly, client by client."""
     if bench.data.apart is not None or shared(bench.module) is not None:  # an obstacle, which is found elsewhere
         return True
     try:
@@ -51,7 +51,7 @@ def vectorises(bench: Workbench, objective: Objective) -> bool:
 
 
 def shared(module: nn.Module) -> tuple[str, str] | None:
-    """Two names of one part that has tensors: PyTorch's functional call does not put such a part's own tensors back."""
+    """Return two names of a shared part with tensors: PyTorch's functional call does not restore such a part's own tensors."""
     first: dict[nn.Module, str] = {}
     for name, part in module.named_modules(remove_duplicate=False):
         if first.setdefault(part, name) != name and next(iter(part.state_dict()), None) is not None:
@@ -60,13 +60,13 @@ def shared(module: nn.Module) -> tuple[str, str] | None:
 
 
 def sample(bench: Workbench) -> tuple[Tensor, Tensors, Tensors]:
-    """The model's weights `[n]` and a small batch."""
+    """Return the model's weights `[n]` and a small batch."""
     rows = torch.arange(min(2, bench.training.batch_size, bench.data.samples), device=bench.device)
     return bench.layout.flatten(bench.module.state_dict()), *bench.data.training_batch(rows, 0)
 
 
 class Watch(Watching):
-    """Remembers the operations that it sees, and the first that draws random numbers."""
+    """Records the operations that it sees, and the first that draws random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Watch(Watching):
 
 
 def draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Does this call of an operation draw random numbers? Those that can drop (attention) do so at a rate above 0."""
+    """Whether this call of an operation draws random numbers; those that can drop (attention) do so at a rate above 0."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     names = [argument.name for argument in func._schema.arguments]
@@ -92,7 +92,7 @@ def draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def watched(bench: Workbench, objective: Objective) -> Watch:
-    """The operations of a forward pass."""
+    """Record the operations of a forward pass."""
     weights, x, y = sample(bench)
     parameters = bench.layout.parameters
     watch = Watch()
@@ -102,7 +102,7 @@ def watched(bench: Workbench, objective: Objective) -> Watch:
 
 
 def remembered(bench: Workbench) -> str | None:
-    """What a pass leaves in the model beside its statistics, and all clients side by side would share; None if nothing."""
+    """Return state that a pass leaves in the model outside its statistics, which clients side by side would share; None if none."""
     try:
         module = copy.deepcopy(bench.module)
     except Exception:  # a model of one's own that cannot be copied is not looked at
@@ -123,12 +123,12 @@ def remembered(bench: Workbench) -> str | None:
 
 
 def _plain(module: nn.Module) -> dict[str, object]:
-    """Numbers and words among the attributes of a module and its parts."""
+    """Return numbers and words among the attributes of a module and its parts."""
     parts = ((f"{name}.{key}".lstrip("."), value) for name, part in module.named_modules() for key, value in vars(part).items())
     return {name: value for name, value in parts if isinstance(value, (bool, int, float, str))}
 
 
 def has_counters(module: nn.Module, layout: Layout) -> bool:
-    """May buffers outside the vector matter to training? They are the same in every step here."""
+    """Whether buffers outside the vector may affect training; they are the same in every step here."""
     integers = {name for name, value in layout.constants.items() if not value.is_floating_point() and value.dtype != torch.bool}
     return bool(integers - counters(module))

@@ -60,13 +60,13 @@ _SPARE_STORE = 2**28
 
 
 class Actors(EngineKind):
-    """Among Ray's actors, on this machine or many; the server itself only evaluates."""
+    """The engine on Ray actors, on this machine or many; the server itself only evaluates."""
 
     in_process = False
     has_cluster = True
 
     def refuses(self, experiment: Experiment) -> str | None:
-        """What cannot be divided among actors, too."""
+        """Return what cannot be divided among actors either."""
         guard = experiment.guard
         if (setting := reducers.unlike(guard, "mergeable")) is not None:
             return (
@@ -83,7 +83,7 @@ class Actors(EngineKind):
             optional("ray", "ray")
 
     def decided(self, asked: EngineSettings, bench: Workbench, per_round: int) -> EngineSettings:
-        """Actors with an engine each, of which `slots` says whether its clients run side by side (0: one after the other)."""
+        """Decide the engine of each actor; `slots` says whether its clients run side by side (0: one at a time)."""
         on_gpu = bench.device.type == "cuda"
         if asked.gpus and not on_gpu:
             raise InputError(f"engine.gpus = {asked.gpus:g} needs clients that train on a GPU: set device = 'cuda', or engine.gpus = 0")
@@ -112,7 +112,7 @@ class Actors(EngineKind):
 
 @contextlib.contextmanager
 def spread(settings: EngineSettings, bench: Workbench, rows: Sequence[Tensor], eval_batch_size: int) -> Iterator[RayEngine]:
-    """An engine of actors as `settings` (which are decided) have them; nothing of it is left afterwards."""
+    """Yield an engine of actors with these decided settings, and end them afterwards."""
     with connected(settings, _store_bytes(settings, bench, rows)) as ray:
         store = _stored(ray, settings, bench, Holdings.of(rows), eval_batch_size)
         options = {"num_cpus": settings.cpus, "num_gpus": settings.gpus, "max_restarts": -1, "max_task_retries": RETRIES}
@@ -126,13 +126,13 @@ def spread(settings: EngineSettings, bench: Workbench, rows: Sequence[Tensor], e
 
 
 def is_elsewhere(address: str) -> bool:
-    """Does engine.address name a cluster that need not be the user's own? What it sends back is unpickled here."""
+    """Whether engine.address names a cluster that may belong to others: its replies are unpickled here."""
     return address not in ("", "local", "auto")
 
 
 @contextlib.contextmanager
 def connected(settings: EngineSettings, store_bytes: int | None = None) -> Iterator[Any]:
-    """The module `ray`, connected: to a Ray of our own on this machine's loopback, to a cluster, or to the one that there is."""
+    """Connect the module `ray`: to our own Ray on this machine's loopback, to a cluster, or to an existing connection."""
     local = settings.address == "local"
     if is_elsewhere(settings.address):
         permit(settings.address, "Ray cluster")
@@ -162,7 +162,7 @@ def connected(settings: EngineSettings, store_bytes: int | None = None) -> Itera
 
 @contextlib.contextmanager
 def _same_handlers() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; whoever had it gets it back."""
+    """Restore the SIGTERM handler that Ray replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -175,12 +175,12 @@ def _same_handlers() -> Iterator[None]:
 
 @dataclass
 class RayEngine:
-    """Divides the clients of a round among actors; the server's model is evaluated here."""
+    """Divide the clients of a round among actors; the server's model is evaluated here."""
 
     ray: Any
     actors: list[Any]
     store: list[Any]
-    """Of what actors are made, and made again: it stays in Ray's store as long as it is named here."""
+    """What actors are made from, and made from again: it stays in Ray's store as long as it is named here."""
     bench: Workbench
     serial: SerialEngine
     settings: EngineSettings
@@ -196,7 +196,7 @@ class RayEngine:
         raise NotImplementedError("actors send back sums, not replies: see answer")
 
     def answer(self, question: Question) -> Tally:
-        """Every actor's tally of its share, added in the order of the shares."""
+        """Return the tallies of all shares, added in the order of the shares."""
         order, residuals = replace(question.order, held={}, missed={}, residuals={}), question.order.residuals
         packed = self.ray.put(pack(replace(question, order=order, state=replace(question.state))))  # without what is cached
         parts = shares([self.bench.training.samples(question.samples[client]) for client in question.asked], len(self.actors))
@@ -220,7 +220,7 @@ class RayEngine:
         return total
 
     def _few(self, tallies: list[Any]) -> list[Any]:
-        """References to at most `FAN_IN` tallies: of more, groups of neighbours are added where they are, as often as it takes."""
+        """Return references to at most `FAN_IN` tallies; larger numbers are added in groups of neighbours, in place."""
         while len(tallies) > FAN_IN:
             groups = [tallies[start : start + FAN_IN] for start in range(0, len(tallies), FAN_IN)]
             tallies = [self.ray.remote(num_cpus=0)(added).remote(*group) for group in groups]
@@ -231,7 +231,7 @@ class RayEngine:
 
 
 def shares(steps: Sequence[int], count: int) -> list[list[int]]:
-    """Places of `steps` in at most `count` shares of about equal sums, none of them empty; in each, places ascend."""
+    """Divide `steps` into at most `count` non-empty shares of about equal sums, with ascending places in each."""
     turns = schedule([max(number, 1) for number in steps], count)
     found: dict[int, list[int]] = {}
     for turn in sorted(turns, key=lambda turn: turn.client):
@@ -240,14 +240,14 @@ def shares(steps: Sequence[int], count: int) -> list[list[int]]:
 
 
 class Actor:
-    """An actor: a workbench of its own and an engine on it, made when there is work; after a death that is so again."""
+    """An actor with its own workbench and engine, built when work arrives; after a death it is built again."""
 
     def __init__(self) -> None:
         self.engine: Engine | None = None
         self.device = torch.device("cpu")
 
     def add_up(self, packed: np.ndarray, clients: list[int], store: list[Any], residuals: np.ndarray | None = None) -> np.ndarray:
-        """The packed tally of a share of a packed question's clients, who may remember something of earlier uploads."""
+        """Return the packed tally of one share of a packed question's clients, with what they remember of earlier uploads."""
         engine = self.engine or self._made(*store)
         question: Question = replace(unpack(packed, self.device), asked=clients)
         if residuals is not None:
@@ -271,7 +271,7 @@ class Actor:
 
 
 def added(*packed: np.ndarray) -> np.ndarray:
-    """Packed tallies as one, added in their order."""
+    """Add packed tallies in their order."""
     first, *others = (unpack(one, "cpu") for one in packed)
     for other in others:
         first.add(other)
@@ -279,31 +279,31 @@ def added(*packed: np.ndarray) -> np.ndarray:
 
 
 def pack(value: object) -> np.ndarray:
-    """Anything with tensors in it as bytes, which Ray hands on without copying."""
+    """Pack anything with tensors in it into bytes, which Ray passes on without copying."""
     buffer = io.BytesIO()
     torch.save(value, buffer, pickle_module=optional("ray.cloudpickle", "ray"))
     return np.frombuffer(buffer.getbuffer(), dtype=np.uint8)
 
 
 def unpack(packed: np.ndarray, device: torch.device | str) -> Any:
-    """What was packed by a process of the same run, its tensors on `device`."""
+    """Unpack what a process of the same run packed, with its tensors on `device`."""
     return torch.load(io.BytesIO(packed.data), map_location=device, weights_only=False)
 
 
 def find_modules(paths: list[str]) -> None:
-    """In a process that Ray started: look for modules where the first one looks too."""
+    """Make a process that Ray started find modules where the first process does."""
     sys.path += [path for path in paths if path not in sys.path]
 
 
 def tensor_of(array: np.ndarray) -> Tensor:
-    """A tensor over memory that belongs to all actors of a machine, and is only read."""
+    """Return a read-only tensor over memory that all actors of a machine share."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
 
 
 def _stored(ray: Any, settings: EngineSettings, bench: Workbench, rows: Holdings, eval_batch_size: int) -> list[Any]:
-    """What every actor is made of: where modules are found, and references to a packed blueprint and to the training data as arrays."""
+    """Store what every actor is built from: module paths, and references to a packed blueprint and to the training data."""
     data = bench.data
     blueprint = {
         "settings": settings,
@@ -323,7 +323,7 @@ def _stored(ray: Any, settings: EngineSettings, bench: Workbench, rows: Holdings
 
 
 def _store_bytes(settings: EngineSettings, bench: Workbench, rows: Sequence[Tensor]) -> int:
-    """What the object store of this machine has to hold."""
+    """Return the bytes that this machine's object store must hold."""
     held = Holdings.of(rows)
     data = sum(tensor.nbytes for tensor in (*trees.leaves(bench.data.x), *trees.leaves(bench.data.y), held.rows, held.bounds))
     return int(1.1 * data) + 64 * bench.layout.length * (settings.actors + 2) + _SPARE_STORE

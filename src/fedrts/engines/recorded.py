@@ -34,7 +34,7 @@ _CHANGE_AT_MOST_THE_SHAPE = {
 
 
 class Recorded:
-    """A kernel for several threads that plays back what it has done before.
+    """A kernel for several threads that replays what it has recorded.
 
     A form is recorded when it first comes, not when it is worth while: a recording rounds otherwise than its kernel, and which of the two
     a batch meets must not depend on what came before (a resumed run, another thread).
@@ -58,7 +58,7 @@ class Recorded:
         return Gradients(*program(weights, *batch))
 
     def _program(self, weights: Tensor, *batch: Tensor) -> Program:
-        """The recording of a form; the kernel itself where there can be none. Other failures show when a model is tried."""
+        """Return the recording of a form, or the kernel itself if it cannot be recorded."""
         try:
             return recorded(self.kernel, weights, *self._halves(batch))
         except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError):
@@ -73,14 +73,14 @@ class Recorded:
             return self.kernel(weights, *self._halves(batch))
 
     def _halves(self, batch: Sequence[Tensor]) -> tuple[Tensors, Tensors]:
-        """Inputs and targets of these tensors."""
+        """Return inputs and targets of these tensors."""
         assert self._form is not None
         x, y = tree_unflatten(batch, self._form)
         return x, y
 
 
 def recorded(kernel: Kernel, weights: Tensor, x: Tensors, y: Tensors) -> Program:
-    """The operations of one call of a `kernel`, as a program for tensors of the same form."""
+    """Record the operations of one call of a `kernel` as a program for tensors of the same form."""
     recorder = Recorder([weights, *tree_flatten((x, y))[0]])
     with recorder:
         found = kernel(weights, x, y)
@@ -88,7 +88,7 @@ def recorded(kernel: Kernel, weights: Tensor, x: Tensors, y: Tensors) -> Program
 
 
 class RecordingError(Exception):
-    """The model does what no recording can do again."""
+    """The model does something that a recording cannot repeat."""
 
 
 class Recorder(Watching):
@@ -120,7 +120,7 @@ class Recorder(Watching):
         return found
 
     def program(self, outputs: Sequence[Tensor]) -> Program:
-        """What was recorded, as a function of the inputs that returns `outputs`."""
+        """Return the recording as a function from inputs to `outputs`."""
         self.graph.output(tuple(map(self._node, outputs)))
         lean(self.graph)
         try:
@@ -143,7 +143,7 @@ class Recorder(Watching):
 
 
 def lean(graph: Graph) -> None:
-    """Leave out operations that change nothing, or only move numbers about: vmap and autograd leave many."""
+    """Remove operations that change nothing or only move numbers; vmap and autograd leave many."""
     for node in graph.nodes:
         idle = node.target in _CHANGE_AT_MOST_THE_SHAPE or (node.target is _aten.mul.Scalar and node.args[1] == 1)
         if idle and _first(node).meta["form"] == node.meta["form"]:
@@ -180,7 +180,7 @@ def _is_transposed(node: Node) -> bool:
 
 
 def _first(node: Node) -> Node:
-    """The tensor that an operation works on."""
+    """Return the tensor that an operation works on."""
     tensor = node.args[0]
     assert isinstance(tensor, Node)
     return tensor

@@ -1,4 +1,4 @@
-"""The reference engine: one client after the other, in a plain PyTorch loop."""
+"""The reference engine: one client at a time, in a plain PyTorch loop."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SerialEngine:
 
 
 class Serial(EngineKind):
-    """One client after the other."""
+    """One client at a time."""
 
     bf16 = False
 

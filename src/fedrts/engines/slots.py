@@ -1,4 +1,4 @@
-"""Who trains when: clients with unequal numbers of steps, placed into slots that run side by side."""
+"""Scheduling clients with unequal numbers of steps into slots that run side by side."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def schedule(steps: Sequence[int], slots: int) -> list[Turn]:
 
 
 def busy(turns: Sequence[Turn]) -> list[int]:
-    """How many slots are busy in each step."""
+    """Return the number of busy slots in each step."""
     ends: dict[int, int] = {}
     for turn in turns:
         ends[turn.slot] = max(turn.stop, ends.get(turn.slot, 0))
@@ -43,5 +43,5 @@ def busy(turns: Sequence[Turn]) -> list[int]:
 
 
 def length(turns: Sequence[Turn]) -> int:
-    """Steps until all turns are over."""
+    """Return the number of steps until all turns are over."""
     return max((turn.stop for turn in turns), default=0)

@@ -1,4 +1,4 @@
-"""Whether clients compute their active links alone (`engine.kernel = "sparse"`), and on which instruction set."""
+"""Whether clients use the sparse kernel (`engine.kernel = "sparse"`), and on which instruction set."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ def resolved(asked: EngineSettings, experiment: Experiment, bench: Workbench) ->
 
 
 def worth_a_look(asked: EngineSettings, experiment: Experiment, bench: Workbench) -> bool:
-    """May `auto` take the sparse kernel at all?"""
+    """Whether `auto` may use the sparse kernel at all."""
     return kind(asked.name).chooses and bench.device.type == "cpu" and density(experiment) <= max(WORTH.values())
 
 
 def density(experiment: Experiment) -> float:
-    """The largest share of links that clients will have."""
+    """Return the largest share of links that clients will have."""
     return max(experiment.density, experiment.topology.density_start or 0.0)
 
 
 def best_isa() -> IsaName:
-    """The best instruction set of this machine; a `NoKernelsError` where there is no library."""
+    """Return the best instruction set of this machine; raise `NoKernelsError` without a library."""
     return cast(IsaName, library.kernels().isas[-1])
 
 
 def required(asked: EngineSettings, bench: Workbench) -> EngineSettings:
-    """What comes of a sparse kernel that was asked for."""
+    """Return the settings for a sparse kernel that was asked for."""
     dense = asked.but(kernel="auto", isa="auto")
     if bench.device.type != "cpu":
         note(f"clients compute densely: engine.kernel = 'sparse' is for CPUs, and they train on {bench.device}")
@@ -89,7 +89,7 @@ def required(asked: EngineSettings, bench: Workbench) -> EngineSettings:
 
 
 def possible(bench: Workbench) -> IsaName | None:
-    """The instruction set on which a bench's clients can compute their active links alone; None: on none."""
+    """Return the instruction set on which a bench's clients can use the sparse kernel; None: on none."""
     try:
         isa = best_isa()
     except NoKernelsError:
@@ -98,7 +98,7 @@ def possible(bench: Workbench) -> IsaName | None:
 
 
 def elsewhere(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What of a server's `[engine]` a node goes by: the sparse kernel, on the server's instruction set where this machine has it."""
+    """Return the part of a server's `[engine]` that a node follows: the sparse kernel, on the server's instruction set if possible."""
     if settings.get("kernel") != "sparse":
         return {}
     try:
@@ -109,7 +109,7 @@ def elsewhere(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def reason_against(bench: Workbench, isa: str) -> str | None:
-    """What of the model or its task the kernels do not know; None: they know all."""
+    """Return the part of the model or task that the kernels do not support; None: they support all."""
     try:
         read(bench, isa)
     except UnknownPartError as error:
@@ -118,7 +118,7 @@ def reason_against(bench: Workbench, isa: str) -> str | None:
 
 
 def read(bench: Workbench, isa: str) -> LinkProgram:
-    """The program of a bench's model."""
+    """Read the program of a bench's model."""
     if bench.data.apart is not None:
         raise UnknownPartError(f"such data: {bench.data.apart}")
     _, x, y = sample(bench)
@@ -127,7 +127,7 @@ def read(bench: Workbench, isa: str) -> LinkProgram:
 
 
 def _check_rows(data: Data, x: Tensors) -> None:
-    """What a sample does not show: labels that a loss leaves out, and test inputs of another size."""
+    """Check what a sample does not show: labels that a loss ignores, and test inputs of another size."""
     if data.labels is not None and len(data.labels) and int(data.labels.min()) < 0:
         raise UnknownPartError("labels below 0")
     for rows in (data.test_x, data.valid_x):
@@ -138,10 +138,10 @@ def _check_rows(data: Data, x: Tensors) -> None:
 
 
 def program_of(settings: EngineSettings, bench: Workbench) -> LinkProgram | None:
-    """The program that decided settings ask for; None: dense kernels."""
+    """Return the program that decided settings ask for; None: dense kernels."""
     return read(bench, settings.isa) if settings.kernel == "sparse" else None
 
 
 def cores() -> int:
-    """Of this machine, as far as this process may use them."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""How many threads a piece of work is worth."""
+"""The number of threads that suits a piece of work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ the time alone; beside a busy loop per core two take 1.6 times as long as one if
 
 @contextmanager
 def threads_for(macs: float) -> Iterator[None]:
-    """One thread for small work, which gains nothing from a second one and loses much where cores are busy; else as many as there are."""
+    """Return 1 for small work, which gains nothing from a second thread and loses much on busy cores; otherwise all of them."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if macs < WORTH_THREADS else before)
     try:

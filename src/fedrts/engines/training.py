@@ -27,12 +27,12 @@ _WIDTHS = {"cpu": 2, "cuda": 10}
 
 
 def stacked(rows: int, length: int, like: Tensor) -> Tensor:
-    """Zeros `[rows, length]` whose rows begin at round addresses."""
+    """Return zeros `[rows, length]` whose rows begin at aligned addresses."""
     return like.new_zeros(rows, -(-length // _ALIGNED) * _ALIGNED)[:, :length]
 
 
 class Slots:
-    """`width` clients that train side by side on batches of `size`, in tensors that stay where they are."""
+    """`width` clients that train side by side on batches of `size`, in tensors that never move."""
 
     def __init__(
         self,
@@ -72,25 +72,25 @@ class Slots:
         self._eager = 0
 
     def begin(self, rows: Tensor, keys: Tensor, received: Tensor, rate: float) -> None:
-        """A new exchange: `rows [steps, width, size]` and `keys [steps, width]` of all its batches."""
+        """Begin an exchange: `rows [steps, width, size]` and `keys [steps, width]` of all its batches."""
         self.rows[: len(rows)], self.keys[: len(keys)] = rows.to(self.rows.device), keys.to(self.keys.device)
         self.now.zero_()
         self.received.copy_(received)
         self.rate.fill_(rate)
 
     def mark(self, marks: Tensor) -> None:
-        """What the influence goes by in this exchange, `[N_all]`."""
+        """Set the marks that the influence uses in this exchange, `[N_all]`."""
         self.marks.copy_(marks)
 
     def allow(self, slots: list[int], masks: Sequence[Mask]) -> None:
-        """Clients in `slots` change what their masks allow; where all share one mask, slot 0 has it."""
+        """Let clients in `slots` change what their masks allow; if all share one mask, slot 0 has it."""
         if self.allowed is not None:
             for slot, mask in zip(slots, masks, strict=True):
                 allowed = self.bench.allowed(mask)
                 self.allowed[slot] = 1.0 if allowed is None else allowed
 
     def load(self, slots: list[int], weights: Tensor, steps: list[int]) -> None:
-        """Clients with `weights [k, n]` take `slots`, for so many steps."""
+        """Put clients with `weights [k, n]` into `slots`, for so many steps."""
         self.weights[slots] = weights
         self.planned[slots] = self.planned.new_tensor(steps)
         for tensor in (self.taken, self.losses, self.squares, *self.past.values()):
@@ -98,7 +98,7 @@ class Slots:
                 tensor[slots] = 0.0
 
     def step(self, active: int) -> None:
-        """One step in the first `active` slots."""
+        """Run one step in the first `active` slots."""
         active = self._rounded(active)
         if self.weights.device.type == "cuda" and self._eager >= _EAGER_STEPS:
             if active not in self._graphs:
@@ -109,7 +109,7 @@ class Slots:
         self._eager += 1
 
     def _rounded(self, active: int) -> int:
-        """Not every number of slots is worth a graph of its own: idle ones take part."""
+        """Round up the number of slots, so that few graphs are needed; idle slots take part."""
         width = len(self.weights)
         unit = -(-width // _WIDTHS[self.weights.device.type])
         return min(-(-active // unit) * unit, width)
@@ -129,7 +129,7 @@ class Slots:
         self.now += 1
 
     def _learner(self, active: int) -> Learner:
-        """The clients in the first `active` slots."""
+        """Return the clients in the first `active` slots."""
         if active not in self._learners:
             allowed = self.allowed if self.allowed is None or len(self.allowed) == 1 else self.allowed[:active]
             self._learners[active] = Learner(
@@ -148,7 +148,7 @@ class Slots:
 
 
 def captured(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """A graph of one `step`. Graphs that are never replayed at the same time may share a memory `pool`."""
+    """Capture one `step` as a graph. Graphs that never replay at the same time may share a memory `pool`."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):

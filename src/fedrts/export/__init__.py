@@ -1,1 +1,1 @@
-"""Looking at a finished run, and taking its model elsewhere."""
+"""Inspecting a finished run, and exporting its model."""

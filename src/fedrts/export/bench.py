@@ -21,7 +21,8 @@ import numpy as np
 import safetensors.torch
 from numpy.typing import NDArray
 
-from fedrts import api, config, data, trees
+from fedrts import config, data, trees
+from fedrts.api import loading
 from fedrts.errors import InputError, reason
 from fedrts.export.onnx import TOLERANCE, onnx_bytes
 from fedrts.export.sparse import archived
@@ -37,7 +38,7 @@ _LEAST_TURNS = 5
 
 @dataclass
 class WayFigures:
-    """What one way takes; without figures it is not here."""
+    """The figures of one backend; without figures it is not available."""
 
     bytes: int | None = None
     memory_mb: float | None = None
@@ -51,7 +52,7 @@ class WayFigures:
 
 @dataclass(frozen=True)
 class Benched:
-    """All ways of one model."""
+    """All backends of one model."""
 
     model: str
     density: float
@@ -59,7 +60,7 @@ class Benched:
 
     @property
     def disagreeing(self) -> list[str]:
-        """Ways whose outputs are others than torch's."""
+        """Backends whose outputs differ from torch's."""
         return [name for name, found in self.ways.items() if found.absent is None and not found.difference <= TOLERANCE]
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,13 +71,13 @@ class Benched:
 def bench_run(
     path: Path, batches: Sequence[int], data_dir: Path | None = None, trust: Trust = False, average: bool = False, seconds: float = 1.0
 ) -> Benched:
-    """The model of a run folder on batches of these sizes of its test data; each way has so many `seconds` for each."""
+    """Time the model of a run folder on batches of these sizes of its test data, `seconds` per backend and size."""
     folder = RunFolder(path)
     with folder.trusted(trust):
-        experiment = config.resolve(config.from_file(folder.experiment_file()), api.ANYWHERE)
+        experiment = config.resolve(config.from_file(folder.experiment_file()), loading.ANYWHERE)
         if config.CUSTOM in (experiment.model, experiment.data):
             raise InputError(f"the run in {path} has a model or data given in Python: there is nothing to build or to try it with")
-        module = api.load(path, data_dir=data_dir, average=average, trust=trust)
+        module = loading.load(path, data_dir=data_dir, average=average, trust=trust)
         held = data.load(experiment.data, experiment.data_options, data_dir)
         archive = archived(module, experiment, held, "float32")
         rows = held.test_x if trees.count(held.test_y) else held.x
@@ -105,7 +106,7 @@ def bench_run(
 
 
 def _kernels(archive: bytes) -> WayFigures:
-    """Can the kernels run it here?"""
+    """Whether the kernels can run it here."""
     try:
         library.kernels()
         import fedrts_kernels
@@ -119,7 +120,7 @@ def _kernels(archive: bytes) -> WayFigures:
 def _measure(
     ways: Mapping[str, WayFigures], home: Path, x: NDArray[Any], files: Mapping[str, Path], allowed: Sequence[str], seconds: float
 ) -> None:
-    """WayFigures of one batch."""
+    """Measure the figures of one batch."""
     np.save(home / "inputs.npy", x)
     python = [sys.executable, "-m", "fedrts.export.way"]
     commands = {
@@ -150,7 +151,7 @@ def _measure(
 
 
 def _interleaved(asked: Mapping[str, Any], seconds: float) -> dict[str, float]:
-    """Median seconds of a run, of turns in which every way has about the same time."""
+    """Return median seconds per run, with the backends in turn and about equal time for each."""
     runs = {name: max(1, min(10_000, int(_SLICE / max(ask(1), 1e-7)))) for name, ask in asked.items()}
     took: dict[str, list[float]] = {name: [] for name in asked}
     until = time.monotonic() + seconds * len(asked)
@@ -162,7 +163,7 @@ def _interleaved(asked: Mapping[str, Any], seconds: float) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _asking(command: Sequence[object], waits: bool) -> Iterator[Any]:
-    """A process that answers numbers by numbers (`fedrts.export.way`); ends with it."""
+    """Yield a process that answers numbers with numbers (`fedrts.export.way`); it ends with the block."""
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, env=_environment()
@@ -200,5 +201,5 @@ def _once(command: Sequence[object]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Of a process on one core that finds what this one finds."""
+    """Return the environment of a one-core process that finds the same modules as this one."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

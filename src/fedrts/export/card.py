@@ -1,4 +1,4 @@
-"""A model card: what a model was trained on, how, at what cost, and how well it serves whom. Only what the run folder knows."""
+"""Model cards: data, training, cost, and quality by class and client, from the run folder alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LISTED = 20
 
 
 def card(folder: RunFolder, experiment: Experiment, use: str) -> str:
-    """README.md of a model, with the front matter that model hubs read; `use` is a block of code that loads it."""
+    """Return README.md of a model, with the front matter of model hubs; `use` is a block of code that loads the model."""
     summary, history = folder.summary(), folder.history()
     told = summary or next((line for line in reversed(history) if line.get(of_run(None, history)[0].name) is not None), {})
     metrics = [metric for metric in of_run(summary, history) if told.get(metric.name) is not None]
@@ -69,7 +69,7 @@ def _training(e: Experiment, told: Mapping[str, Any], history: Sequence[Mapping[
 
 
 def _clients(clients: Sequence[Mapping[str, Any]], held: Any, metrics: Sequence[Metric]) -> str:
-    """Each client's own data, or of many the worst, the median and the best."""
+    """Describe each client's own data or, for many clients, the worst, the median and the best."""
     metric = next((entry for entry in metrics if any(entry.name in client for client in clients)), None)
     if metric is None:
         return "Not known."
@@ -96,7 +96,7 @@ def _privacy(privacy: Mapping[str, Any]) -> str:
 
 
 def _read(folder: RunFolder, name: str) -> Any:
-    """A JSON file of the run; nothing where there is none."""
+    """Read a JSON file of the run; empty if it is missing."""
     file = folder.path / name
     require_plain(file)
     try:
@@ -106,7 +106,7 @@ def _read(folder: RunFolder, name: str) -> Any:
 
 
 def _plain(name: str) -> str:
-    """A name without the folders of whoever trained the model."""
+    """Return a name without the folders of its author."""
     scheme, colon, path = name.partition(":")
     return name if not colon or IMPORT_PATH.fullmatch(name) else f"{scheme}:{path.rstrip('/').rpartition('/')[2]}"
 
@@ -116,7 +116,7 @@ def _share(value: float | None) -> str:
 
 
 def _cell(text: object) -> str:
-    """Text that a table can hold, whatever a client is called."""
+    """Escape a client's name for a table cell."""
     return str(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 

@@ -1,4 +1,4 @@
-"""The forms in which a run's model leaves it. An `ExportFormat` registered in a file of this package is all that a new one needs."""
+"""Export formats of a run's model. A new one needs only an `ExportFormat` registered in a file of this package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrts import api, config, data, trees
+from fedrts import config, data, trees
+from fedrts.api import loading
 from fedrts.data.contract import Data
 from fedrts.errors import InputError
 from fedrts.files import write_atomically
@@ -27,7 +28,7 @@ CHECKED = 16
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The model of a run, and what it was trained on, as formats ask for them."""
+    """The model of a run and its training data, as formats need them."""
 
     path: Path
     data_dir: Path | None = None
@@ -43,13 +44,13 @@ class TrainedModel:
 
     @cached_property
     def experiment(self) -> config.Experiment:
-        return config.resolve(config.from_file(self.folder.experiment_file()), api.ANYWHERE)
+        return config.resolve(config.from_file(self.folder.experiment_file()), loading.ANYWHERE)
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """By name, exact zeros outside the mask; of a finished run they need no model, and no code of whoever made it."""
+        """The tensors by name, with exact zeros outside the mask; for a finished run this loads no model and no foreign code."""
         found = self.folder.final_tensors(self.average)
-        return found if found is not None else api.state_dict(self.folder, self._built(), average=self.average)
+        return found if found is not None else loading.state_dict(self.folder, self._built(), average=self.average)
 
     def _built(self) -> nn.Module:
         return assemble(self.experiment, self.data_dir).module
@@ -57,7 +58,7 @@ class TrainedModel:
     @cached_property
     def model(self) -> nn.Module:
         """The module, in evaluation mode."""
-        return api.load(self.path, data_dir=self.data_dir, average=self.average, trust=self.trust).cpu()
+        return loading.load(self.path, data_dir=self.data_dir, average=self.average, trust=self.trust).cpu()
 
     @cached_property
     def held(self) -> Data:
@@ -78,12 +79,12 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """One of them."""
+    """One export format."""
 
     words: str
     """For --help."""
     suffix: str
-    """Of the file, with its dot; "" where it is a folder."""
+    """Suffix of the file, with its dot; "" for a folder."""
     write: Callable[[TrainedModel, Path], None]
     """Makes the file or the (new, empty) folder."""
     value_types: Sequence[StoredType] = ("float32",)
@@ -105,7 +106,7 @@ def export_run(
     average: bool = False,
     value_type: StoredType = "float32",
 ) -> Path:
-    """Write a run's model, exact zeros outside the mask, in a format."""
+    """Write a run's model, with exact zeros outside the mask, in a format."""
     kind = get(format)
     source = TrainedModel(path, data_dir, trust, average, value_type)
     if value_type not in kind.value_types:
@@ -123,12 +124,12 @@ def export_run(
 
 
 def as_bytes(make: Callable[[TrainedModel], bytes]) -> Callable[[TrainedModel, Path], None]:
-    """How to write a format that is one file: whole or not at all."""
+    """Wrap a single-file format so that the file is written completely or not at all."""
     return lambda source, target: write_atomically(target, make(source))
 
 
 def _check_target(folder: RunFolder, target: Path, kind: ExportFormat) -> None:
-    """Can it be written there without harm?"""
+    """Check that writing there does no harm."""
     if kind.suffix and target.is_dir():
         raise InputError(f"cannot write {target}: it is a folder; name a file in it, such as {target / f'model{kind.suffix}'}")
     if not kind.suffix and target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -140,7 +141,7 @@ def _check_target(folder: RunFolder, target: Path, kind: ExportFormat) -> None:
 
 
 def _write_folder(kind: ExportFormat, source: TrainedModel, target: Path) -> None:
-    """A folder under its name when all of it is there."""
+    """Move a folder to its final name when it is complete."""
     building = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(building, ignore_errors=True)
     try:
@@ -156,20 +157,20 @@ def _write_folder(kind: ExportFormat, source: TrainedModel, target: Path) -> Non
 
 
 class Answering(nn.Module):
-    """A model whose output is one tensor: that of the model, or what it calls logits."""
+    """A model with one output tensor: its own output, or its logits."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs `[batch, …]` → outputs `[batch, …]`."""
+        """Map inputs `[batch, …]` to outputs `[batch, …]`."""
         output: Tensor = trees.answer(self.module(x))
         return output
 
 
 def answering(module: nn.Module, inputs: Tensor) -> nn.Module:
-    """The module itself where it gives a tensor; in evaluation mode."""
+    """Return the module itself if it returns a tensor; in evaluation mode."""
     with torch.no_grad():
         output: Any = module.cpu().eval()(inputs[:1])
     if isinstance(output, Tensor):
@@ -180,12 +181,12 @@ def answering(module: nn.Module, inputs: Tensor) -> nn.Module:
 
 
 def checked_batches(inputs: Tensor, language: bool) -> list[Tensor]:
-    """Inputs on which a program is held against its model: several rows, one row and, for language, half the length."""
+    """Return inputs for comparing an export with its model: several rows, one row and, for language, half the length."""
     return [inputs, inputs[:1], *([inputs[:, : max(1, inputs.shape[1] // 2)]] if language else [])]
 
 
 def is_language(module: nn.Module, inputs: Tensor) -> bool:
-    """Are there logits `[batch, length, vocabulary]` for every token? Other whole numbers are categories in columns, all of them needed."""
+    """Whether there are logits `[batch, length, vocabulary]` for every token. Other whole numbers are categories, all of them needed."""
     if inputs.is_floating_point():
         return False
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A folder for `from_pretrained` of transformers, with a model card; read back and held against the model before it is handed out."""
+"""A folder for transformers' `from_pretrained`, with a model card, checked against the model before it is delivered."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedrts.models import models, pretrained
 from fedrts.models.gpt2 import GPT2
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model")
-"""Of the folder that a run began from: what turns text into a model's numbers."""
+"""Files of the folder that a run began from: the tokenizer."""
 
 
 def _write(source: TrainedModel, folder: Path) -> None:
@@ -42,7 +42,7 @@ def _write(source: TrainedModel, folder: Path) -> None:
 
 
 def _module(source: TrainedModel) -> Any:
-    """The run's model as one of transformers."""
+    """Return the run's model as a transformers model."""
     file = source.path / pretrained.CONFIG
     if file.exists():
         require_plain(file)
@@ -63,7 +63,7 @@ def _module(source: TrainedModel) -> Any:
 
 
 def _as_gpt2(module: GPT2) -> nn.Module:
-    """Our GPT-2, whose tensors have the same names, as that of transformers."""
+    """Convert our GPT-2 to transformers' GPT-2, which has the same tensor names."""
     parts: Any = module.transformer
     words, width = parts["wte"].weight.shape
     sizes = {"vocab_size": words, "n_embd": width, "n_positions": len(parts["wpe"].weight), "n_layer": len(parts["h"])}
@@ -73,7 +73,7 @@ def _as_gpt2(module: GPT2) -> nn.Module:
 
 
 def _check(source: TrainedModel, module: nn.Module, again: nn.Module) -> None:
-    """Are the tensors of the folder the run's, to the bit, and its outputs those of the model?"""
+    """Check that the folder's tensors equal the run's bit for bit, and that its outputs are the model's."""
     written = again.state_dict()
     for name, tensor in module.state_dict().items():
         if name not in written or not torch.equal(written[name], tensor):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedrts import api, config, data
+from fedrts import config, data
+from fedrts.api import loading
 from fedrts.errors import InputError
 from fedrts.runs import checkpoint
 from fedrts.runs.build import with_metrics
@@ -16,7 +17,7 @@ from fedrts.tasks.metrics import of_run
 
 
 def inspect_run(path: Path) -> dict[str, Any]:
-    """Progress, results and layer densities of a finished or unfinished run."""
+    """Return progress, results and layer densities of a finished or unfinished run."""
     folder = RunFolder(path)
     settings = config.from_file(folder.experiment_file())
     experiment = config.validated(config.Experiment, settings)
@@ -44,7 +45,7 @@ def inspect_run(path: Path) -> dict[str, Any]:
 
 
 def _layers(folder: RunFolder) -> list[tuple[str, int, int]]:
-    """(name, links, active) of every prunable layer, from the newest checkpoint."""
+    """Return (name, links, active) of every prunable layer, from the newest checkpoint."""
     saved = checkpoint.load(folder.path / "checkpoint", check=check_saved)
     if saved is None:
         return []
@@ -54,10 +55,10 @@ def _layers(folder: RunFolder) -> list[tuple[str, int, int]]:
 def evaluate_run(
     path: Path, data_name: str | None = None, data_dir: Path | None = None, trust: Trust = False, average: bool = False
 ) -> Metrics:
-    """Metrics of a run's model, or of the average of its late ones, on the test set of its data or of another data set of its shapes."""
-    model = api.load(path, data_dir=data_dir, average=average, trust=trust)
+    """Evaluate a run's model, or the average of its late ones, on its test set or on another data set of the same shapes."""
+    model = loading.load(path, data_dir=data_dir, average=average, trust=trust)
     with RunFolder(path).trusted(trust):
-        experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), api.ANYWHERE)
+        experiment = config.resolve(config.from_file(RunFolder(path).experiment_file()), loading.ANYWHERE)
         held = None if data_name else with_metrics(data.load(experiment.data, experiment.data_options, data_dir), experiment)
     if held is None:  # the user's own word
         held = data.load(str(data_name), {}, data_dir)

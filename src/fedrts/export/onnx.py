@@ -1,4 +1,4 @@
-"""A model as an ONNX file, held against the module before it is handed out; with weights of 8 bits, judged before it is."""
+"""ONNX export, checked against the module before it is delivered; 8-bit weights are also evaluated first."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ class InSession(nn.Module):
         self.session = _session(content)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs as the file's `input`, its `output`."""
+        """Feed inputs to the file's `input` and return its `output`."""
         return torch.from_numpy(self.session.run(None, {"input": x.numpy()})[0])
 
 
 def judged(content: bytes, small: bytes, held: Data, batch_size: int) -> str:
-    """What 8 bits do to a model on the test set, in a line."""
+    """Describe in one line what 8 bits do to a model on the test set."""
     metric = leading(declared(held.task))
     before, after = (held.judge(InSession(form), held.test_x, held.test_y, batch_size)[metric.name] for form in (content, small))
     size = f"{len(small) / 1e6:.3g} MB instead of {len(content) / 1e6:.3g}"
@@ -95,7 +95,7 @@ def judged(content: bytes, small: bytes, held: Data, batch_size: int) -> str:
 
 
 def _converted(module: nn.Module, inputs: Tensor, free_length: bool) -> Any:
-    """The module as an ONNX ModelProto, without the traces of this machine that the exporter leaves in it."""
+    """Convert the module to an ONNX ModelProto, without the traces of this machine that the exporter leaves."""
     free: dict[int, Any] = {0: torch.export.Dim("batch")}
     if free_length:
         free[1] = torch.export.Dim("length", max=inputs.shape[1])
@@ -121,7 +121,7 @@ def _converted(module: nn.Module, inputs: Tensor, free_length: bool) -> Any:
 
 
 def _rename(model: Any, prefix: str) -> None:
-    """Parameters without the `prefix` of a wrapper around the module."""
+    """Rename parameters without the `prefix` of a wrapper around the module."""
     for entry in model.graph.initializer:
         entry.name = entry.name.removeprefix(prefix)
     for node in model.graph.node:
@@ -130,7 +130,7 @@ def _rename(model: Any, prefix: str) -> None:
 
 
 def _check_weights(module: nn.Module, model: Any) -> None:
-    """Is every parameter in the file as it is in the module? Tied ones stand there once."""
+    """Check that every parameter in the file equals the module's; tied ones appear once."""
     to_array = optional("onnx.numpy_helper", "onnx").to_array
     written = {entry.name: to_array(entry) for entry in model.graph.initializer}
     names: dict[Tensor, list[str]] = {}
@@ -144,7 +144,7 @@ def _check_weights(module: nn.Module, model: Any) -> None:
 
 
 def _check_outputs(module: nn.Module, content: bytes, batches: list[Tensor]) -> None:
-    """Does onnxruntime compute what the module computes?"""
+    """Check that onnxruntime computes what the module computes."""
     try:
         _compare(module, _session(content), batches)
     except InputError:
@@ -172,7 +172,7 @@ def _compare(module: nn.Module, session: Any, batches: list[Tensor]) -> None:
 
 @contextmanager
 def _quiet(name: str = "torch.onnx") -> Iterator[None]:
-    """Without remarks about packages that are not needed, functions of the exporter's own, and steps that were not left out."""
+    """Silence the exporter's remarks on unneeded packages, its own functions, and steps that were kept."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -185,7 +185,7 @@ def _quiet(name: str = "torch.onnx") -> Iterator[None]:
 
 
 def _exported(source: TrainedModel) -> bytes:
-    """The model as ONNX, checked on the first test samples of the run's data."""
+    """Export the model as ONNX, checked on the first test samples of the run's data."""
     content = onnx_bytes(source.model, source.inputs)
     if FORMATS[source.value_type].lossless:
         return content

@@ -1,4 +1,4 @@
-"""A model as a program of `torch.export`, held against the module before it is handed out: it needs torch, and none of our code."""
+"""A model as a `torch.export` program, checked against the module before it is delivered; it needs torch but not our code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's model as an archive: what there is to say of it, and the operations that a device needs."""
+"""A run's model as an archive: its description, and the operations that a device needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedrts import api, config, trees
+from fedrts import config, trees
+from fedrts.api import loading
 from fedrts.config import Experiment
 from fedrts.data.contract import Data
 from fedrts.data.pixels import Pixels
@@ -20,12 +21,12 @@ from fedrts.runs.build import layout_of
 
 
 def archived(module: nn.Module, experiment: Experiment, held: Data, value_type: StoredType) -> bytes:
-    """A model with its operations, or, with a note, without them: for a module of parts that the kernels do not know."""
+    """Return a model with its operations or, for a module with parts that the kernels do not support, without them and with a note."""
     layout, tensors = layout_of(experiment, module), module.state_dict()
     parts = [ArchivedTensor(entry.names, tensors[entry.name], entry.block) for entry in layout.entries]
     parts += [ArchivedTensor((name,), tensors[name]) for name in layout.constants]
     about = {
-        **{key: value for key, value in experiment.model_dump(mode="json").items() if key in api.ARCHIVED},
+        **{key: value for key, value in experiment.model_dump(mode="json").items() if key in loading.ARCHIVED},
         "input_shape": held.input_shape,
         "classes": held.classes,
     }
@@ -43,7 +44,7 @@ def archived(module: nn.Module, experiment: Experiment, held: Data, value_type: 
 
 
 def tensors_alone(tensors: Mapping[str, Tensor], value_type: StoredType) -> bytes:
-    """The tensors of a model that was given in Python, for `fedrts.load(FILE, model=…)`."""
+    """Return the tensors of a model that was given in Python, for `fedrts.load(FILE, model=…)`."""
     note("only fedrts.load(FILE, model=…) can read the archive: the run trained a model, or on data, given in Python")
     parts = [ArchivedTensor((name,), tensor) for name, tensor in tensors.items()]
     return _written(ArchiveContent({"model": config.CUSTOM}, (), 0, None, parts, ()), value_type)
@@ -68,7 +69,7 @@ def _written(content: ArchiveContent, value_type: StoredType) -> bytes:
 
 
 def _exported(source: TrainedModel) -> bytes:
-    """The model as an archive; the tensors alone where it was given in Python."""
+    """Export the model as an archive; only its tensors if it was given in Python."""
     if config.CUSTOM in (source.experiment.model, source.experiment.data):
         return tensors_alone(source.tensors, source.value_type)
     return archived(source.model, source.experiment, source.held, source.value_type)

@@ -21,7 +21,7 @@ Outputs = Callable[[], Any]
 
 
 def by_kernels(file: Path, x: NDArray[Any], allowed: Sequence[str]) -> Outputs:
-    """An archive in our kernels."""
+    """Run an archive in our kernels."""
     from fedrts_kernels import Model
 
     model = Model(file.read_bytes())
@@ -29,7 +29,7 @@ def by_kernels(file: Path, x: NDArray[Any], allowed: Sequence[str]) -> Outputs:
 
 
 def by_torch(file: Path, x: NDArray[Any], allowed: Sequence[str]) -> Outputs:
-    """An archive as a dense module in PyTorch; of images in the faster one of its two layouts."""
+    """Run an archive as a dense module in PyTorch; for images, in the faster of its two layouts."""
     import torch
 
     import fedrts
@@ -52,7 +52,7 @@ def by_torch(file: Path, x: NDArray[Any], allowed: Sequence[str]) -> Outputs:
 
 
 def by_onnxruntime(file: Path, x: NDArray[Any], allowed: Sequence[str]) -> Outputs:
-    """An ONNX file in onnxruntime."""
+    """Run an ONNX file in onnxruntime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -65,7 +65,7 @@ WAYS = {"kernels": by_kernels, "torch": by_torch, "onnxruntime": by_onnxruntime}
 
 
 def mean_time(call: Outputs, runs: int) -> float:
-    """Seconds of the thread's processor."""
+    """Return mean seconds of processor time of this thread."""
     begun = time.thread_time()
     for _ in range(runs):
         call()
@@ -73,7 +73,7 @@ def mean_time(call: Outputs, runs: int) -> float:
 
 
 def peak() -> int:
-    """KiB that this process took at most; what `getrusage` says may be of whoever started it."""
+    """Return the peak memory of this process in KiB; `getrusage` may report that of its parent."""
     status = Path("/proc/self/status")
     if status.exists():
         return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
@@ -83,7 +83,7 @@ def peak() -> int:
 
 
 def main(words: Sequence[str]) -> None:
-    """Until 0 comes, or nothing more."""
+    """Answer numbers until 0 or the end of input."""
     way, file, inputs, outputs, *flags = words
     call = WAYS[way](Path(file), np.load(inputs), flags[1::2])
     np.save(outputs, call())

@@ -1,4 +1,4 @@
-"""Real federations over Flower: the same rounds, methods, guard and client program; only our encoded bytes travel.
+"""Real federations over Flower, with the same rounds, methods, guard and client program; only our encoded bytes travel.
 
 A server (`engine.py`, `fleet.py`, `superlink.py`) asks nodes (`node.py`, `site.py`) through Flower's SuperLink. Neither side sends code.
 """
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 
 def prepare(home: Path | None = None) -> None:
-    """Flower is there, says nothing to anybody else, and keeps what it writes in `home`."""
+    """Import Flower, silence its usage reports, and keep what it writes in `home`."""
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING")
     if home is not None:
@@ -38,7 +38,7 @@ def prepare(home: Path | None = None) -> None:
 
 
 def untested() -> str:
-    """What to say of a Flower that nobody has tested this with; empty of one that was."""
+    """Return a note about a Flower version that is untested with this package; empty for tested ones."""
     version = metadata.version("flwr")
     if ".".join(version.split(".")[:2]) in FLOWER:
         return ""

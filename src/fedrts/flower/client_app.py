@@ -37,7 +37,7 @@ _OTHERS = 60.0
 
 @app.query(HELLO.partition(".")[2])
 def hello(message: Message, context: Context) -> Message:
-    """Who are you?"""
+    """Return the site's introduction."""
     try:
         context.state[_FACTS] = ConfigRecord(opened(message)[0])
     except WireError:
@@ -52,14 +52,14 @@ def hello(message: Message, context: Context) -> Message:
 @app.query(WELCOME.partition(".")[2])
 @app.query(FAREWELL.partition(".")[2])
 def hear(message: Message, context: Context) -> Message:
-    """You take part; or: it is over. Flower's SuperNode stays all the same."""
+    """Learn that the site takes part, or that the study is over. Flower's SuperNode keeps running."""
     print(dict(opened(message)[0]))
     return Message(content({}), reply_to=message)
 
 
 @app.train(WORK.partition(".")[2])
 def work(message: Message, context: Context) -> Message:
-    """Do this order."""
+    """Carry out this order."""
     try:
         with _working(context) as worker:
             if _FACTS in context.state.config_records:
@@ -80,7 +80,7 @@ def work(message: Message, context: Context) -> Message:
 
 @contextlib.contextmanager
 def _working(context: Context) -> Iterator[Worker]:
-    """A worker with the records of its site; one process at a time has these."""
+    """Yield a worker with the records of its site; one process at a time has these."""
     host = _host(context)
     if host.limits.max_memory:
         bound_memory(host.limits.max_memory)
@@ -94,13 +94,13 @@ def _working(context: Context) -> Iterator[Worker]:
 
 
 def _failed(message: Message, error: Exception) -> Message:
-    """What the server is told where the site's own settings are wrong."""
+    """Return what the server is told if the site's own settings are wrong."""
     print(error)
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, told(error, "it cannot take part")), reply_to=message)
 
 
 def _host(context: Context) -> Host:
-    """What the owner of the SuperNode decides, from its --node-config."""
+    """Read the owner's decisions from the SuperNode's --node-config."""
     config = {name: str(value) for name, value in context.node_config.items()}
     clients = [int(part) for part in config.get("partition", "").split(",") if part]
     allowed = [part for part in config.get("allow", "").split(",") if part]

@@ -35,29 +35,29 @@ class NodeKey:
 
 
 class Stake(Protocol):
-    """What a site has for sums, and what it must remember of them."""
+    """What a site contributes to sums, and what it must remember of them."""
 
     def samples(self, purpose: bytes, client: int) -> int:
-        """The samples that a client's part counts for, which is public; 0: it takes no part in sums for this purpose."""
+        """The public number of samples that a client's part counts for; 0: it takes no part in sums for this purpose."""
         ...
 
     def opened(self, purpose: bytes, client: int) -> int:
-        """The last round in which a client helped to open a sum for this purpose; below 0: none."""
+        """Return the last round in which a client helped to open a sum for this purpose; below 0: none."""
         ...
 
     def note(self, purpose: bytes, client: int, round: int) -> None:
-        """Puts on record that a client helps to open a round."""
+        """Record that a client helps to open a round."""
         ...
 
     @property
     def inputs(self) -> Sequence[float]:
-        """The common statistics by which inputs are read."""
+        """The common statistics by which inputs are normalised."""
         ...
 
 
 @dataclass
 class Confidant:
-    """All that a site does for sums of one experiment."""
+    """A site's part in the secure sums of one experiment."""
 
     identity: NodeKey
     summing: Summing
@@ -77,7 +77,7 @@ class Confidant:
     """By client the tag of the last call that it helped to open, and what it revealed: asked again, it says the very same."""
 
     def answer(self, step: object, client: int, data: bytes) -> bytes:
-        """What a client says to a step, but for its words."""
+        """Return a client's reply to a step, except for its words."""
         match step:
             case "advertise":
                 return self._called(client, data)
@@ -90,7 +90,7 @@ class Confidant:
         raise SecureError("the server asks for more than sums: nothing leaves this site in the open")
 
     def ordered(self, client: int, data: bytes) -> tuple[bytes, bytes]:
-        """The peers' shares, and the client's order, of the step that asks for words."""
+        """Return the peers' shares and the client's order, of the step that asks for words."""
         parts = parted(data)
         if len(parts) != 2:
             raise SecureError("words are asked for without an order, or without shares")
@@ -98,27 +98,27 @@ class Confidant:
         return parts[0], parts[1]
 
     def called(self, client: int) -> Call:
-        """The sum that a client takes part in."""
+        """Return the sum that a client takes part in."""
         return self._participant(client).call
 
     def check_round(self, client: int, order: Order) -> None:
-        """Is this an order of the round that the client was called for?"""
+        """Check that this is an order of the round for which the client was called."""
         if order.round.index != self.called(client).round:
             raise SecureError(f"an order of round {order.round.index} in a sum of round {self.called(client).round}")
 
     def check(self, client: int, form: bytes) -> None:
-        """Is this the form that all were called with, and do all read their inputs alike?"""
+        """Check that all clients were called with this form, and normalise their inputs alike."""
         if bound(form, self.stake.inputs) != self.called(client).form:
             raise SecureError("the order is of another model, mask or normalisation than the sum was called for")
 
     def update(self, client: int, order: Order, form: SumForm, message: Message, dealt: bytes) -> bytes:
-        """The masked words of a client whose upload would be this message."""
+        """Return the masked words of a client whose upload would be this message."""
         assert order.reference is not None
         contribution = self.method.contribution(message, State(order.reference, order.frame.mask), order.round)
         return self._masked(client, dealt, form.ring, lambda share, key: form.words(contribution, order, share, key))
 
     def figures(self, client: int, form: FigureForm, numbers: Sequence[float], dealt: bytes) -> bytes:
-        """The masked words of a client with these numbers."""
+        """Return the masked words of a client with these numbers."""
         return self._masked(client, dealt, form.ring, lambda share, key: form.words(numbers, share, key))
 
     def _masked(self, client: int, dealt: bytes, ring: Ring, words: Callable[[float, int], Words]) -> bytes:
@@ -127,7 +127,7 @@ class Confidant:
         return self._participant(client).mask(dealt, ring, words(share, self.summing.key(call.round, client)))
 
     def _called(self, client: int, data: bytes) -> bytes:
-        """A fresh attempt, where this client may take part in it."""
+        """Return a new attempt if this client may take part in it."""
         call = Call.decoded(data)
         if call.run.hex() != self.digest:
             raise SecureError("a call of another experiment")
@@ -154,7 +154,7 @@ class Confidant:
         return one.advertise()
 
     def _revealed_to(self, client: int, data: bytes) -> bytes:
-        """The shares that open a sum; whoever asks for them again gets the very same."""
+        """Return the shares that open a sum; asking again returns exactly the same shares."""
         tag, said = self._revealed.get(client, (b"", b""))
         if tag != data[:TAG]:
             one = self._participant(client)
@@ -175,11 +175,11 @@ class Confidant:
 
 
 def judged(order: Order) -> str:
-    """What metrics are about: the model of an order."""
+    """Return what metrics are about: the model of an order."""
     assert order.reference is not None
     return f"{order.round.index} {digest_of(order.reference, order.frame.mask).hex()}"
 
 
 def bound(form: bytes, inputs: Sequence[float]) -> bytes:
-    """What a call says of its words: their form, and the statistics by which every client reads its inputs."""
+    """Return what a call fixes about its words: their form, and the statistics by which every client normalises inputs."""
     return hashlib.sha256(form + json.dumps(list(inputs)).encode()).digest()

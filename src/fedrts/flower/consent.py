@@ -1,4 +1,4 @@
-"""What an experiment asks of a site, in a digest to consent to and in words to decide by; and what a server may be told."""
+"""Consent: the digest and the description of an experiment, and what a server may be told."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = 16
 
 
 class DeclinedError(InputError):
-    """Why a site does not do what it is asked. `told` is what the server may know: nothing of the site's data or files."""
+    """The reason why a site refuses. `told` is what the server may know: nothing about the site's data or files."""
 
     def __init__(self, text: str, told: str | None = None) -> None:
         super().__init__(text)
@@ -27,12 +27,12 @@ class DeclinedError(InputError):
 
 
 def told(error: BaseException, what: str) -> str:
-    """What the server is told of an error: of those that were not made for it only their kind, after the words `what`."""
+    """Return what the server is told of an error: only its kind, after the words `what`, unless it was made for the server."""
     return error.told if isinstance(error, DeclinedError) else f"{what} ({type(error).__name__}); its own screen says why"
 
 
 def digest(facts: Facts) -> str:
-    """Names what a server asks: the experiment, the shape of inputs and the number of classes, whatever the order of keys."""
+    """Return the digest of a request: experiment, input shape and number of classes, independent of the order of keys."""
     text, shape, classes = (facts.get(name) for name in ("experiment", "input_shape", "classes"))
     whole = isinstance(shape, list) and all(type(size) is int for size in shape) and type(classes) is int
     if not isinstance(text, str) or not whole:
@@ -42,7 +42,7 @@ def digest(facts: Facts) -> str:
 
 
 def parsed(text: object) -> dict[str, object]:
-    """The settings of an experiment as the server wrote it."""
+    """Parse the settings of an experiment as the server wrote it."""
     if not isinstance(text, str):
         raise DeclinedError("the server's experiment is no text: it is no fedrts server, or one of another version")
     try:
@@ -52,7 +52,7 @@ def parsed(text: object) -> dict[str, object]:
 
 
 def described(site: Site, digest: str) -> str:
-    """What an experiment would do at a site, and what would leave it, for its owner to decide."""
+    """Describe for the owner what an experiment would do at a site, and what would leave it."""
     from fedrts.client.figures import FigureForm
     from fedrts.client.privacy import Account, countable
     from fedrts.costs.estimate import Estimate

@@ -1,4 +1,4 @@
-"""A run over Flower, from its first process to its last: the server's end, and nodes on this machine where nobody else brings any."""
+"""A run over Flower: the server's processes, and nodes on this machine if nobody else provides any."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class Door:
-    """Where nodes come to, and who may."""
+    """The address to which nodes connect, and who may."""
 
     address: Address
     authority: Authority | None
@@ -57,13 +57,13 @@ class Door:
 
 
 def tell(text: str) -> None:
-    """To the person who runs the server: what must not be overlooked in red, where the terminal has colours."""
+    """Tell the person who runs the server; urgent messages are red in a colour terminal."""
     style = "bold red" if text.startswith(LOST) else None
     Console(stderr=True).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _telling(witness: Witness) -> Callable[[str], None]:
-    """To that person; who was refused, at the door or later, goes on record too."""
+    """Tell that person, and record who was refused, on connecting or later."""
 
     def say(text: str) -> None:
         tell(text)
@@ -76,7 +76,7 @@ def _telling(witness: Witness) -> Callable[[str], None]:
 
 @contextlib.contextmanager
 def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, door: Door | None) -> Iterator[Assembled]:
-    """The run with an engine whose clients are nodes; everything is ended when the block is left."""
+    """Yield the run with an engine whose clients are nodes; everything ends with the block."""
     experiment = run.experiment
     if CUSTOM in (experiment.model, experiment.data):
         raise InputError("nodes cannot build a model or data set that was given in Python: name them, or use another engine")
@@ -122,7 +122,7 @@ def engaged(run: Assembled, folder: Path | None, data_dir: str | Path | None, do
 
 
 def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
-    """Wait for nodes, and for what sites have to say of themselves."""
+    """Wait for nodes and for the sites' own statements."""
     experiment, guard = run.experiment, run.plan.guard
     there = fleet.gather(experiment.clients.total, experiment.engine.wait)
     if experiment.clients.partition == SITES:
@@ -163,7 +163,7 @@ def _with_fleet(run: Assembled, fleet: Fleet, folder: Path | None) -> Assembled:
 
 
 def _warn_of_claims(guard: Guard, samples: Sequence[int], say: Callable[[str], None]) -> None:
-    """Name the sites whose claims are above `guard.max_claim`, where nothing caps them."""
+    """Name the sites that claim more samples than `guard.max_claim`, if nothing caps them."""
     counted = guard.but(max_share=1.0).weights(dict(enumerate(samples)))
     if bold := [client for client, claimed in enumerate(samples) if claimed > counted[client]]:
         say(
@@ -173,7 +173,7 @@ def _warn_of_claims(guard: Guard, samples: Sequence[int], say: Callable[[str], N
 
 
 def _normalisation(engine: FlowerEngine, run: Assembled, folder: Path | None) -> Normalisation | None:
-    """The normalisation that all sites have in common, from what each says of its images, or from the sum of it."""
+    """Return the common normalisation of all sites, from each site's statistics or from their sum."""
     sites = [engine.fleet.roster.entries[client] for client in range(run.experiment.clients.total)]
     if isinstance(engine, SecretEngine):
         channels = {client: site.channels for client, site in enumerate(sites) if site.channels}
@@ -187,7 +187,7 @@ def _normalisation(engine: FlowerEngine, run: Assembled, folder: Path | None) ->
 
 
 def _in_secret(engine: FlowerEngine, run: Assembled, folder: Path | None) -> SecretEngine:
-    """The engine that learns sums alone; what it must not lose is in the run's folder."""
+    """Return the engine that learns only sums; the run folder keeps what it must not lose."""
     kept = Openings(None) if folder is None else Openings(folder / openings.FOLDER, RunFolder(folder).replayed_from)
     same = {name: getattr(engine, name) for name in FlowerEngine.__dataclass_fields__}
     experiment = run.experiment
@@ -197,7 +197,7 @@ def _in_secret(engine: FlowerEngine, run: Assembled, folder: Path | None) -> Sec
 
 
 def introduction(run: Assembled) -> dict[str, Any]:
-    """What every node is told: the experiment, without what is the server's own affair."""
+    """Return what every node is told: the experiment without the server's own settings."""
     servers = {"out", "init", "origin", "callbacks", "stop", "device", "engine", "guard", "checkpoint"}
     open_sums = set() if run.experiment.secure.aggregation else {"secure"}  # then nodes of before there was such a table know everything
     settings = run.experiment.model_dump(exclude_none=True, exclude=servers | open_sums)
@@ -209,12 +209,12 @@ def introduction(run: Assembled) -> dict[str, Any]:
 
 
 def _share(number: int, nodes: int, clients: int) -> range:
-    """The clients of one of several nodes on this machine."""
+    """Return the clients of one of several nodes on this machine."""
     return range(number, clients, nodes)
 
 
 def _private_door(folder: Path, most: int, clients: int) -> tuple[Door, list[Path]]:
-    """A door on this machine for nodes that we start ourselves, with keys that nobody else has."""
+    """Open a door on this machine for nodes that we start ourselves, with keys that nobody else has."""
     nodes = min(most, clients)
     authority = Authority(folder / "authority")
     authority.init([])
@@ -253,7 +253,7 @@ def _only_refusals(text: str) -> None:
 
 @contextlib.contextmanager
 def _explained(fleet: Fleet, folder: Path | None) -> Iterator[None]:
-    """A SuperLink that is gone and clients that are missing, as one line each."""
+    """Turn a lost SuperLink and missing clients into one-line errors."""
     try:
         yield
     except TooFewError as error:

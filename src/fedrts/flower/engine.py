@@ -1,4 +1,4 @@
-"""The engine whose clients are elsewhere: one message a node and exchange, in it what the ledger charges for each client."""
+"""The engine whose clients are on nodes: one message per node and exchange, with the bytes that the ledger charges each client."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Parcel:
 
 @dataclass
 class Arrived:
-    """An encoded reply that waits for its turn."""
+    """An encoded reply that waits to be processed."""
 
     file: IO[bytes]
     at: float
@@ -84,7 +84,7 @@ class Arrived:
 
 
 class Paces:
-    """How long clients took of late, for each kind of exchange: how long is it worth waiting for the next one?"""
+    """Recent times of clients, by kind of exchange; they give the deadline of the next one."""
 
     def __init__(self, patience: float) -> None:
         self.patience = patience
@@ -93,23 +93,23 @@ class Paces:
         self._seconds = defaultdict(lambda: defaultdict(lambda: deque(maxlen=_RECENT)))
 
     def add(self, current: Round, client: int, seconds: float) -> None:
-        """A client's reply took so long."""
+        """Record the time of a client's reply."""
         self._seconds[_kind(current)][client].append(seconds)
 
     def allowance(self, current: Round) -> float:
-        """Seconds after which who has not answered is late; without any experience of this kind of exchange there is no limit."""
+        """Return the seconds after which a missing client is late; no limit without experience of this kind of exchange."""
         usual = [statistics.median(seconds) for seconds in self._seconds[_kind(current)].values() if len(seconds) >= _LEARNED]
         return max(_LEAST_ALLOWANCE, self.patience * max(usual)) if usual and self.patience else float("inf")
 
 
 def _kind(current: Round) -> tuple[bool, bool, int]:
-    """Exchanges of the same kind take about as long."""
+    """Return the kind of an exchange; exchanges of one kind take about equally long."""
     return current.index < 0, current.outer, current.exchange
 
 
 @dataclass
 class FlowerEngine:
-    """Runs exchanges with the clients of a fleet."""
+    """Run exchanges with the clients of a fleet."""
 
     fleet: Fleet
     bench: Workbench
@@ -160,12 +160,12 @@ class Errand:
     more_facts: dict[str, Any] = field(default_factory=dict)
 
     def replies(self) -> Iterator[Reply | Failure]:
-        """What became of every client, once."""
+        """Yield the outcome of every client, once."""
         for client, outcome in self.heard():
             yield self._made_of(client, outcome)
 
     def heard(self) -> Iterator[tuple[int, Arrived | Failure]]:
-        """Every client with its bytes, or with what came in their place."""
+        """Yield every client with its bytes, or with the reason why there are none."""
         try:
             yield from self._heard()
         finally:
@@ -204,7 +204,7 @@ class Errand:
                 time.sleep(_POLL)
 
     def _tell(self, client: int, outcome: Arrived | Failure) -> None:
-        """Say that rounds go without a client from now on, or that it is back."""
+        """Report that rounds continue without a client, or that it is back."""
         fleet, missed = self.engine.fleet, self.engine.missed
         if isinstance(outcome, Failure) and outcome.excused:
             if client not in missed and outcome.reason != UNASKED:
@@ -215,7 +215,7 @@ class Errand:
             fleet.say(f"back: round {self.order.round.index} has {fleet.roster.called(client)} again")
 
     def gathered(self) -> bool:
-        """Wait until all clients are here, or enough of them; true if enough are."""
+        """Wait until all clients are here, or enough of them; return whether enough are."""
         fleet, due, told = self.engine.fleet, time.monotonic() + self.engine.wait, False
         while True:
             fleet.look()
@@ -244,13 +244,13 @@ class Errand:
             self._send(node, {client: self._blob(client, first=True) for client in some})
 
     def _blob(self, client: int, first: bool = False) -> bytes:
-        """What a client is sent: `first` what it needs by what it holds, later the whole."""
+        """Return a client's message: `first` the part that it lacks, later the whole."""
         held, missed = (self.order.held.get(client), self.order.missed.get(client)) if first else (None, None)
         return envelope.encode_order(self.order, client, held, missed)
 
     @property
     def _most(self) -> int:
-        """Bytes that a client's answer has at most."""
+        """Return the largest number of bytes that a client's reply may have."""
         return codec.most(self.order.exchange.up, self.order.frame)
 
     def _send(self, node: int, blobs: dict[int, bytes], whole: bool = False) -> None:
@@ -273,12 +273,12 @@ class Errand:
 
     @property
     def _place(self) -> dict[str, Any]:
-        """Where a message belongs, for the record."""
+        """Return the identity of a message, for the record."""
         step = {"step": self.more_facts[SUM]} if SUM in self.more_facts else {}
         return {"round": self.order.round.index, "exchange": self.order.round.exchange, **step}
 
     def _receive(self) -> bool:
-        """Take what has come; true if anything did."""
+        """Receive what has arrived; return whether anything did."""
         fleet = self.engine.fleet
         fleet.look()
         for name, parcel in list(self.parcels.items()):
@@ -293,7 +293,7 @@ class Errand:
         return any(ended) or bool(heads)
 
     def _begin(self, head: Any, tree: ObjectTree) -> None:
-        """The head of a reply: to what, and is it one?"""
+        """Read the head of a reply: which order it answers, and whether it is valid."""
         name = head.metadata.reply_to_message_id
         if (parcel := self.parcels.get(name)) is None:
             return
@@ -311,7 +311,7 @@ class Errand:
             self.engine.fleet.link.done_with(head.metadata.message_id)
 
     def _continue(self, name: str, parcel: Parcel, incoming: Incoming) -> bool:
-        """Take what has come of a reply; true when that is all of it."""
+        """Receive the next pieces of a reply; return whether it is complete."""
         link = self.engine.fleet.link
         try:
             if not incoming.advance(link.piece):
@@ -323,7 +323,7 @@ class Errand:
         return True
 
     def _unpack(self, name: str, parcel: Parcel, facts: dict[str, object], blobs: dict[int, bytes]) -> None:
-        """What a node says to its parcel. A client that it does not mention has failed."""
+        """Unpack a node's reply to its parcel. Clients that it does not mention have failed."""
         if STRANGER in facts:
             parcel.activation, parcel.incoming, parcel.unheard = None, None, True  # lost, see below
             self.engine.fleet.meet_again(parcel.node)
@@ -351,7 +351,7 @@ class Errand:
             self._send(parcel.node, whole, whole=True)
 
     def _lost(self, name: str, parcel: Parcel) -> None:
-        """Its node is gone, or was started anew and knows nothing of it: then it is sent again once the node has introduced itself."""
+        """Handle a lost parcel: its node is gone, or was restarted; then it is sent again after the node's introduction."""
         fleet = self.engine.fleet
         if fleet.activation(parcel.node) is None or fleet.nodes[parcel.node].done:
             self._failed(name, parcel, UNREACHABLE, excused=True)
@@ -378,7 +378,7 @@ class Errand:
         return self._failure(client, reason, excused=True)
 
     def _made_of(self, client: int, outcome: Arrived | Failure) -> Reply | Failure:
-        """The reply that a client's bytes are; what it costs the client is reckoned here, not believed."""
+        """Decode a client's reply; its cost is computed here, not taken from the client."""
         if isinstance(outcome, Failure):
             return outcome
         resent = self.resent.get(client, 0)
@@ -399,5 +399,5 @@ def _words(value: object) -> list[str]:
 
 
 def _said(words: object) -> str:
-    """A node's own words, which no history takes for ours: were they "late", it would be excused."""
+    """Mark a node's own words, so that no history mistakes them for ours: "late" would be excused."""
     return f"its node says: {printable(words)}"

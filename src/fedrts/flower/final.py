@@ -1,4 +1,4 @@
-"""The final model on its way to sites whose experiment lets them have it (`clients.share_model`)."""
+"""Sending the final model to sites whose experiment shares it (`clients.share_model`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIELDS = {"weights": Values()}
 
 
 def encoded(run: Assembled) -> bytes:
-    """The model of a run that is over, as any download: its links that are not 0, and everything unpruned."""
+    """Encode the model of a finished run like any download: its non-zero links, and everything unpruned."""
     weights = run.layout.flatten(run.module.state_dict()).cpu()
     mask = Mask(run.layout.sizes.touched(weights[: run.layout.links] != 0), run.layout.sizes)
     frame = Frame(run.layout, mask, weights.dtype)
@@ -25,7 +25,7 @@ def encoded(run: Assembled) -> bytes:
 
 
 def decoded(data: bytes, run: Assembled) -> dict[str, Tensor]:
-    """The tensors of a model by name; a `WireError` if it is none of this experiment, or has values that are no numbers."""
+    """Decode the tensors of a model by name; a `WireError` if they do not fit this experiment or are not finite."""
     _, mask, reader = codec.open_download(data, run.layout, None)
     frame = Frame(run.layout, mask, run.bench.dtype)
     values = codec.read_fields(reader, _FIELDS, frame)["weights"]

@@ -1,4 +1,4 @@
-"""Who is connected, and which clients each node stands for: what nodes say of themselves, checked and remembered."""
+"""Who is connected, and which clients each node runs: nodes' own statements, checked and remembered."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_SAMPLES = 2**31 - 1
 
 
 class _PassingError(InputError):
-    """A reason to refuse a node that may mend itself."""
+    """A reason to refuse a node that may resolve itself."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class _Node:
 
 
 class Fleet:
-    """The nodes that are connected right now."""
+    """The currently connected nodes."""
 
     def __init__(
         self,
@@ -94,25 +94,25 @@ class Fleet:
         """Farewells that were not acknowledged yet."""
 
     def activation(self, node: int) -> str | None:
-        """Names a node's connection; another one means that it was started anew. None: it is not connected."""
+        """Return the identity of a node's connection, which changes when it restarts; None: not connected."""
         return self.nodes[node].activated if node in self.nodes else None
 
     def key(self, node: int) -> str:
-        """The fingerprint of a connected node's key; empty where it is not connected."""
+        """Return the fingerprint of a connected node's key; empty if it is not connected."""
         return self.nodes[node].key if node in self.nodes else ""
 
     def public_key(self, client: int) -> bytes | None:
-        """The public key of the node that stands for a client; None where it is not connected."""
+        """Return the public key of the node that runs a client; None if it is not connected."""
         host = self.hosts.get(client)
         return None if host is None else self.nodes[host].public
 
     @property
     def departed(self) -> Mapping[int, str]:
-        """Clients that take part no more."""
+        """Clients that no longer take part."""
         return self.roster.departed
 
     def look(self) -> None:
-        """Notice who came, who went, and who introduced itself."""
+        """Update who has come, gone and introduced itself."""
         if time.monotonic() - self._looked < _LOOK:
             return
         self._looked = time.monotonic()
@@ -134,7 +134,7 @@ class Fleet:
             self.link.done_with(head.metadata.message_id)
 
     def follow_keys(self) -> None:
-        """Let in whose key was registered, refuse whose key was revoked."""
+        """Admit nodes whose key was registered, refuse nodes whose key was revoked."""
         if self.authority is None:
             return
         wanted, faults = self.authority.inspected()
@@ -160,7 +160,7 @@ class Fleet:
         self._faults = faults
 
     def _follow_roster(self) -> None:
-        """Let go of clients whom `fedrts roster` removed."""
+        """Release clients that `fedrts roster` removed."""
         try:
             self.roster.refresh()
         except InputError as error:
@@ -200,7 +200,7 @@ class Fleet:
                 self._hear(number, node, node.incoming)
 
     def _hear(self, number: int, node: _Node, incoming: Incoming) -> None:
-        """Take a node's introduction; what it says is checked against what we know."""
+        """Check a node's introduction against what we know, and accept it."""
         try:
             if not incoming.advance(self.link.piece):
                 return
@@ -259,12 +259,12 @@ class Fleet:
             return tuple(self.roster.admit(client, replace(entry, samples=number)) for client, number in zip(clients, samples, strict=True))
 
     def _owns(self, client: int, entry: Member, seats: Mapping[str, Seat]) -> bool:
-        """Was the client bound to this key when it was registered, or did it stand for it before there were such bonds?"""
+        """Whether the client was bound to this key at registration, or used it before such bonds existed."""
         known = self.roster.entries.get(client)
         return (entry.name in seats and client in seats[entry.name].clients) or (known is not None and known.key == entry.key)
 
     def _withdraw(self, number: int, node: _Node) -> None:
-        """A site takes part no more, by its own word."""
+        """Withdraw a site at its own request."""
         mine = [client for client, entry in self.roster.entries.items() if entry.key == node.key and self.roster.keyed]
         if not mine:
             raise InputError("no client is known by its key: there is nothing to withdraw")
@@ -276,7 +276,7 @@ class Fleet:
         self._part(number, WITHDRAWN, "this site takes part no more")
 
     def _turn_down(self, number: int, error: Exception) -> None:
-        """Refuse a node: at once and for good, or after some more tries where waiting may help."""
+        """Refuse a node: at once and for good, or after some retries if waiting may help."""
         node = self.nodes[number]
         node.incoming, node.hello, node.asked, node.tries = None, "", time.monotonic(), node.tries + 1
         reason = printable(error)
@@ -288,7 +288,7 @@ class Fleet:
         self._part(number, "refused", reason)
 
     def _part(self, number: int, why: str, text: str, blobs: Mapping[int, bytes] | None = None) -> None:
-        """Say farewell: the node tells its owner, and goes."""
+        """Say goodbye: the node tells its owner and disconnects."""
         node = self.nodes[number]
         node.done, node.clients = True, ()
         self.hosts = {client: host for client, host in self.hosts.items() if host != number}
@@ -298,7 +298,7 @@ class Fleet:
             self._farewells.add(name)
 
     def dismiss(self, model: bytes | None) -> None:
-        """The study is over: tell all nodes, with the final model if they may have it, and wait a while for them to know."""
+        """End the study: tell all nodes, with the final model if they may have it, and wait a while for them to hear it."""
         for number in [number for number, node in self.nodes.items() if not node.done]:
             self._part(number, "finished", "the study is finished", None if model is None else {0: model})
         due = time.monotonic() + _GOODBYE
@@ -307,7 +307,7 @@ class Fleet:
             self.look()
 
     def _name(self, key: str) -> str:
-        """Under which a key was registered; empty without keys."""
+        """Return the name under which a key was registered; empty without keys."""
         return next((name for name, (known, _) in self._registered.items() if fingerprint(known) == key), "")
 
     def _called(self, node: _Node) -> str:
@@ -325,17 +325,17 @@ class Fleet:
 
     @property
     def expects(self) -> bool:
-        """Is a node here that has not introduced itself yet, and may do so soon?"""
+        """Whether a node is connected that has not introduced itself yet, and may do so soon."""
         return any(not node.clients and not node.done and node.hello != "" and node.tries == 0 for node in self.nodes.values())
 
     def meet_again(self, number: int) -> None:
-        """A node says that it does not know the experiment: it is asked to introduce itself."""
+        """Ask a node that does not know the experiment to introduce itself."""
         if (node := self.nodes.get(number)) is not None and node.clients:
             self.hosts = {client: host for client, host in self.hosts.items() if host != number}
             node.clients, node.hello = (), None
 
     def gather(self, wanted: int, seconds: float) -> int:
-        """Wait until `wanted` clients are here, or for so many seconds; how many there are. Who has left is not waited for."""
+        """Wait until `wanted` clients are here, or for so many seconds; return their number. Departed clients are not waited for."""
         due, told = time.monotonic() + seconds, -1
         while len(self.hosts) < wanted - len(self.departed) * self.roster.fixed and time.monotonic() < due:
             if told != len(self.hosts):
@@ -347,7 +347,7 @@ class Fleet:
 
 
 def _of_site(facts: dict[str, Any]) -> dict[str, Any]:
-    """Samples that a site holds out, and what its inputs are like, or of how many channels it says that in a secure sum."""
+    """Return a site's held-out samples and its input statistics (with secure sums, only the number of channels)."""
     held_out, told, channels = facts.get("held_out", 0), Normalisation.told(facts.get("statistics")), facts.get("channels", 0)
     if type(held_out) is not int or not 0 <= held_out <= MOST_SAMPLES:
         raise WireError(f"its introduction holds out {held_out!r} samples")
@@ -357,7 +357,7 @@ def _of_site(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_version(facts: Mapping[str, Any]) -> None:
-    """Do we understand each other? A node of before there were such numbers names none."""
+    """Check that node and server understand each other; a node from before version numbers names none."""
     theirs = facts.get("protocol")
     if theirs != PROTOCOL:
         version, number = printable(facts.get("fedrts", "of unknown version"), 32), printable(theirs or "none", 32)
@@ -368,7 +368,7 @@ def _check_version(facts: Mapping[str, Any]) -> None:
 
 
 def _place(name: str, seats: Mapping[str, Seat]) -> int | None:
-    """The number of a site by its registration: one that is bound to it, else its place among those to whom none is."""
+    """Return the number of a site by its registration: one bound to it, or its place among those without any."""
     if name not in seats:
         return None
     if seats[name].clients:
@@ -379,7 +379,7 @@ def _place(name: str, seats: Mapping[str, Seat]) -> int | None:
 
 
 def _counts(value: object) -> list[int]:
-    """A list of whole numbers, as a node sent it."""
+    """Parse a list of whole numbers that a node sent."""
     if not isinstance(value, list) or not all(type(number) is int for number in value):
         raise WireError("its introduction has no list of numbers where one must be")
     return value

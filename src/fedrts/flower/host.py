@@ -1,4 +1,4 @@
-"""What the owner of a site decides."""
+"""The decisions of a site's owner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANY = "any"
 
 @dataclass(frozen=True)
 class Limits:
-    """What an experiment may ask of a site at most; 0: there is no such limit."""
+    """Limits on what an experiment may ask of a site; 0: no limit."""
 
     min_samples: int = 32
     """Rows that take part in every update of a client at least."""
@@ -59,19 +59,19 @@ class Host:
     """Tell nobody mean and deviation of the images' channels."""
 
     def consents(self, digest: str) -> bool:
-        """Did the owner name this experiment?"""
+        """Whether the owner accepted this experiment."""
         return any(given == ANY or digest.startswith(given.lower()) for given in self.accept)
 
 
 def digest_prefix(text: str) -> str:
-    """What --accept takes."""
+    """Parse the value of --accept."""
     if text != ANY and not re.fullmatch(r"[0-9a-fA-F]{8,64}", text):
         raise InputError(f"--accept {text}: give at least 8 characters of an experiment's digest (--dry-run shows it), or `{ANY}`")
     return text.lower()
 
 
 def memory_size(text: str) -> int:
-    """Bytes, of what --max-memory takes: 4GB, 500MB."""
+    """Parse the value of --max-memory into bytes: 4GB, 500MB."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
     if found is None:
         raise InputError(f"--max-memory {text}: give a size such as 4GB or 500MB")

@@ -1,4 +1,4 @@
-"""What we use of Flower's inside: all that is not in its public packages `flwr.app`, `flwr.clientapp` and `flwr.serverapp`.
+"""Everything that we use of Flower's internals, outside its public packages `flwr.app`, `flwr.clientapp` and `flwr.serverapp`.
 
 Nothing else imports it, or reaches for what has an underscore there. tests/flower/test_inside.py holds every name, signature,
 field and path to what we count on, and says what changed in a version that differs.
@@ -132,19 +132,19 @@ SERVER_OPTIONS = ("--isolation", "process", "--disable-runtime-dependency-instal
 
 
 def named(message: Message, name: str) -> Message:
-    """The message with the name that it travels under."""
+    """Return the message with the name under which it travels."""
     message.metadata.__dict__["_message_id"] = name
     return message
 
 
 def answering(reply: Message, message: Message, node: int) -> Message:
-    """A node's reply, which lives as long as its order does, by the server's clock: what ours makes of that may be below nothing."""
+    """Return a node's reply, which lives as long as its order by the server's clock; by ours the rest may be below zero."""
     reply.metadata.__dict__ |= {"_created_at": message.metadata.created_at, "_ttl": message.metadata.ttl, "_src_node_id": node}
     return reply
 
 
 def packed(message: Message) -> tuple[Any, ObjectTree, dict[str, Any]]:
-    """A message's head, the tree of its pieces, and these by name."""
+    """Return a message's head, the tree of its pieces, and the pieces by name."""
     named(message, message.object_id)
     head = message_to_proto(remove_content_from_message(message) if message.has_content() else message)
     return head, get_object_tree(message), get_all_nested_objects(message)
@@ -154,14 +154,14 @@ def packed(message: Message) -> tuple[Any, ObjectTree, dict[str, Any]]:
 
 
 def grid(address: str, insecure: bool, certificate: bytes | None, token: str, lost_after: float) -> tuple[HttpGrid, RuntimeHttpClient]:
-    """The grid of a run, which gives a SuperLink up that does not answer, and its client."""
+    """Return the grid of a run, which gives up on an unresponsive SuperLink, and its client."""
     made = HttpGrid(address, insecure, certificate, token=token)
     made._retry_invoker.max_time = lost_after
     return made, made._runtime_client
 
 
 def take_the_place(task: runtime_pb2.PullTaskInputResponse) -> None:
-    """This process does the task: messages are made in its name."""
+    """Make this process do the task: messages are sent in its name."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, task.run.run_id, task.context.node_id
 
 
@@ -169,7 +169,7 @@ def take_the_place(task: runtime_pb2.PullTaskInputResponse) -> None:
 
 
 def superlink() -> tuple[Any, Any, Any]:
-    """The application that the arguments of this process ask for, its settings, and its state."""
+    """Return the application for this process's arguments, its settings, and its state."""
     from flwr.superlink.main import create_app
 
     stock = importlib.import_module("flwr.superlink.cli.flower_superlink")  # its package has a function of the same name
@@ -179,7 +179,7 @@ def superlink() -> tuple[Any, Any, Any]:
 
 
 def let_nodes_return() -> None:
-    """A node that was killed is online for another minute, and Flower would not let it in again: it takes its own place."""
+    """Let a killed node back in at once; otherwise Flower counts it as online for another minute and refuses it."""
     handlers: Any = importlib.import_module("flwr.superlink.servicer.fleet.fleet_handlers")
     stock = handlers.activate_node
 
@@ -193,7 +193,7 @@ def let_nodes_return() -> None:
 
 
 def agree_on_signatures(clocks: float, whole: float, verified: Callable[[bytes, bytes, bytes], bool]) -> None:
-    """Flower checks them when the body has come: with clocks that may differ so much, and by what we have `verified` already.
+    """Make Flower's signature check, after the body, use our allowed clock difference and accept what we `verified`.
 
     By itself it lets a node's clock be ahead by 5 seconds.
     """

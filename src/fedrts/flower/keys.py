@@ -39,7 +39,7 @@ _SOON = datetime.timedelta(days=30)
 
 @dataclass(frozen=True)
 class Seat:
-    """What a registered node may stand for."""
+    """The clients that a registered node may run."""
 
     order: int
     """Nodes were registered in this order."""
@@ -58,7 +58,7 @@ class Authority:
 
     @property
     def certificate(self) -> Path:
-        """What nodes are given to know the server by."""
+        """The certificate by which nodes recognise the server."""
         return self.folder / "ca.pem"
 
     @property
@@ -75,7 +75,7 @@ class Authority:
         return self.folder / "nodes"
 
     def checked(self) -> Authority:
-        """Itself, if it is complete and its certificates are valid today."""
+        """Return itself if it is complete and its certificates are valid today."""
         for file in (self.certificate, self.server_certificate, self.server_key):
             if not file.exists():
                 raise InputError(f"{self.folder} has no {file.name}: make one with `fedrts keys init {self.folder}`")
@@ -85,11 +85,11 @@ class Authority:
         return self
 
     def registered(self) -> dict[str, bytes]:
-        """Public keys (PEM) by the nodes' names."""
+        """Return public keys (PEM) by the nodes' names."""
         return self.inspected()[0]
 
     def inspected(self) -> tuple[dict[str, bytes], dict[str, str]]:
-        """Public keys (PEM) by the nodes' names; and what is wrong with the files that hold none, or one that another holds too."""
+        """Return public keys (PEM) by the nodes' names, and the problems of files without a key or with another node's."""
         names: dict[bytes, str] = {}
         faults: dict[str, str] = {}
         for file in sorted(self.nodes.glob("*.pub")):
@@ -105,7 +105,7 @@ class Authority:
         return {name: key for key, name in names.items()}, faults
 
     def init(self, hosts: Sequence[str]) -> None:
-        """A new authority, and a certificate for the server under these names and addresses (and those of this machine)."""
+        """Create an authority and a server certificate for these names and addresses (and those of this machine)."""
         if (self.folder / "ca.key").exists():
             raise InputError(f"{self.folder} holds an authority already: choose another folder, or renew its certificate with --renew")
         key, certificate = _authority()
@@ -119,7 +119,7 @@ class Authority:
         self._write_server(own, signed)
 
     def renew(self, hosts: Sequence[str]) -> None:
-        """A new certificate for the server, under the same authority."""
+        """Create a new certificate for the server, under the same authority."""
         try:
             key = _loaded((self.folder / "ca.key").read_bytes())
             issuer = x509.load_pem_x509_certificate(self.certificate.read_bytes())
@@ -128,12 +128,12 @@ class Authority:
         self._write_server(*_server_pair(key, issuer, hosts))
 
     def _write_server(self, own: Key, signed: x509.Certificate) -> None:
-        """Key and certificate, which go together."""
+        """Write a matching key and certificate."""
         _write_secret(self.server_key, own)
         write_atomically(self.server_certificate, signed.public_bytes(serialization.Encoding.PEM))
 
     def seats(self) -> dict[str, Seat]:
-        """The place of every registered node, by name."""
+        """Return the seat of every registered node, by name."""
         found = {}
         for file in sorted(self.nodes.glob("*.json")):
             try:
@@ -143,7 +143,7 @@ class Authority:
         return found
 
     def register(self, public_key: Path, name: str | None = None, clients: Sequence[int] | None = None) -> str:
-        """Let the node with this public key take part, and stand for these `clients`; its name. Again: with other clients."""
+        """Let the node with this public key take part and run these `clients`; return its name. Calling it again replaces the clients."""
         if not self.certificate.exists():
             raise InputError(f"{self.folder} holds no authority: name its folder with --dir, or make one with `fedrts keys init`")
         pem = read_public_key(public_key)
@@ -159,7 +159,7 @@ class Authority:
         return name
 
     def _seat(self, name: str, clients: Sequence[int] | None) -> None:
-        """Remember in which order nodes were registered, and for which clients."""
+        """Record the order in which nodes were registered, and their clients."""
         seats = self.seats()
         for other, seat in seats.items():
             if other != name and (taken := sorted(set(seat.clients) & set(clients or ()))):
@@ -169,7 +169,7 @@ class Authority:
         write_atomically(self.nodes / f"{name}.json", text.encode())
 
     def revoke(self, name: str) -> None:
-        """Take a node's permission away; a running server notices within seconds."""
+        """Revoke a node's permission; a running server notices within seconds."""
         file = self.nodes / f"{checked_name(name)}.pub"
         if not file.exists():
             raise InputError(f"no node '{name}' is registered in {self.folder}; registered: {', '.join(self.registered()) or 'none'}")
@@ -180,7 +180,7 @@ class Authority:
 
 
 def issue(name: str, folder: Path) -> tuple[Path, Path]:
-    """A new key for a node: NAME.key, which never leaves it, and NAME.pub for the coordinator."""
+    """Create a key for a node: NAME.key, which never leaves it, and NAME.pub for the coordinator."""
     private, public = (folder / f"{checked_name(name)}.{kind}" for kind in ("key", "pub"))
     if private.exists():
         raise InputError(f"{private} is there already: choose another name")
@@ -195,19 +195,19 @@ def issue(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """A short name of a public key (PEM)."""
+    """Return a short name for a public key (PEM)."""
     return hashlib.sha256(public_key.strip()).hexdigest()[:16]
 
 
 def checked_name(name: str) -> str:
-    """A name that is fit for a file."""
+    """Check that a name is fit for a file."""
     if not _NAME.fullmatch(name):
         raise InputError(f"'{name}' is no name for a node: use letters, digits, '.', '_' and '-'")
     return name
 
 
 def read_public_key(file: Path) -> bytes:
-    """A node's public key (PEM), checked."""
+    """Read and check a node's public key (PEM)."""
     try:
         return _public_key(file.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
@@ -215,7 +215,7 @@ def read_public_key(file: Path) -> bytes:
 
 
 def read_verifier(file: Path) -> bytes:
-    """The public key (PEM) by which signatures are checked: of a file NAME.pub, or of a certificate such as server.pem."""
+    """Read the public key (PEM) that checks signatures, from a file NAME.pub or a certificate such as server.pem."""
     try:
         data = file.read_bytes()
         if b"BEGIN CERTIFICATE" in data:
@@ -227,12 +227,12 @@ def read_verifier(file: Path) -> bytes:
 
 
 def seal_of(key: ec.EllipticCurvePrivateKey) -> Seal:
-    """By which the holder of a private key signs an audit log."""
+    """Return the seal with which the holder of a private key signs an audit log."""
     return Seal(fingerprint(public_key(key)), signer(key))
 
 
 def read_peers(folder: Path) -> list[bytes]:
-    """The public keys (PEM) of a folder's files NAME.pub."""
+    """Read the public keys (PEM) of a folder's files NAME.pub."""
     found = [read_public_key(file) for file in sorted(folder.glob("*.pub"))]
     if not found:
         raise InputError(f"--peers {folder}: there is no NAME.pub in it; the peers' owners give you theirs")
@@ -248,7 +248,7 @@ def _public_key(pem: bytes) -> bytes:
 
 
 def trusting(authority: bytes | None) -> ssl.SSLContext:
-    """TLS 1.3 with servers that this certificate (PEM) vouches for; None: that one of the usual authorities vouches for."""
+    """Return a TLS 1.3 context for servers certified by this certificate (PEM); None: by a usual authority."""
     if authority is None:
         import httpx
 
@@ -261,7 +261,7 @@ def trusting(authority: bytes | None) -> ssl.SSLContext:
 
 
 def outdated(certificate: x509.Certificate) -> str:
-    """Why a certificate is not valid now, such as `expired on …`; empty if it is."""
+    """Return why a certificate is not valid now, such as `expired on …`; empty if it is valid."""
     now = datetime.datetime.now(datetime.UTC)
     if now > certificate.not_valid_after_utc:
         return f"expired on {_date(certificate.not_valid_after_utc)} (this machine's clock says {_date(now)})"
@@ -271,7 +271,7 @@ def outdated(certificate: x509.Certificate) -> str:
 
 
 def _check_dates(file: Path, remedy: str) -> None:
-    """A certificate that is not valid now is an error, one that soon will not be is worth a word."""
+    """Raise for a certificate that is not valid now; warn of one that soon will not be."""
     try:
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:
@@ -287,7 +287,7 @@ def _date(moment: datetime.datetime) -> str:
 
 
 def _hosts(file: Path) -> list[str]:
-    """Names and addresses that a server's certificate is for, without those of the machine itself."""
+    """Return the names and addresses of a server's certificate, without those of the machine itself."""
     try:
         names = x509.load_pem_x509_certificate(file.read_bytes()).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (OSError, ValueError, x509.ExtensionNotFound):
@@ -300,7 +300,7 @@ Key = ec.EllipticCurvePrivateKey
 
 
 def read_private_key(file: Path) -> Key:
-    """A node's private key, in OpenSSH's format or PKCS#8."""
+    """Read a node's private key, in OpenSSH's format or PKCS#8."""
     try:
         data = file.read_bytes()
         key = serialization.load_ssh_private_key(data, None) if b"OPENSSH" in data[:64] else serialization.load_pem_private_key(data, None)
@@ -327,7 +327,7 @@ def _public(key: ec.EllipticCurvePublicKey) -> bytes:
 
 
 def _authority() -> tuple[Key, x509.Certificate]:
-    """Key and certificate of a new authority."""
+    """Create key and certificate of a new authority."""
     key, name = _new_key(), _called("fedrts federation")
     builder = _builder(name, name, key.public_key(), key.public_key(), _AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -336,7 +336,7 @@ def _authority() -> tuple[Key, x509.Certificate]:
 
 
 def _server_pair(key: Key, issuer: x509.Certificate, hosts: Sequence[str]) -> tuple[Key, x509.Certificate]:
-    """A new key of the server, and its certificate by the authority with this `key`; also for this machine itself."""
+    """Create a server key and its certificate by the authority with this `key`, also valid for this machine."""
     own = _new_key()
     return own, _server_certificate(own, key, issuer, [*dict.fromkeys([*hosts, *_ALWAYS])])
 
@@ -381,7 +381,7 @@ def _named(host: str) -> x509.GeneralName:
 
 
 def _write_secret(path: Path, key: Key, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8) -> None:
-    """A key in a file that only its owner reads, from its first byte on, and that is there whole or not at all."""
+    """Write a key to a file that only its owner can ever read, completely or not at all."""
     data = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     temporary = path.with_name(f".{path.name}.tmp")
     try:

@@ -1,4 +1,4 @@
-"""Limits at the door: how many connections, how many bytes at once, and how many lines about those who were refused."""
+"""Limits on connections, on bytes held at once, and on log lines about refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Peer = tuple[str, int]
 
 
 def is_loopback(host: str) -> bool:
-    """Does this address, or name, stay on this machine?"""
+    """Whether this address or name stays on this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -47,12 +47,12 @@ def is_loopback(host: str) -> bool:
 
 
 def memory_at_once() -> int:
-    """Bytes of all requests that are in memory at once: a quarter of the machine's memory."""
+    """Return the bytes of all requests that may be in memory at once: a quarter of the machine's memory."""
     return max(4 * AT_ONCE, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
 
 
 class Refusals:
-    """Says who was refused, and why: each once a minute, not more than `most` in a minute; what was left out is counted."""
+    """Report who was refused and why: each once a minute, at most `most` a minute; the rest is counted."""
 
     def __init__(self, say: Callable[[str], None], most: int = 20, seconds: float = 60.0) -> None:
         self.say, self.most, self.seconds = say, most, seconds
@@ -62,7 +62,7 @@ class Refusals:
         self._lock = threading.Lock()
 
     def __call__(self, peer: str, kind: str, text: str) -> None:
-        """`kind` is the reason without what a peer may choose freely."""
+        """Report a refusal; `kind` is the reason without the parts that a peer may choose freely."""
         with self._lock:
             if self._end is None:
                 self._end = threading.Timer(self.seconds, self.sum_up)
@@ -77,7 +77,7 @@ class Refusals:
                 self._others += 1
 
     def sum_up(self) -> None:
-        """Say what was left out, and begin anew; the minute's end does it."""
+        """Report what was left out, and start over; called at the end of a minute."""
         with self._lock:
             for (peer, kind), more in self._repeated.items():
                 if more:
@@ -98,7 +98,7 @@ refused = Refusals(_print)
 
 
 class Connections:
-    """Who is connected. Everybody is a stranger until a request shows a registered key, and strangers never crowd nodes out."""
+    """Current connections. Everyone is a stranger until a request shows a registered key; strangers never crowd out nodes."""
 
     def __init__(self, strangers: int = STRANGERS, each: int = EACH, most: int = 2**16) -> None:
         self.most_strangers, self.each, self.most = strangers, each, most
@@ -107,7 +107,7 @@ class Connections:
         self._counts: Counter[str] = Counter()
 
     def come(self, peer: Peer, connection: socket.socket) -> bool:
-        """A connection, before its first byte; false if there are too many."""
+        """Register a connection before its first byte; false if there are too many."""
         owner = neighbourhood(peer[0])
         if not self._has_room(owner):
             refused(owner, "connections", f"{owner}: more than {self.each} connections without a registered key")
@@ -125,7 +125,7 @@ class Connections:
         return True
 
     def known(self, peer: Peer, owner: str) -> bool:
-        """A connection is no stranger's any more; false if its owner has too many."""
+        """Move a connection from strangers to its owner; false if the owner has too many."""
         before = self.owners.get(peer)
         if before is not None and before != owner:
             if not self._has_room(owner):
@@ -135,7 +135,7 @@ class Connections:
         return True
 
     def gone(self, peer: Peer) -> None:
-        """A connection has ended."""
+        """Remove a connection that has ended."""
         self.strangers.pop(peer, None)
         if (owner := self.owners.pop(peer, None)) is not None:
             self._less(owner)
@@ -156,7 +156,7 @@ class Connections:
 
 
 def neighbourhood(host: str) -> str:
-    """An address, or the network that somebody with an IPv6 address has all of."""
+    """Return an address or, for IPv6, the network that its owner controls."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -167,13 +167,13 @@ def neighbourhood(host: str) -> str:
 
 
 class Listener(socket.socket):
-    """A listening socket that counts its connections from their first moment on, before any encryption."""
+    """A listening socket that counts its connections from the first moment, before any encryption."""
 
     connections: Connections
 
     @staticmethod
     def at(host: str, port: int, connections: Connections) -> list[Listener]:
-        """Sockets for all addresses of this host."""
+        """Return sockets for all addresses of this host."""
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         listeners = []
         for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
@@ -206,7 +206,7 @@ class _AcceptedSocket(socket.socket):
 
 
 def most_connections() -> int:
-    """As many as this process may open, raised to what the machine allows."""
+    """Return the number of connections that this process may open, after raising it to the machine's limit."""
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -224,11 +224,11 @@ class _Waiting:
 
 
 class CrowdedError(Exception):
-    """A request's turn did not come in time."""
+    """A request had to wait too long."""
 
 
 class Budget:
-    """Bytes of requests that are in memory at once, in all and of each owner; who comes later waits for its turn."""
+    """Bytes of requests in memory at once, in total and per owner; later requests wait."""
 
     def __init__(self, total: int, each: int = AT_ONCE, patience: float = PATIENCE) -> None:
         self.total, self.each, self.patience = total, each, patience
@@ -238,7 +238,7 @@ class Budget:
 
     @contextlib.asynccontextmanager
     async def held(self, owner: str, size: int) -> AsyncIterator[None]:
-        """The right to hold so many bytes; `CrowdedError` if its turn does not come."""
+        """Hold so many bytes during the block; `CrowdedError` after too long a wait."""
         if size <= SMALL:
             yield
             return
@@ -265,7 +265,7 @@ class Budget:
             raise CrowdedError from error
 
     def _call(self) -> None:
-        """Whose turn it is: the first of the queue, except where its owner has enough already."""
+        """Serve the first in the queue, skipping those whose owner holds enough already."""
         for waiting in list(self._queue):
             if self._of[waiting.owner] and self._of[waiting.owner] + waiting.size > self.each and not is_loopback(waiting.owner):
                 continue

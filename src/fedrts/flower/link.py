@@ -1,4 +1,4 @@
-"""The server's end: a SuperLink of its own, a run in it, and messages to nodes."""
+"""The server's end: its own SuperLink, a run in it, and messages to nodes."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ clientapp = "fedrts.flower.client_app:app"
 
 @dataclass(frozen=True)
 class Address:
-    """Where nodes reach the server."""
+    """The address at which nodes reach the server."""
 
     host: str
     port: int
 
     @staticmethod
     def of(text: str) -> Address:
-        """`HOST:PORT`."""
+        """Parse `HOST:PORT`."""
         host, _, port = text.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise InputError(f"an address is HOST:PORT, such as 0.0.0.0:9092, not '{text}'")
@@ -86,14 +86,14 @@ class Address:
 
     @staticmethod
     def free() -> Address:
-        """A free port of this machine, for nobody outside it."""
+        """Return a free port of this machine, for local use only."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             return Address("127.0.0.1", probe.getsockname()[1])
 
     @property
     def own(self) -> str:
-        """How we ourselves reach it."""
+        """The address at which this process itself reaches it."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
@@ -106,34 +106,34 @@ class Link:
         self._pull = make_pull_object_fn_protobuf(self._client.PullObject, grid.node, run_id)
 
     def nodes(self) -> dict[int, NodeInfo]:
-        """Those that are connected, by number."""
+        """Return the connected nodes, by number."""
         return {node.node_id: node for node in self._grid.get_nodes()}
 
     def push(self, message: Message) -> str | None:
-        """Send a message; its name, or None if its node is not there any more."""
+        """Send a message; return its name, or None if its node is gone."""
         names = list(self._grid.push_messages([message]))
         return names[0] or None if names else None
 
     def replies(self, names: Sequence[str]) -> list[tuple[Any, ObjectTree]]:
-        """The heads of the replies to messages of these names, each given once."""
+        """Return the heads of replies to messages of these names, each once."""
         if not names:
             return []
         response = self._client.PullMessages(runtime_pb2.PullAppMessagesRequest(message_ids=list(names)))
         return list(zip(response.messages_list, response.message_object_trees, strict=True))
 
     def piece(self, name: str) -> bytes:
-        """A piece of a reply; `ObjectUnavailableError` if it has not come yet."""
+        """Return a piece of a reply; `ObjectUnavailableError` if it has not arrived yet."""
         return self._pull(name)
 
     def done_with(self, name: str) -> None:
-        """A reply need no longer be kept."""
+        """Stop keeping a reply."""
         with contextlib.suppress(httpx.HTTPError):
             self._client.ConfirmMessageReceived(
                 message_pb2.ConfirmMessageReceivedRequest(node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=name)
             )
 
     def register(self, public_key: bytes, name: str) -> int:
-        """Let the node with this key in; an `InputError` if Flower does not."""
+        """Admit the node with this key; an `InputError` if Flower refuses."""
         try:
             return int(self._control.RegisterNode(control_pb2.RegisterNodeRequest(public_key=public_key, name=name)).node_id)
         except httpx.HTTPStatusError as error:
@@ -152,7 +152,7 @@ class Link:
 
 @contextlib.contextmanager
 def opened(address: Address, authority: Authority | None, log: Path | None, say: Say) -> Iterator[Link]:
-    """A SuperLink at `address` with a run of ours; with an authority behind TLS, for registered keys only."""
+    """Open a SuperLink at `address` with a run of ours; with an authority, behind TLS and for registered keys only."""
     if authority is None and not is_loopback(address.host):
         note(f"--insecure at {address.host}: whoever reaches this address can read everything and take part; use --tls DIR")
     with contextlib.ExitStack() as stack:
@@ -181,7 +181,7 @@ def opened(address: Address, authority: Authority | None, log: Path | None, say:
 
 
 def open_gate() -> None:
-    """Let nodes in: their keys are registered now."""
+    """Admit nodes: their keys are registered now."""
     (Path(os.environ["FLWR_HOME"]) / "open").touch()
 
 
@@ -211,7 +211,7 @@ def _run(stack: contextlib.ExitStack, address: Address, certificate: bytes | Non
 
 
 def _await(process: Any, address: Address, certificate: bytes | None, word: str, tail: list[str]) -> None:
-    """Until the SuperLink answers: ours, and not whatever else may be at its address."""
+    """Wait until our SuperLink, and not another program at its address, answers."""
     due = time.monotonic() + _STARTING
     trusted = trusting(certificate) if certificate else False
     with httpx.Client(verify=trusted, trust_env=False) as probe:
@@ -232,7 +232,7 @@ def _await(process: Any, address: Address, certificate: bytes | None, word: str,
 
 
 def _relay(stream: IO[bytes], log: Path | None, tail: list[str], say: Say) -> None:
-    """What the SuperLink says: all of it into the log, refusals also to the person who runs the server."""
+    """Write all output of the SuperLink to the log, and pass refusals to the person who runs the server."""
     file = open(log or os.devnull, "ab", buffering=0)  # noqa: SIM115
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: file.close())

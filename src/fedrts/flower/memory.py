@@ -1,6 +1,6 @@
-"""What the clients of a site remember between rounds: what their uploads have not told, and the model that they were last sent.
+"""What a site's clients remember between rounds: the residuals of their uploads, and the last model received.
 
-Whether an upload counted, its client learns with the next order, which names the memory to go on from. A reply that was refused,
+A client learns from the next order whether its upload counted: the order names the memory to continue from. A reply that was refused,
 late or lost is never named: its client goes on from the memory before, as if it had not been asked. A server that went back to an
 earlier round names an earlier memory, of which some are kept. Names are of the contents, so that no other is taken for it.
 """
@@ -29,13 +29,13 @@ _SUFFIX = ".safetensors"
 
 @dataclass
 class Shelf:
-    """Tensors by name: in a folder, which outlasts the process, or in memory where there is none."""
+    """Tensors by name, in a folder that outlasts the process, or in memory if there is none."""
 
     path: Path | None = None
     held: dict[str, Tensor] = field(default_factory=dict)
 
     def put(self, name: str, tensor: Tensor) -> None:
-        """Keep a tensor; it is on disk when this returns."""
+        """Store a tensor; it is on disk when this returns."""
         if self.path is None:
             self.held[name] = tensor.cpu().clone()
             return
@@ -44,7 +44,7 @@ class Shelf:
         write_privately(self.path / f"{name}{_SUFFIX}", safetensors.torch.save({"tensor": tensor.cpu().contiguous()}))
 
     def get(self, name: str) -> Tensor | None:
-        """The tensor of a name; None where there is none, or a damaged one."""
+        """Return the tensor of a name; None if it is missing or damaged."""
         if self.path is None:
             return self.held.get(name)
         try:
@@ -80,14 +80,14 @@ class _Entry:
 
 @dataclass
 class Memories:
-    """The memories of a site's clients, and the last model that came as steps from the one before."""
+    """The memories of a site's clients, and the last model that was sent as steps."""
 
     shelf: Shelf
     named: Callable[[Tensor], int]
     """Names a memory by its contents, in a way that tells nobody else of them."""
 
     def of(self, client: int) -> list[_Entry]:
-        """A client's memories, in the order in which they were made."""
+        """Return a client's memories, oldest first."""
         found = (tuple(map(int, match.groups())) for name in self.shelf if (match := _ENTRY.fullmatch(name)))
         return sorted(_Entry(place, owner, index, name) for owner, place, index, name in found if owner == client)
 
@@ -111,7 +111,7 @@ class Memories:
         return left if left is not None and self.named(left) == name else None
 
     def keep(self, client: int, round: int, left: Tensor) -> int:
-        """Keep what an upload that is about to leave has not told; under which name?"""
+        """Keep the residual of an upload that is about to leave; return its name."""
         entries, name = self.of(client), self.named(left)
         entry = _Entry(max((entry.place for entry in entries), default=0) + 1, client, round, name)
         self.shelf.put(entry.file, left)
@@ -121,14 +121,14 @@ class Memories:
         return name
 
     def model(self) -> tuple[int, Tensor] | None:
-        """The round of the last model that came, and the model `[n]`."""
+        """Return the round of the last model received, and the model `[n]`."""
         for file in self.shelf:
             if (match := _MODEL.fullmatch(file)) and (model := self.shelf.get(file)) is not None:
                 return int(match[1]), model
         return None
 
     def keep_model(self, round: int, model: Tensor) -> None:
-        """A model has come, and takes the place of the last."""
+        """Store a received model in place of the last."""
         now = f"model-{round}-{fingerprint(model)}"
         if now not in set(self.shelf):
             self.shelf.put(now, model)

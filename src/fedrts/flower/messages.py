@@ -1,4 +1,4 @@
-"""Our bytes in Flower's messages, and replies read with limits that hold before anything is allocated."""
+"""Our bytes in Flower's messages, and replies read under limits that apply before anything is allocated."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ Facts = Mapping[str, Any]
 
 
 def content(facts: Facts, blobs: Mapping[int, bytes] | None = None) -> RecordDict:
-    """What a message carries: a few facts, and encoded messages by client."""
+    """Return what a message carries: a few facts, and encoded messages by client."""
     arrays = {str(client): Array("uint8", (len(data),), "fedrts", data) for client, data in (blobs or {}).items()}
     return RecordDict({_FACTS: ConfigRecord(dict(facts)), _BLOBS: ArrayRecord(arrays)})
 
 
 def memory_facts(names: Mapping[int, int]) -> dict[str, list[int]]:
-    """Names of memories by client: by the node, of what an upload has not told; by the server, of the last upload that counted."""
+    """Return names of memories by client: from the node, after an upload; from the server, of the last upload that counted."""
     return {"remembering": list(names), "memories": list(names.values())} if names else {}
 
 
 def named_memories(facts: Facts) -> dict[int, int]:
-    """The names again; whatever is no number is left out."""
+    """Parse the names, ignoring everything that is not a number."""
     return dict(zip(numbers(facts.get("remembering")), numbers(facts.get("memories")), strict=False))
 
 
 def numbers(value: object) -> list[int]:
-    """The whole numbers of what should be a list of them."""
+    """Parse the whole numbers of what should be a list of them."""
     return [number for number in value if isinstance(number, int)] if isinstance(value, list) else []
 
 
 def opened(message: Message) -> tuple[dict[str, Any], dict[int, bytes]]:
-    """Facts and blobs of a message; a `WireError` where it is none of ours."""
+    """Return facts and blobs of a message; a `WireError` if it is not one of ours."""
     try:
         records = message.content
         facts, arrays = records.config_records[_FACTS], records.array_records[_BLOBS]
@@ -58,7 +58,7 @@ def opened(message: Message) -> tuple[dict[str, Any], dict[int, bytes]]:
 
 @dataclass
 class Incoming:
-    """A message of which the pieces are still coming in; no more than `limit` bytes of it are ever held."""
+    """A message whose pieces are still arriving; it never holds more than `limit` bytes."""
 
     message_id: str
     tree: ObjectTree
@@ -74,7 +74,7 @@ class Incoming:
                 raise WireError(f"a message in more than {most} pieces")
 
     def advance(self, pull: Callable[[str], bytes]) -> bool:
-        """Take what has come; true when nothing is missing."""
+        """Receive the pieces that have arrived; return whether the message is complete."""
         while self.missing:
             try:
                 piece = pull(self.missing[-1])
@@ -87,7 +87,7 @@ class Incoming:
         return True
 
     def message(self) -> Message:
-        """The message of all pieces; a `WireError` if they make none."""
+        """Build the message from all pieces; a `WireError` if they do not form one."""
         try:
             self._fits(sum(map(self._unpacked, self.contents.values())))
             message = inflate_object_from_contents(self.message_id, self.contents)
@@ -100,7 +100,7 @@ class Incoming:
         return message
 
     def _unpacked(self, piece: bytes) -> int:
-        """Bytes of an array that names pieces, some perhaps many times; 0 of anything else."""
+        """Return the bytes of an array that names pieces, some perhaps many times; 0 for anything else."""
         kind, children, _ = inside.get_object_head_values_from_object_content(piece)
         if kind != Array.__qualname__:
             return 0

@@ -81,7 +81,7 @@ Ask = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Server:
-    """Where the server is, and with what we come."""
+    """The server's address, and the credentials that this node presents."""
 
     address: str
     key: Path | None = None
@@ -93,7 +93,7 @@ class Server:
         return None if self.key is None else read_private_key(self.key)
 
     def authority(self) -> bytes | None:
-        """The certificate that the server's must be signed by; None: those that the system trusts."""
+        """The certificate that must have signed the server's; None: those that the system trusts."""
         try:
             data = None if self.ca is None else self.ca.read_bytes()
             if data is not None:
@@ -128,7 +128,7 @@ def serve(
 
 @contextlib.contextmanager
 def recorded(worker: Worker, key: ec.EllipticCurvePrivateKey | None, witness: Witness | None = None) -> Iterator[None]:
-    """Inside, what a worker does goes on record in the site's folder, signed where there is a key; and to a `witness`."""
+    """Record a worker's actions in the site's folder, signed if there is a key, and tell a `witness`."""
     folder, others = worker.records.path, [] if witness is None else [witness]
     if folder is None:
         worker.witness = Witnesses(*others)
@@ -169,7 +169,7 @@ def _stand_by(worker: Worker, server: Server, keys: tuple[Any, Any], registered:
 
 
 def untrusted(server: Server, error: str) -> str:
-    """Why we do not talk to a server, in words: its certificate, or that of its authority."""
+    """Explain why we do not talk to a server: its certificate, or its authority's."""
     for file, certificate in _certificates(server) if "expired" in error or "not yet valid" in error else ():
         if fault := outdated(certificate):
             remedy = "ask the coordinator for a new one" if file else "the coordinator renews it with `fedrts keys init … --renew`"
@@ -178,7 +178,7 @@ def untrusted(server: Server, error: str) -> str:
 
 
 def _certificates(server: Server) -> Iterator[tuple[Path | None, x509.Certificate]]:
-    """The authority's certificates, with their file, and the server's, which is only looked at."""
+    """Return the authority's certificates with their file, and the server's, which is only inspected."""
     for certificate in x509.load_pem_x509_certificates(server.authority() or b"") if server.ca else ():
         yield server.ca, certificate
     host, _, port = server.address.rpartition(":")
@@ -187,7 +187,7 @@ def _certificates(server: Server) -> Iterator[tuple[Path | None, x509.Certificat
 
 
 def refusal(error: httpx.HTTPStatusError) -> str:
-    """Why a server refuses us, in words."""
+    """Explain why a server refuses us."""
     text = " ".join(error.response.text.split())
     if "clock" in text:
         return printable(text)
@@ -202,20 +202,20 @@ def refusal(error: httpx.HTTPStatusError) -> str:
 
 @dataclass(frozen=True)
 class Parting:
-    """Why a node goes."""
+    """The reason why a node disconnects."""
 
     why: str
     text: str
 
     def obey(self, say: Say) -> None:
-        """Tell the owner; what is no good end is an error."""
+        """Tell the owner; an end that is not successful is an error."""
         if self.why not in _GOOD_ENDS:
             raise RefusedError(self.text)
         say(self.text)
 
 
 class Worker:
-    """Answers messages, one after the other; the site is built when the first server introduces itself."""
+    """Answer messages in sequence; the site is built when the first server introduces itself."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class Worker:
         self.witness = Witness()
 
     def reply(self, message: Message) -> Message:
-        """The answer to any message; nothing that a server sends makes us fall over, and no error tells it of our data."""
+        """Answer any message. Nothing that a server sends crashes the node, and no error reveals its data."""
         try:
             facts, blobs = opened(message)
             if message.metadata.message_type == HELLO:
@@ -277,7 +277,7 @@ class Worker:
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, told(error, "its work failed")), reply_to=message)
 
     def meet(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Learn the experiment, and introduce ourselves if the owner agrees to it; else there is nothing more to do here."""
+        """Learn the experiment and introduce ourselves if the owner accepts it; otherwise we are done here."""
         if self.withdraws:
             return {"withdraws": True}
         try:
@@ -292,7 +292,7 @@ class Worker:
             return {"refused": told(error, "it cannot take part")}
 
     def _joined(self, asked: str, facts: dict[str, Any]) -> Site:
-        """The site for an experiment that the owner consents to. One that was accepted before stays in force if not."""
+        """Return the site for an accepted experiment. Without consent the one accepted before stays in force."""
         from fedrts.flower.site import Site  # which takes seconds to import: the server need not wait for the connection
 
         if asked in self.declined:
@@ -310,7 +310,7 @@ class Worker:
         return site
 
     def _shown(self, asked: str, facts: dict[str, Any]) -> Site:
-        """The site for an experiment that the owner has looked at, and agreed to."""
+        """Return the site for an experiment that the owner has seen and accepted."""
         from fedrts.flower.site import Site
 
         if self.ask is None:
@@ -325,7 +325,7 @@ class Worker:
         return site
 
     def part(self, facts: dict[str, Any], blobs: dict[int, bytes]) -> None:
-        """The server says that it is over, with the final model where we may have it."""
+        """Handle the server's goodbye, with the final model if we may have it."""
         self.parting = Parting(str(facts.get("why")), f"the server says: {printable(facts.get('text', ''))}")
         self.witness("farewell", why=printable(facts.get("why")), clients=entries(blobs))
         folder = self.host.state
@@ -346,13 +346,13 @@ class Worker:
 
 
 def _place(facts: dict[str, Any]) -> dict[str, Any]:
-    """Where a message belongs, for the record, as far as the server says it."""
+    """Return the identity of a message, for the record, as far as the server states it."""
     place: dict[str, Any] = {name: facts[name] for name in ("round", "exchange") if isinstance(facts.get(name), int)}
     return place | ({"step": printable(facts[SUM], 32)} if SUM in facts else {})
 
 
 def _check_version(facts: dict[str, Any]) -> None:
-    """Do the server and we understand each other? One of before there were such numbers names none."""
+    """Check that the server and we understand each other; one from before version numbers names none."""
     theirs = facts.get("protocol")
     if theirs != PROTOCOL:
         version, number = printable(facts.get("fedrts", "of unknown version"), 32), printable(theirs or "none", 32)
@@ -361,7 +361,7 @@ def _check_version(facts: dict[str, Any]) -> None:
 
 
 class Connection:
-    """An activated node: messages in, replies out, heartbeats beside."""
+    """An activated node: it receives messages, sends replies, and sends heartbeats meanwhile."""
 
     def __init__(self, server: Server, keys: tuple[Any, Any], registered: bool) -> None:
         version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
@@ -399,7 +399,7 @@ class Connection:
         self.client.close()
 
     def handle(self, answer: Callable[[Message], Message]) -> bool:
-        """Take one message, answer it; false if there is none."""
+        """Receive one message and answer it; false if there is none."""
         response = self.client.PullMessages(fleet_pb2.PullMessagesRequest(node=self.node))
         if not response.messages_list:
             return False

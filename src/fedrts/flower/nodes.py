@@ -1,4 +1,4 @@
-"""Flower as an engine among others."""
+"""Flower as an engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Nodes(EngineKind):
-    """On nodes, here or on other machines; the server itself only evaluates."""
+    """Clients on nodes, here or on other machines; the server itself only evaluates."""
 
     in_process = False
     bf16 = False

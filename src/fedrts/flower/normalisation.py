@@ -1,4 +1,4 @@
-"""Common normalisation: every site tells mean and deviation of its channels once, and all read their images by the common ones."""
+"""Common normalisation: every site sends its channels' mean and deviation once, and all normalise with the common ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Normalisation:
 
     @staticmethod
     def measured(held: Data) -> Normalisation | None:
-        """That of a site's training rows; None where inputs are not normalised by what the rows are like."""
+        """Return the statistics of a site's training rows; None if inputs are not normalised by them."""
         if not isinstance(held.view, Measured):
             return None
         mean, std = statistics(held.x.cpu())
@@ -39,7 +39,7 @@ class Normalisation:
 
     @staticmethod
     def told(numbers: object) -> Normalisation | None:
-        """What the other side tells: all means, then all deviations; None if it tells nothing, a `WireError` if it is nonsense."""
+        """Parse the other side's statistics: all means, then all deviations; None if it sends none, a `WireError` if invalid."""
         if numbers is None or numbers == []:
             return None
         fine = isinstance(numbers, list) and all(type(number) is float and math.isfinite(number) for number in numbers)
@@ -52,24 +52,24 @@ class Normalisation:
 
     @property
     def numbers(self) -> list[float]:
-        """As it travels."""
+        """Return it in the form in which it travels."""
         return [*self.mean, *self.std]
 
     @property
     def moments(self) -> list[float]:
-        """Means of all channels, then of their squares: what sites sum in secret. A deviation of 1 stands for none (see `statistics`)."""
+        """Return means of all channels, then of their squares, which sites sum in secret. A deviation of 1 stands for none."""
         return [*self.mean, *(m * m + (s * s if s < 1 else 0.0) for m, s in zip(self.mean, self.std, strict=True))]
 
     @staticmethod
     def of_moments(moments: Sequence[float]) -> Normalisation:
-        """Inverse of `moments`; rounding may have led a little out of the range."""
+        """The inverse of `moments`; rounding may have led slightly out of the range."""
         half = len(moments) // 2
         mean = [min(max(first, 0.0), 1.0) for first in moments[:half]]
         std = [math.sqrt(max(second - first * first, 0.0)) or 1.0 for first, second in zip(mean, moments[half:], strict=True)]
         return Normalisation(tuple(mean), tuple(min(deviation, 1.0) for deviation in std))
 
     def applied(self, held: Data) -> Data:
-        """The data as a model reads it by these statistics, where it is read by statistics at all."""
+        """Return the data normalised by these statistics, if it is normalised at all."""
         if not isinstance(held.view, Measured):
             return held
         if len(self.mean) != held.input_shape[0]:
@@ -78,7 +78,7 @@ class Normalisation:
 
 
 def common(parts: Iterable[tuple[int, Normalisation]]) -> Normalisation | None:
-    """The statistics of all samples together, from those of each site with so many samples; None if nobody told any."""
+    """Combine the statistics of sites with so many samples; None if no site sent any."""
     told = list(parts)
     if not told:
         return None
@@ -97,7 +97,7 @@ def common(parts: Iterable[tuple[int, Normalisation]]) -> Normalisation | None:
 
 
 def settled(folder: Path | None, asked: Callable[[], Normalisation | None]) -> Normalisation | None:
-    """The normalisation of a run: the one in its folder, else what sites say when `asked`, which stays from then on."""
+    """Return the normalisation of a run: the one in its folder, else the sites' when `asked`, which is then kept."""
     file = None if folder is None else folder / FILE
     if file is not None and file.exists():
         try:

@@ -1,4 +1,4 @@
-"""What the server must not lose of secure sums: which attempts it called for, an opening that has begun, and what was opened.
+"""What the server must not lose of secure sums: attempts it called for, openings that have begun, and opened sums.
 
 A round is opened once. So the sum is on disk before anything is made of it, and what is needed to open it is on disk before anybody
 is asked to reveal a share: a server that goes on reads the one, or asks the same nodes for the same shares again.
@@ -38,11 +38,15 @@ class Opened:
     upload_bytes: int
     words: Words
     purpose: str = UPDATE.decode()
+    samples: int = 0
+    """What all of these clients count for; 0 where fedrts 0.2.0 wrote it, which did not say."""
+    most_samples: int = 0
+    """n_max of the call."""
 
 
 @dataclass
 class Openings:
-    """The folder of a run's openings; without one everything is forgotten with the process."""
+    """The folder of a run's openings; without one everything is lost with the process."""
 
     path: Path | None
     oldest: Callable[[], int] = lambda: 0
@@ -52,22 +56,22 @@ class Openings:
         self._held: dict[str, bytes] = {}
 
     def next_attempt(self, round: int, purpose: bytes = UPDATE) -> int:
-        """A number for another attempt at a round that none had before; on record when this returns."""
+        """Return and record a new number for another attempt at a round."""
         name = _name(round, purpose, "attempts")
         found = int((self._read(name) or b"0").decode())
         self._write(name, str(found + 1).encode())
         return found
 
     def begin(self, round: int, data: bytes, purpose: bytes = UPDATE) -> None:
-        """Everything that is needed to open a round is known, and shares are about to be revealed."""
+        """Record everything that is needed to open a round, before shares are revealed."""
         self._write(_name(round, purpose, "begun"), data)
 
     def begun(self, round: int, purpose: bytes = UPDATE) -> bytes | None:
-        """What `begin` wrote, of a round that was not opened since."""
+        """Return what `begin` wrote, if the round has not been opened since."""
         return self._read(_name(round, purpose, "begun"))
 
     def keep(self, opened: Opened) -> None:
-        """A sum, on disk when this returns."""
+        """Store a sum; it is on disk when this returns."""
         facts = {name: value for name, value in asdict(opened).items() if name != "words"}
         purpose = opened.purpose.encode()
         self._write(_name(opened.round, purpose, "sum"), joined([json.dumps(facts).encode(), opened.words.astype("<u4").tobytes()]))
@@ -79,7 +83,7 @@ class Openings:
                 self._drop(name)
 
     def opened(self, round: int, model: str, purpose: bytes = UPDATE) -> Opened | None:
-        """The sum of a round, where there is one; it must be of the model that the server has."""
+        """Return the sum of a round, if there is one; it must be of the server's model."""
         data = self._read(_name(round, purpose, "sum"))
         if data is None:
             return None
@@ -120,5 +124,5 @@ class Openings:
 
 
 def _name(round: int, purpose: bytes, kind: str) -> str:
-    """Of the file for a round."""
+    """Return the file name for a round."""
     return f"{round:0{_DIGITS}d}{'' if purpose == UPDATE else '-' + purpose.decode()}.{kind}"

@@ -1,4 +1,4 @@
-"""What `fedrts roster` shows of a run folder."""
+"""The table that `fedrts roster` shows for a run folder."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["REMOVED", "consequence", "of", "rows"]
 
 
 def of(path: Path) -> Roster:
-    """The roster of a run folder."""
+    """Return the roster of a run folder."""
     RunFolder(path).experiment_file()
     return Roster(0, path / FILE)
 
 
 def rows(path: Path, roster: Roster) -> list[dict[str, Any]]:
-    """A row for every client that has introduced itself."""
+    """Return a row for every client that has introduced itself."""
     runs, last = RunFolder(path).is_running, _last_words(path)
     return [
         {
@@ -35,7 +35,7 @@ def rows(path: Path, roster: Roster) -> list[dict[str, Any]]:
 
 
 def _state(entry: Member, runs: bool, last: tuple[int, str] | None) -> str:
-    """Where a client is, in a few words; `last`: the last round that missed it, and why, if no later one had it."""
+    """Describe where a client is; `last`: the last round that missed it, and why, if no later one had it."""
     if entry.left:
         return f"{entry.state} since round {last[0]}" if last and last[1] == entry.state else f"{entry.state} since {entry.at}"
     if not runs:
@@ -47,7 +47,7 @@ def _state(entry: Member, runs: bool, last: tuple[int, str] | None) -> str:
 
 
 def _last_words(path: Path) -> dict[int, tuple[int, str]]:
-    """By client the last round that went without it, and why; of one that has left the round from which on."""
+    """Return by client the last round without it, and why; for departed clients, the round from which on."""
     found: dict[int, tuple[int, str]] = {}
     for line in RunFolder(path).history():
         for client in line["clients"]:
@@ -59,7 +59,7 @@ def _last_words(path: Path) -> dict[int, tuple[int, str]]:
 
 
 def consequence(path: Path) -> str:
-    """What the removal of a client means, now."""
+    """Describe what removing a client means at this point."""
     if RunFolder(path).begun:
         return "the study goes on without it; only a node with the same data may take its number"
     return "its number is free for another node"

@@ -1,4 +1,4 @@
-"""The limits that a site's owner sets, checked before an experiment can do harm."""
+"""The site owner's limits, checked before an experiment can do harm."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fedrts.flower.consent import DeclinedError
 from fedrts.flower.host import Limits
 
 _COPIES = 8
-"""Of a model that a client holds at most: weights, those received, gradient, the optimiser's two, the method's two, one to send."""
+"""Copies of a model that a client holds at most: weights, those received, gradient, the optimiser's two, the method's two, one to send."""
 _TENSORS = 10_000
-"""Of a model: beyond that, the modules themselves would take the memory."""
+"""Tensors of a model at most: beyond that, the modules themselves would take the memory."""
 
 
 def check_training(experiment: Experiment, limits: Limits) -> None:
-    """May a client train as long as this?"""
+    """Check that the local training is not too long."""
     epochs = experiment.train.epochs
     if limits.max_epochs and epochs > limits.max_epochs:
         raise DeclinedError(f"train.epochs = {epochs} is more than this site allows: --max-epochs {limits.max_epochs}")
 
 
 def check_rows(rows: Sequence[int], batch: int, limits: Limits) -> None:
-    """Is every update made of enough `rows`, of each client, in batches of so many?"""
+    """Check that every client's update has enough `rows`, in large enough batches."""
     for count in rows:
         used = count // batch * batch or count
         if used < limits.min_samples:
@@ -43,7 +43,7 @@ def check_rows(rows: Sequence[int], batch: int, limits: Limits) -> None:
 
 
 def built(build: Callable[[], nn.Module], limits: Limits) -> nn.Module:
-    """The model that `build` makes, if it is not too large: it is first made without memory for its numbers."""
+    """Return the model that `build` makes if it is not too large; it is first built without memory for its numbers."""
     try:
         with _counted(limits), torch.device("meta"):
             build()
@@ -74,7 +74,7 @@ class _Count:
 
 @contextlib.contextmanager
 def _counted(limits: Limits) -> Iterator[None]:
-    """Count the numbers of every module that is made meanwhile."""
+    """Count the parameters of every module built during the block."""
     count = _Count(limits)
     hooks = [register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count)]
     try:
@@ -85,7 +85,7 @@ def _counted(limits: Limits) -> Iterator[None]:
 
 
 def bound_memory(size: int) -> None:
-    """Let this process have no more than so many bytes of memory of its own: more is an error, not the machine's end."""
+    """Limit this process's memory to so many bytes: exceeding it raises an error instead of taking down the machine."""
     try:
         import resource
     except ImportError:  # not on Windows

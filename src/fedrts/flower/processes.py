@@ -1,4 +1,4 @@
-"""Child processes that never outlive us: stopped in order at the end, and by the kernel if we are killed."""
+"""Child processes that never outlive us: ended in order, or by the kernel if we are killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PATIENCE = 5.0
 
 @contextlib.contextmanager
 def child(command: Sequence[str], environment: Mapping[str, str] | None = None, **options: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own group (Ctrl-C is for us alone), ended when the block is left."""
+    """Run a process in its own group (Ctrl-C is for us alone); it ends with the block."""
     surroundings = {**os.environ, **(environment or {}), _PARENT: str(os.getpid())}
     process: subprocess.Popen[bytes] = subprocess.Popen(command, env=surroundings, start_new_session=True, **options)  # type: ignore[call-overload]
     try:
@@ -30,7 +30,7 @@ def child(command: Sequence[str], environment: Mapping[str, str] | None = None, 
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a child to end, then make it."""
+    """Ask a child to end, then kill it."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -41,7 +41,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def end_with_parent() -> None:
-    """Called by a child: whatever kills the parent ends us too."""
+    """Make this child process end when its parent dies, however that happens."""
     parent = os.environ.pop(_PARENT, None)
     if parent is None:
         return

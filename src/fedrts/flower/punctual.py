@@ -1,4 +1,4 @@
-"""Connections that may not dawdle: handshakes and the heads of requests come whole and soon, or the connection is closed."""
+"""Connections with time limits: handshakes and request headers must arrive completely and soon, or the connection is closed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_HEAD = 2**16
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Gives nobody a minute for a handshake."""
+    """An event loop that limits the time of a TLS handshake."""
 
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.base_events.Server:
         if options.get("ssl") is not None:
@@ -27,7 +27,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class Punctual(HttpToolsProtocol):
-    """HTTP on one connection; a request's scope says on which."""
+    """HTTP on one connection; a request's scope names the connection."""
 
     _due: asyncio.TimerHandle | None = None
     _bytes = 0

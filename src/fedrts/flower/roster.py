@@ -27,7 +27,7 @@ _LONGEST_NAME = 64
 
 @dataclass(frozen=True)
 class Member:
-    """What is known of a client from its first introduction on."""
+    """What is known about a client from its first introduction on."""
 
     samples: int
     data: str
@@ -52,12 +52,12 @@ class Member:
 
     @property
     def left(self) -> bool:
-        """Does it take part no more?"""
+        """Whether it no longer takes part."""
         return self.state in (WITHDRAWN, REMOVED)
 
     @property
     def holds(self) -> tuple[int, str]:
-        """Its data, by which it is known again."""
+        """A fingerprint of its data, by which it is recognised."""
         return self.samples, self.data
 
 
@@ -66,7 +66,7 @@ _ENTRIES = TypeAdapter(dict[int, Member])
 
 @dataclass
 class Roster:
-    """Who stands for which client; without a `file` it is forgotten with the process."""
+    """Which node runs which client; without a `file` it is lost with the process."""
 
     total: int
     file: Path | None = None
@@ -94,7 +94,7 @@ class Roster:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Change entries: all that the block does is written at its end, or nothing of it."""
+        """Change entries: the block's changes are written together at its end, or not at all."""
         if self._depth or self.file is None:
             with self._or_nothing():
                 yield
@@ -165,16 +165,16 @@ class Roster:
 
     @property
     def vacant(self) -> list[int]:
-        """Numbers that a study cannot begin without."""
+        """Numbers without which a study cannot begin."""
         return [n for n in range(self.total) if n not in self.entries or (self.entries[n].left and not self.fixed)]
 
     @property
     def departed(self) -> dict[int, str]:
-        """Clients that take part no more, with their state."""
+        """Clients that no longer take part, with their state."""
         return {client: entry.state for client, entry in self.entries.items() if entry.left}
 
     def note(self, clients: Collection[int], state: str) -> None:
-        """They came or went."""
+        """Record that they came or went."""
         with self.changing():
             for client in clients:
                 entry = self.entries.get(client)
@@ -182,7 +182,7 @@ class Roster:
                     self.entries[client] = replace(entry, state=state, at=_now())
 
     def leave(self, client: int, state: str) -> Member:
-        """A client takes part no more, and neither does its key."""
+        """Remove a client and its key."""
         with self.changing():
             entry = self.known(client)
             if not entry.left:
@@ -191,7 +191,7 @@ class Roster:
             return entry
 
     def readmit(self, client: int) -> None:
-        """Who withdrew or was removed may come again."""
+        """Readmit a client that withdrew or was removed."""
         with self.changing():
             entry = self.known(client)
             entry = replace(entry, state=GONE, at=_now()) if entry.left else entry
@@ -204,7 +204,7 @@ class Roster:
             self.entries[client] = replace(self.known(client), name=name)
 
     def known(self, client: int) -> Member:
-        """The entry of a client that has introduced itself."""
+        """Return the entry of a client that has introduced itself."""
         if client not in self.entries:
             raise InputError(f"no client {client} has introduced itself; known: {', '.join(map(str, sorted(self.entries))) or 'none'}")
         return self.entries[client]
@@ -220,7 +220,7 @@ def _now() -> str:
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
-    """Tells one version of a file from another; None if there is none."""
+    """Return an identity of a file's version; None if there is no file."""
     try:
         found = os.stat(file)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""The engine whose server learns sums alone: five messages to every client of a round, of which one is its order.
+"""The engine whose server learns only sums: five messages to every client of a round, one of which is its order.
 
     keys → shares → order and words → list of survivors → shares that open
 
-Who is lost on the way costs the round its own words at most, as long as t clients stay (`secure.participant`, `secure.opener`).
+A client that drops out costs the round at most its own words, as long as t clients stay (`secure.participant`, `secure.opener`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Take = Callable[[int, bytes], None]
 
 @dataclass
 class SumStep(Errand):
-    """One step of a sum, for all clients that are still in it: messages by client, and with the words their orders."""
+    """One step of a sum for all remaining clients: messages by client and, with the words, their orders."""
 
     step: str = ""
     messages: dict[int, bytes] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class SumStep(Errand):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is summed, of whom, and what the words mean."""
+    """What is summed, over whom, and what the words mean."""
 
     purpose: bytes
     order: Order
@@ -86,19 +86,23 @@ class Subject:
     form: Callable[[int], tuple[Ring, bytes]]
     """The words of so many clients, and the digest of what they mean."""
 
+    def counted(self, known: Opened) -> Opened:
+        """A sum that does not say what it counts for, with what it would count for now."""
+        return replace(known, samples=sum(self.samples[client] for client in known.clients), most_samples=self.most_samples)
+
 
 @dataclass
 class SecretEngine(FlowerEngine):
-    """Runs secure sums with the clients of a fleet."""
+    """Run secure sums with the clients of a fleet."""
 
     digest: str = ""
-    """Of the experiment, to which the sites' owners agreed."""
+    """Digest of the experiment that the sites' owners accepted."""
     table: SecureSums = field(default_factory=SecureSums)
     per_round: int = 0
     openings: Openings = field(default_factory=lambda: Openings(None))
 
     def answer(self, question: Question) -> Tally:
-        """The sum of a round's clients, opened once and kept before it is used; an empty tally where there are too few."""
+        """Return the sum of a round's clients, opened once and stored before use; an empty tally if there are too few."""
         order = question.order
         assert question.summing is not None
         assert order.values is not None
@@ -113,14 +117,14 @@ class SecretEngine(FlowerEngine):
         return self._tally(question, attempt)
 
     def _tally(self, question: Question, attempt: Attempt) -> Tally:
-        """What an attempt at a round's sum came to."""
+        """Return the result of an attempt at a round's sum."""
         opened, order = attempt.opened, question.order
         if opened is None:
             tally = Tally(question.sums())
         else:
             assert question.summing is not None
-            sums = RingSums(question.summing.form(order, question.method, opened.invited), order, question.most_samples)
-            sums.add(opened.words, len(opened.clients), sum(self.samples[client] for client in opened.clients))
+            sums = RingSums(question.summing.form(order, question.method, opened.invited), order, opened.most_samples)
+            sums.add(opened.words, len(opened.clients), opened.samples)
             rows = torch.zeros(())
             flops = sum(
                 self.bench.flops(order, self.bench.job(order, client, rows.expand(self.samples[client]))) for client in opened.clients
@@ -132,12 +136,12 @@ class SecretEngine(FlowerEngine):
         return tally
 
     def figures(self, order: Order, samples: Mapping[int, int], form: Callable[[int], FigureForm]) -> Figures:
-        """What clients say of the order's model, each on so many `samples`."""
+        """Return the clients' metrics of the order's model, each on so many `samples`."""
         assert order.values is not None
         return self._figures(METRICS, order, samples, form, fingerprint(order.values), judged(order))
 
     def statistics(self, plan: Plan, channels: Mapping[int, int]) -> Normalisation | None:
-        """The common statistics of the images of all clients that tell of so many `channels`; None where these are too few."""
+        """Return the common image statistics of all clients with so many `channels`; None if there are too few."""
         if len(set(channels.values())) > 1:
             raise InputError(MIXED)
         mask = Mask.full(plan.layout.sizes)
@@ -158,13 +162,12 @@ class SecretEngine(FlowerEngine):
         if opened is None:
             told = lost or dict.fromkeys(samples, UNASKED)
             return Figures({}, (), told, attempt.down)
-        total = sum(samples[client] for client in opened.clients)
-        means = form(opened.invited).means(opened.words, len(opened.clients), total, most)
+        means = form(opened.invited).means(opened.words, len(opened.clients), opened.samples, opened.most_samples)
         missing = {client: lost.get(client, LATE) for client in samples if client not in opened.clients}
-        return Figures(means, opened.clients, missing, attempt.down + opened.upload_bytes)
+        return Figures(means, opened.clients, missing, attempt.down + opened.upload_bytes, opened.samples)
 
     def attempt(self, subject: Subject) -> Attempt:
-        """The sum of a subject: the one that was opened before, or one attempt at it."""
+        """Return the sum of a subject: the one opened before, or one new attempt at it."""
         found = Attempt(self, subject)
         known = self.openings.opened(subject.order.round.index, subject.model, subject.purpose)
         if known is None:
@@ -172,11 +175,11 @@ class SecretEngine(FlowerEngine):
         elif known.form != subject.form(known.invited)[1].hex():
             raise InputError(f"the opened sum of round {known.round} is of another model or mask: restore the run's checkpoints")
         else:
-            found.opened = known
+            found.opened = known if known.samples else subject.counted(known)
         return found
 
     def bound(self, form: bytes) -> bytes:
-        """What a call says of its words, see `confidant.bound`."""
+        """Return what a call fixes about its words, see `confidant.bound`."""
         return bound(form, self.facts.get("normalisation", []))
 
 
@@ -190,6 +193,8 @@ class Attempt:
     missing: dict[int, str] = field(default_factory=dict)
     rejected: list[dict[str, Any]] = field(default_factory=list)
     blamed: list[int] = field(default_factory=list)
+    revealed: set[int] = field(default_factory=set)
+    """Who has helped with an opening of this sum that did not come to its end: they help with no other."""
     up: int = 0
     down: int = 0
 
@@ -198,7 +203,7 @@ class Attempt:
         return self.subject.order.round.index
 
     def play(self) -> None:
-        """Go on with an opening that had begun, or begin anew; what is opened is on disk before it is used."""
+        """Continue an opening that had begun, or start anew; the opened sum is on disk before it is used."""
         engine = self.engine
         for sum in (self._resumed, self._summed):
             try:
@@ -213,7 +218,7 @@ class Attempt:
         return "" if self.subject.purpose == UPDATE else f"'s {self.subject.purpose.decode()}"
 
     def _summed(self) -> Opened | None:
-        """All steps, from a fresh call."""
+        """Run all steps, from a new call."""
         engine, subject = self.engine, self.subject
         clients = list(subject.samples)
         SumStep(engine, subject.order, clients).gathered()
@@ -234,7 +239,7 @@ class Attempt:
         return self._opening(opener)
 
     def _resumed(self) -> Opened | None:
-        """An opening that had begun when the server stopped: the same shares are asked for again."""
+        """Continue an opening that had begun when the server stopped: ask for the same shares again."""
         begun = self.engine.openings.begun(self.round, self.subject.purpose)
         if begun is None:
             return None
@@ -247,13 +252,18 @@ class Attempt:
 
     def _opening(self, opener: Opener) -> Opened:
         self._step(4, dict.fromkeys(opener.signed, opener.endorsements()), opener.revealed)
-        words, call, purpose = opener.opened(), opener.call, self.subject.purpose.decode()
-        return Opened(self.round, self.subject.model, call.form.hex(), tuple(opener.counted), len(call.roster), self.up, words, purpose)
+        call, clients, purpose = opener.call, tuple(opener.counted), self.subject.purpose.decode()
+        self.revealed |= set(opener.opening)
+        samples = sum(call.members[client].samples for client in clients)
+        own = (self.round, self.subject.model, call.form.hex(), clients, len(call.roster), self.up)
+        return Opened(*own, opener.opened(), purpose, samples, call.most_samples)
 
     def _call(self, clients: list[int]) -> tuple[Call, Ring] | None:
-        """Whom we call: all that are here; None where these are too few."""
+        """Return the clients to call: all that are connected; None if there are too few."""
         engine, subject = self.engine, self.subject
-        keys = {client: engine.fleet.public_key(client) for client in clients}
+        said = f"it has helped to open round {self.round}, and helps with no other opening of it"
+        self.rejected += [{"client": client, "reason": said} for client in clients if client in self.revealed]
+        keys = {client: engine.fleet.public_key(client) for client in clients if client not in self.revealed}
         invited = tuple(Invited(client, subject.samples[client], key) for client, key in sorted(keys.items()) if key is not None)
         self.missing |= {client: UNREACHABLE for client, key in keys.items() if key is None}
         threshold = engine.table.least(len(invited), engine.per_round)
@@ -265,7 +275,7 @@ class Attempt:
         return Call(run, self.round, attempt, threshold, invited, subject.most_samples, form, subject.purpose), ring
 
     def _step(self, number: int, messages: dict[int, bytes], take: Take, longest: int = 0) -> list[int]:
-        """Send a step's messages; who has answered as it should."""
+        """Send a step's messages; return who replied properly."""
         order = self.subject.order
         if not longest:
             order = replace(order, round=replace(order.round, exchange=_APART + number))
@@ -292,7 +302,7 @@ class Attempt:
         return here
 
     def _lost(self, failure: Failure) -> None:
-        """Who is lost after its words came is in the sum all the same."""
+        """Handle lost clients: those lost after their words arrived still count in the sum."""
         self.down += failure.resent
         if failure.excused:
             self.missing[failure.client] = failure.reason

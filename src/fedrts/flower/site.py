@@ -54,7 +54,7 @@ OF_THE_INPUTS = ("size", "augment", "length", "words", "target", "task", "drop",
 
 @dataclass
 class Site:
-    """A host that knows the experiment."""
+    """A site that knows the experiment."""
 
     host: Host
     run: Assembled
@@ -80,7 +80,7 @@ class Site:
         say: Callable[[str], None] = lambda text: None,
         identity: NodeKey | None = None,
     ) -> Site:
-        """The site for an experiment as the server wrote it; `facts` say of which shape inputs are, and how many classes there are."""
+        """Build the site for the server's experiment; `facts` give the input shape and the number of classes."""
         with owners_rule(host):
             site = Site._of(host, text, facts, records or Records(), say)
         site.confidant = site._confidant(identity)
@@ -125,7 +125,7 @@ class Site:
         return Site(host, run, digest, experiment.clients.per_round, records, say)
 
     def _confidant(self, identity: NodeKey | None) -> Confidant | None:
-        """Who answers where the experiment sums in secret; without a key that stays with the process nobody can."""
+        """Return the part that takes part in secure sums; impossible without a key that stays with the process."""
         summing = self.run.bench.summing
         if summing is None:
             if self.host.peers is not None:
@@ -167,7 +167,7 @@ class Site:
     # -- who it is ----------------------------------------------------------------------------------------------------
 
     def introduction(self) -> dict[str, Any]:
-        """Who we are: the clients that we stand for, with their numbers of samples."""
+        """Return the introduction: the clients that this site runs, with their numbers of samples."""
         clients = list(self.host.clients)
         samples = [len(self._rows(client)) for client in clients] if clients else [len(self.run.rows[0])]
         data = self.run.data.fingerprint  # which the server compares where it knows the data, and must not guess at where it does not
@@ -181,8 +181,9 @@ class Site:
 
     @property
     def held_out(self) -> int:
-        """Samples on which this site judges the global model. Fewer than its floor would tell of single rows, and metrics have no
-        protection where ε is limited: there it judges nothing.
+        """The number of held-out samples on which this site evaluates the global model.
+
+        It is 0 below the owner's minimum, where metrics would reveal single rows, and with a limited ε, which metrics do not respect.
         """
         protection, rows = self.run.bench.protection, len(self.run.data.test_y)
         limited = self.host.epsilon is not None or protection.noise or protection.index_epsilon
@@ -190,12 +191,12 @@ class Site:
 
     @cached_property
     def _described(self) -> Normalisation | None:
-        """What the inputs are like, for a common normalisation; nothing where the owner objects, or limits ε."""
+        """Return the input statistics for a common normalisation; empty if the owner objects or limits ε."""
         silent = self.host.keep_statistics or self.host.epsilon is not None
         return None if silent else Normalisation.measured(self.run.data)
 
     def normalise(self, numbers: object) -> None:
-        """Read inputs by the common statistics that came with an order, from the first one on."""
+        """Normalise inputs by the common statistics that came with an order, from the first one on."""
         told = Normalisation.told(numbers)
         if told is None or told == self.normalisation:
             return
@@ -240,7 +241,7 @@ class Site:
         return {"missing": missing, "failed": failed, "reasons": reasons, **memory_facts(kept), **lost}, replies
 
     def _in_secret(self, confidant: Confidant, client: int, data: bytes, told: Facts) -> bytes:
-        """The answer to a step of a secure sum: what is wrong with it shows before any work, and is told; how the work fails is not."""
+        """Answer a step of a secure sum. Errors in the step are reported to the server; errors in the work itself are not."""
         with _told():
             if told.get(SUM) != WORDS:
                 return confidant.answer(told.get(SUM), client, data)
@@ -257,7 +258,7 @@ class Site:
             return confidant.update(client, order, form, message, dealt)
 
     def _statistics(self, confidant: Confidant, client: int, call: Call, dealt: bytes) -> bytes:
-        """What this site's inputs are like."""
+        """Return this site's input statistics."""
         if self._described is None:
             raise WireError("its statistics are asked for, and it tells none")
         form = FigureForm.of_channels(len(self._described.mean), len(call.roster))
@@ -265,7 +266,7 @@ class Site:
         return confidant.figures(client, form, self._described.moments, dealt)
 
     def _form(self, confidant: Confidant, client: int, call: Call, order: Order) -> FigureForm | SumForm:
-        """What the words mean that an order asks for, if it is one that this call may ask for them with."""
+        """Return the meaning of the words that an order asks for, if this call may ask for them with it."""
         confidant.check_round(client, order)
         if call.purpose == UPDATE:
             if order.exchange.no_sum is not None:
@@ -282,7 +283,7 @@ class Site:
         return figures
 
     def order(self, client: int, data: bytes, model: object = None) -> Order:
-        """What a download asks of a client: the exchange is built here, from the experiment, the round and the mask."""
+        """Decode a client's order; the exchange is built here, from the experiment, the round and the mask."""
         header, mask, reader = self.masks.open(data, self.run.layout, self.run.bench.device)
         if header.client != client:
             raise WireError(f"an order to client {header.client} where {client} was meant")
@@ -336,7 +337,7 @@ class Site:
 
     @contextlib.contextmanager
     def _frugal(self) -> Iterator[None]:
-        """Before an order and after it, a site whose clients compute in sparse kernels holds no vector as long as the model."""
+        """Free all vectors as long as the model before and after an order, if clients compute in sparse kernels."""
         run = self.run
         if run.bench.program is None:
             yield
@@ -350,7 +351,7 @@ class Site:
             run.bench.release()
 
     def _memory(self, order: Order, client: int, counted: int | None) -> Tensor | None:
-        """What a client's uploads up to the one of this name, the last that counted, have not told; None: nothing, or it is lost."""
+        """Return a client's residual after the upload of this name, the last that counted; None: empty or lost."""
         if order.exchange.fed_back is None:
             return None
         memory = self.records.memories.recalled(client, order.round.index, counted)
@@ -362,20 +363,20 @@ class Site:
 
     @property
     def counts_privacy(self) -> bool:
-        """Is there an ε to speak of?"""
+        """Whether the privacy account applies."""
         return self.host.epsilon is not None or self.run.bench.protection.on
 
     def spent(self, client: int) -> float | None:
-        """The ε that a client here has given away so far, by the owner's δ; None: it has no bound."""
+        """The ε that a client here has spent so far, at the owner's δ; None: unbounded."""
         epsilon = self.records.spent(self.digest, self._holder(client)).epsilon(self.host.delta)
         return epsilon if math.isfinite(epsilon) else None
 
     def _holder(self, client: int) -> int:
-        """Whose data a client's number means: all numbers stand for the same data where there is but one client."""
+        """Return whose data a client's number means: all numbers share the same data if there is only one client."""
         return client if self.host.clients else 0
 
     def _account(self, order: Order, client: int) -> None:
-        """Count what is about to leave, on disk; an error where the owner's ε does not allow it."""
+        """Record the cost of what is about to leave, on disk; raise if the owner's ε does not allow it."""
         up, protection = order.exchange.up, self.run.bench.protection
         holder = self._holder(client)
         with _told():
@@ -393,7 +394,7 @@ class Site:
 
 @contextlib.contextmanager
 def _told(private: str | None = None) -> Iterator[None]:
-    """Errors of what is done with the server's own words, and with nothing else: it may know them, but for the word `private`."""
+    """Report errors about the server's own input to it, except for the word `private`."""
     try:
         yield
     except (DeclinedError, MaskMissingError):
@@ -403,12 +404,12 @@ def _told(private: str | None = None) -> Iterator[None]:
 
 
 def _holding_nothing_out(name: str) -> dict[str, float]:
-    """The option by which a site trains on all that it is given, where its data set would hold out a share by itself."""
+    """Return the option that makes a site train on all given data, for data sets that hold out a share by default."""
     return {"test": 0.0} if "test" in inspect.signature(sets.get(name)).parameters else {}
 
 
 def accepted(text: str, host: Host) -> Experiment:
-    """The experiment that a server names, on this site's data and device; it may name no code but that of the package."""
+    """Return the server's experiment on this site's data and device; it may name only code from the package."""
     settings = config.written_out(consent.parsed(text))
     for key in ("out", "init", "origin", "callbacks", "stop"):
         settings.pop(key, None)
@@ -433,18 +434,18 @@ def accepted(text: str, host: Host) -> Experiment:
 
 
 def owners_rule(host: Host) -> AbstractContextManager[None]:
-    """Inside, a server's experiment leads to no code but that of the package, what the owner allows, and the owner's own data."""
+    """Restrict a server's experiment to code from the package, code that the owner allows, and the owner's own data."""
     own = [] if host.data is None else [(sets.data.kind, host.data)]
     return only_allowing(host.allowed, lambda path: f"start the client with --allow {shlex.quote(path)} if you trust it", own)
 
 
 def _kernel(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What the server says of the kernels; how else this site computes is its own affair."""
+    """Return the server's kernel settings; the rest of how this site computes is its own choice."""
     given = settings.get("engine", {})
     return sparse_kernel.elsewhere(given) if isinstance(given, dict) else {}
 
 
 def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The server's options of the data; what is no table is left to whoever checks the whole."""
+    """Return the server's data options; anything but a table is left to the complete check."""
     given = settings.get("data_options", {})
     return dict(given) if isinstance(given, dict) else {}

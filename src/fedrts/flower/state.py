@@ -1,4 +1,4 @@
-"""What a site remembers between starts: its secret, what its owner accepted, the privacy that it has given away, and its clients' memories.
+"""What a site remembers between starts: its secret, accepted experiments, the privacy spent, and its clients' memories.
 
     records = Records.of(Path("clinic-a.site"))
     records.accept(digest)                       # accepted.json
@@ -66,7 +66,7 @@ class _Spent(_Part):
 
 
 class _Privacy(_Part):
-    """privacy.json: all that has left this site."""
+    """privacy.json: the cost of everything that has left this site."""
 
     before: _Spent = Field(default_factory=_Spent)
     """In experiments before this one, whose clients may have held the same data under other numbers."""
@@ -76,7 +76,7 @@ class _Privacy(_Part):
 
 
 class _Accepted(_Part):
-    """accepted.json: the experiments that the owner consented to, by digest, and when."""
+    """accepted.json: the experiments that the owner accepted, by digest and time."""
 
     accepted: dict[str, str] = Field(default_factory=dict)
     in_force: str | None = None
@@ -108,7 +108,7 @@ class Records:
 
     @staticmethod
     def of(path: Path | None, patience: float = 0.0) -> Records:
-        """The records in a folder, which is made where there is none; another process is waited for as long as `patience` says."""
+        """Open the records in a folder, created if missing; wait for another process as long as `patience` says."""
         if path is None:
             return Records()
         try:
@@ -130,27 +130,27 @@ class Records:
             raise
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Release the folder for another process."""
         if self._locked is not None:
             self._locked.close()
 
     def keyed(self, fingerprint: str) -> str:
-        """A fingerprint that is the same as long as the secret is, and tells nothing to who has not got it."""
+        """Return a fingerprint keyed by the secret: stable as long as the secret is, and useless without it."""
         return hmac.new(self.secret, fingerprint.encode(), hashlib.sha256).hexdigest()
 
     # -- consent ------------------------------------------------------------------------------------------------------
 
     def accepts(self, digest: str) -> bool:
-        """Has the owner consented to this experiment before?"""
+        """Whether the owner has accepted this experiment before."""
         return digest in self.consent.accepted
 
     def accept(self, digest: str) -> None:
-        """The owner consents to an experiment, now and at later starts."""
+        """Record that the owner accepts an experiment, now and at later starts."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._consented({**self.consent.accepted, digest: self.consent.accepted.get(digest, now)}, digest)
 
     def begin(self, digest: str) -> None:
-        """This experiment is the one in force."""
+        """Make this experiment the one in force."""
         self._consented(self.consent.accepted, digest)
 
     def _consented(self, accepted: dict[str, str], digest: str) -> None:
@@ -163,17 +163,17 @@ class Records:
 
     @property
     def given_away(self) -> Account:
-        """By the client that has given most, and in all experiments."""
+        """The cost of the client that has spent most, over all experiments."""
         return self.privacy.before.account() + reduce(Account.either, (one.account() for one in self.privacy.sent.values()), Account())
 
     def spent(self, digest: str, client: int) -> Account:
-        """What a client of an experiment has given away, with all that left in experiments before it."""
+        """Return what a client of an experiment has spent, including all experiments before it."""
         if self.privacy.experiment != digest:
             return self.given_away
         return self.privacy.before.account() + self.privacy.sent.get(client, _Spent()).account()
 
     def spend(self, digest: str, client: int, more: Account) -> None:
-        """Note what is about to leave; it is on disk when this returns."""
+        """Record the cost of what is about to leave; it is on disk when this returns."""
         before, sent = self.privacy.before, self.privacy.sent
         if self.privacy.experiment != digest:
             before, sent = _Spent.of(self.given_away), {}
@@ -186,11 +186,11 @@ class Records:
     # -- secure sums --------------------------------------------------------------------------------------------------
 
     def opened(self, digest: str, client: int, purpose: bytes = UPDATE) -> int:
-        """The last round of an experiment in which a client helped to open a sum for this purpose; −1: none."""
+        """Return the last round of an experiment in which a client helped to open a sum for this purpose; −1: none."""
         return self._opened.get(_place(digest, purpose), {}).get(client, -1)
 
     def open(self, digest: str, client: int, round: int, purpose: bytes = UPDATE) -> None:
-        """Note that a client is about to help open a round; it is on disk when this returns."""
+        """Record that a client is about to help open a round; it is on disk when this returns."""
         place = _place(digest, purpose)
         found = _Openings(opened={**self._opened, place: {**self._opened.get(place, {}), client: round}})
         self._keep(_OPENINGS, found)
@@ -221,7 +221,7 @@ def _lock(file: IO[bytes], path: Path, patience: float) -> None:
 
 
 def _begun(path: Path) -> bytes:
-    """A new site's records. The secret is written last: where it is, the others are."""
+    """Create a new site's records. The secret is written last: if it exists, so do the others."""
     secret = secrets.token_bytes(_SECRET)
     for name, content in (("privacy.json", _Privacy()), ("accepted.json", _Accepted()), (_OPENINGS, _Openings())):
         if _read(path / name) not in (None, _encoded(content)):
@@ -232,7 +232,7 @@ def _begun(path: Path) -> bytes:
 
 
 def _place(digest: str, purpose: bytes) -> str:
-    """Where openings for a purpose stand."""
+    """Return the key under which openings for a purpose are stored."""
     return digest if purpose == UPDATE else f"{digest} {purpose.decode()}"
 
 

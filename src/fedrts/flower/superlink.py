@@ -50,7 +50,7 @@ Headers = dict[bytes, bytes]
 
 
 class RefusedRequestError(Exception):
-    """A request that goes no further; its sender and the person who runs the server are told why."""
+    """A request that is refused; its sender and the person who runs the server learn why."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -58,7 +58,7 @@ class RefusedRequestError(Exception):
 
 
 class Gate:
-    """ASGI middleware, the outermost."""
+    """ASGI middleware, the outermost layer."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Gate:
             await _answer(send, refusal.status, str(refusal))
 
     async def _admit(self, scope: Any, headers: Headers, peer: str, receive: Any, send: Any, who: str) -> None:
-        """Check all that can be known before the body is read; then read it, and pass the request on."""
+        """Check everything that is known before the body; then read it, and pass the request on."""
         for_nodes = scope["path"].startswith(FLEET)
         if not for_nodes and not _is_local(peer, scope.get("server")):
             raise RefusedRequestError(403, "this address is for the server itself")
@@ -118,7 +118,7 @@ class Gate:
             raise RefusedRequestError(503, "too many requests at once: come back later") from error
 
     def _size(self, headers: Headers) -> int:
-        """Bytes of the body to come."""
+        """Return the announced length of the body."""
         if b"transfer-encoding" in headers:  # a length beside it would not count
             raise RefusedRequestError(411, "a request without a length")
         length = headers.get(b"content-length", b"")
@@ -128,7 +128,7 @@ class Gate:
         return size
 
     async def _pass_on(self, scope: Any, bodies: list[bytes], receive: Any, send: Any, who: str) -> None:
-        """To Flower; if it refuses the request, somebody should know."""
+        """Pass the request to Flower; report it if Flower refuses."""
         status, said = 0, b""
 
         async def once_more() -> Any:
@@ -171,13 +171,13 @@ def signer(headers: Headers, registered: Callable[[bytes], bool]) -> bytes:
     return key
 
 
-@functools.lru_cache(4096)  # Flower asks the same once more
+@functools.lru_cache(256)  # Flower asks the same once more, at once; a longer memory only grows with every request
 def _verified(pem: bytes, text: bytes, signature: bytes) -> bool:
     return inside.verify_signature(inside.bytes_to_public_key(pem), text, signature)
 
 
 async def _read(receive: Any, longest: int) -> bytes | None:
-    """The body of a request, if it comes in time; None if its sender went away."""
+    """Read the body of a request if it arrives in time; None if its sender went away."""
     body, due = bytearray(), time.monotonic() + WHOLE
     try:
         while len(body) <= longest:
@@ -193,7 +193,7 @@ async def _read(receive: Any, longest: int) -> bytes | None:
 
 
 def key_name(headers: Headers) -> str:
-    """` with key …`: the fingerprint of the public key that a request claims; empty without one."""
+    """Return ` with key …`: the fingerprint of the public key that a request claims; empty without one."""
     try:
         return f" with key {fingerprint(base64.b64decode(headers[KEY_HEADER], validate=True))}"
     except (KeyError, binascii.Error):
@@ -201,7 +201,7 @@ def key_name(headers: Headers) -> str:
 
 
 def _is_local(peer: str, server: tuple[str, int] | None) -> bool:
-    """Does somebody on this machine ask? Then it comes from loopback, or from the very address that it goes to."""
+    """Whether the request comes from this machine: from loopback, or from the very address that it goes to."""
     return is_loopback(peer) or bool(peer and server is not None and peer == server[0])
 
 
@@ -212,7 +212,7 @@ async def _answer(send: Any, status: int, body: str) -> None:
 
 
 def _report_handshakes() -> None:
-    """Failed TLS handshakes are silent in asyncio; who tried is worth a line."""
+    """Report failed TLS handshakes, which asyncio ignores."""
     protocol: Any = asyncio.sslproto.SSLProtocol
     stock = protocol._on_handshake_complete
 

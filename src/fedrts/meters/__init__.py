@@ -1,1 +1,1 @@
-"""Metrics of a server, a node or a run, for Prometheus: what is counted, under which names, and where it can be read."""
+"""Prometheus metrics of a server, a node or a run: their names, how they are counted, and where they are served."""

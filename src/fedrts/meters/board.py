@@ -1,4 +1,4 @@
-"""The metrics of one process: told of events as every witness is, read by Prometheus."""
+"""The metrics of one process: updated by events, like every witness, and read by Prometheus."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Board(Witness):
 
     @property
     def text(self) -> bytes:
-        """What Prometheus reads."""
+        """Return the text that Prometheus reads."""
         return cast(bytes, optional("prometheus_client", "metrics").generate_latest(self.registry))
 
     def __call__(self, event: str, **facts: Any) -> None:
@@ -107,7 +107,7 @@ class Board(Witness):
             self._set("epsilon_spent", _bounded(facts["epsilon"]))
 
     def _kind(self, reason: str) -> str:
-        """A reason without what differs from reply to reply."""
+        """Return a reason without the parts that differ between replies."""
         text = printable(re.sub(r"-?\d[\d.,]*(e[-+]?\d+)?", "#", reason), _LONGEST_REASON)
         text = text.partition(": ")[0] if text.startswith("its node says") else text
         if text not in self._reasons and len(self._reasons) >= _REASONS:
@@ -153,7 +153,7 @@ class Board(Witness):
             self._set("epsilon_spent", max(self._spent.values()))
 
     def limited(self, epsilon: float | None) -> None:
-        """This site answers until so much is spent; None: it sets no limit."""
+        """Set the ε limit of this site; None: no limit."""
         if epsilon is not None:
             self._set("epsilon_limit", epsilon)
 
@@ -161,12 +161,12 @@ class Board(Witness):
 
     @contextmanager
     def shown(self, address: Endpoint) -> Iterator[Endpoint]:
-        """Inside, metrics can be read, and phases of rounds are timed."""
+        """Serve metrics and time the phases of rounds during the block."""
         with serving(address, self.answer) as at, phases.timed(lambda phase, seconds: self._add("phase_seconds", seconds, phase)):
             yield at
 
     def answer(self, request: Request) -> Answer:
-        """`/metrics`, `/healthz`, `/readyz`."""
+        """Answer `/metrics`, `/healthz`, `/readyz`."""
         if request.path == "/metrics":
             return Answer(200, self.text, "text/plain; version=0.0.4; charset=utf-8")
         if request.path == "/healthz":

@@ -1,4 +1,4 @@
-"""Every metric that is exported, declared once: the dashboard and the alert rules in deploy/ name no other."""
+"""Every exported metric, declared once: the dashboard and the alert rules in deploy/ name only these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The methods, one short file each. A class registered with `@register("name")` is all that a new one needs."""
+"""The methods, one short file each. A new one needs only a class registered with `@register("name")`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ get = methods.get
 
 
 def __getattr__(name: str) -> Any:
-    """`fedrts.methods.FedRTS`: a registered class by its own name."""
+    """Return a registered class by its own name, as in `fedrts.methods.FedRTS`."""
     if not name.startswith("_"):
         for registered in names():
             if get(registered).__name__ == name:
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What `fedrts.methods.<TAB>` offers. Classes are read from the files: to import them is to import torch."""
+    """List what `fedrts.methods.<TAB>` offers, read from the files, because importing the classes imports torch."""
     registered = re.compile(r'^@register\("\w+"\)\n(?:@.*\n)*class (\w+)', re.M)
     files = Path(__file__).parent.glob("*.py")
     return sorted({*__all__, *(name for file in files for name in registered.findall(file.read_text("utf-8")))})

@@ -1,7 +1,9 @@
-"""Links as arms of a combinatorial bandit: the outcomes X of Algorithm 1 (Eq. 3 to 5), for the methods that learn from them.
+"""Links as arms of a combinatorial bandit: the outcomes X of Algorithm 1 (Eq. 3 to 5), for methods that learn from them.
 
-Each round judges the active links by importance, of the average and of every client; each outer round also judges the inactive ones by
-the clients' votes, the indices of their largest gradients. Gradients themselves never leave a client.
+Each round rates the active links by importance, for the aggregate and for every client; each outer round also rates the inactive ones by
+the clients' votes, the indices of their largest gradients. Gradients themselves never leave a client. If links are grouped
+(`topology.unit`), an arm is a group with one outcome, one vote and one posterior: everything said here of links then holds for arms, of
+which there are U, B of them active. Otherwise U = P and B = A.
 
 Where links are grouped (`topology.unit`) an arm is a group, with one outcome, one vote and one posterior: what is said of links here is
 said of arms, of which there are U, B of them active. Where they are not, U = P and B = A.
@@ -30,7 +32,7 @@ from fedrts.wire.fields import Indices, Message, Payload, Values, carried
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round showed: X in [0, 1] of the arms `at` (None: of all), a mean over so many clients."""
+    """The outcome of a round: X in [0, 1] of the arms `at` (None: all), a mean over so many clients."""
 
     values: Tensor
     at: Tensor | None
@@ -40,7 +42,7 @@ class Outcome:
 
 
 class Bandit(Scored):
-    """Links as arms of a bandit: the outcomes X of Eq. 3 to 5. What is learned from them is the difference between bandits."""
+    """Links as arms of a bandit, with the outcomes X of Eq. 3 to 5. Subclasses define what to learn from them."""
 
     gamma: Annotated[float, Field(ge=0, le=1, description="γ: weight of the aggregate's outcome against the clients' (Eq. 3)")] = 0.5
     score: Annotated[str, Field(description="importance of active links: magnitude, fisher, or an import path")] = "magnitude"
@@ -61,7 +63,7 @@ class Bandit(Scored):
         return (exchanges[0].then(ProbeGradient(), votes=self.votes(round)),)
 
     def votes(self, round: Round) -> Indices:
-        """I^n of Algorithm 2."""
+        """Return I^n of Algorithm 2."""
         return Indices(of="gradient", k=round.quota)
 
     def training(self, round: Round) -> Train:
@@ -83,7 +85,7 @@ class Bandit(Scored):
 
     @abstractmethod
     def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
-        """`updated` with what the outcome teaches; in outer rounds with a new mask."""
+        """Return `updated` with what the outcome teaches and, in outer rounds, with a new mask."""
 
     def core(self, model: Mapping[str, Payload], round: Round) -> Tensor:
         """h(i, |W|, κ): is link i among the κ^l most important ones of its layer? `[..., A + n - P]` → bool `[..., B]` (Eq. 4).

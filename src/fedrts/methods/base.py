@@ -1,4 +1,4 @@
-"""What every method shares: dense federated averaging, and the same on a sparse mask."""
+"""What all methods share: dense federated averaging, and the same on a sparse mask."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Method(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # settings are validated without it, and name their table
 
     def steady(self) -> str | None:
-        """Why the density of its masks cannot fall over the rounds; None where new masks have `round.targets` links."""
+        """Return why the density of its masks cannot fall over the rounds; None if new masks have `round.targets` links."""
         return "it keeps every link"
 
     def prepare(self, module: nn.Module) -> nn.Module:
@@ -48,52 +48,52 @@ class Method(BaseModel):
         return module
 
     def begin(self, setup: Setup) -> State:
-        """The server's state before round 0."""
+        """Return the server's state before round 0."""
         mask = self.initial_mask(setup)
         return State.of(self.initial_weights(setup, mask.counts), mask)
 
     def initial_weights(self, setup: Setup, counts: Sequence[int]) -> Tensor:
-        """W_0 `[n]` of a model with so many active links in each layer."""
+        """Return W_0 `[n]` of a model with so many active links in each layer."""
         return setup.weights
 
     def initial_mask(self, setup: Setup) -> Mask:
         return Mask.full(setup.layout.sizes, setup.weights.device)
 
     def exchanges(self, round: Round) -> tuple[Exchange, ...]:
-        """What happens between server and clients in this round; the set-up round (-1) has none by default."""
+        """Return the exchanges of this round; by default the set-up round (-1) has none."""
         if round.index < 0:
             return ()
         return (Exchange(down={"weights": Values()}, steps=(self.training(round),), up={"weights": Values()}),)
 
     def training(self, round: Round) -> Train:
-        """How clients train in this round."""
+        """Return how clients train in this round."""
         return Train()
 
     def contribution(self, message: Message, state: State, round: Round) -> Message:
-        """What one client adds to the sums, made of its message; tensors may have leading axes for several clients.
+        """Return what one client adds to the sums; tensors may have leading axes for several clients.
 
         `state` has the weights and the mask that clients were sent, without the method's memory: this may run where clients are.
         """
         return message
 
     def update(self, state: State, mean: Means, round: Round, rng: Rng) -> State:
-        """The next state, from the means over clients weighted by p_k = n_k / Σ n_j."""
+        """Return the next state from the means over clients, weighted by p_k = n_k / Σ n_j."""
         return state.with_values(mean["weights"])
 
     def published(self, exchange: Exchange) -> Exchange:
-        """The exchange as the paper's formula for this method charges it, where that is not what is sent."""
+        """Return the exchange as the paper's formula for this method charges it, if that differs from what is sent."""
         return exchange
 
     def overhead(self, round: Round, active: float, activations: float) -> float:
-        """F_o: what the paper adds to every forward pass of a batch, with so many `active` parameters and stored `activations`."""
+        """Return F_o, the paper's overhead per forward pass of a batch, for so many `active` parameters and stored `activations`."""
         return 0.0
 
     def belief(self, state: State) -> Tensor | None:
-        """How good the method thinks each link is, `[P]` in [0, 1], or each arm `[U]`, where it keeps an opinion."""
+        """Return how good the method thinks each link `[P]` or arm `[U]` is, in [0, 1], if it has an opinion."""
         return None
 
     def remarks(self, before: State, after: State, round: Round) -> Mapping[str, float]:
-        """Further numbers on an outer round, for topology.jsonl."""
+        """Return further numbers about an outer round, for topology.jsonl."""
         return {}
 
 
@@ -119,7 +119,7 @@ class Sparse(Method):
 
 
 def given_mask(setup: Setup, density: float) -> Mask:
-    """The mask of the weights to start from: of more links than the density allows the largest, of fewer all, and others by lot."""
+    """Return the mask of the initial weights: the largest links if there are too many; all, and random others, if too few."""
     layout, sizes = setup.layout, setup.layout.sizes
     drawn = random.uniform(setup.rng("initial mask"), layout.arms, setup.weights.device)
     shown = sizes.picked(sizes.touched(setup.shown))
@@ -128,21 +128,21 @@ def given_mask(setup: Setup, density: float) -> Mask:
 
 
 class Redrawn(Sparse):
-    """The same on a mask that outer rounds draw anew, with `round.targets` links per layer."""
+    """Federated averaging on a mask that outer rounds redraw with `round.targets` links per layer."""
 
     def steady(self) -> str | None:
         return None
 
 
 class Scored(Redrawn):
-    """New masks are those of the links whose scores are best."""
+    """New masks contain the links with the best scores."""
 
     scope: Annotated[
         Literal["layer", "global"], Field(description="links compete with those of their layer, which keeps its number, or with all others")
     ] = "layer"
 
     def best(self, scores: Tensor, round: Round, sizes: tuple[int, ...]) -> Mask:
-        """The mask of the largest `scores [P]`, or of arms `[U]`, with as many links as the next mask is to have."""
+        """Return the mask of the largest `scores [P]`, or of arms `[U]`, with as many links as the next mask needs."""
         if self.scope == "global":
             return Mask.top_of_all(scores, sum(round.targets), sizes)
         return Mask.top(scores, round.targets, sizes)

@@ -32,7 +32,7 @@ Rng = Callable[[str], int]
 
 @dataclass(frozen=True)
 class Round:
-    """What is known of a round before it starts, on the server and on every client alike."""
+    """What the server and every client know about a round before it starts."""
 
     index: int
     """t, counted from 0; -1 is the set-up before round 0, held with round 0's clients."""
@@ -74,12 +74,12 @@ class Round:
 
     @property
     def core(self) -> tuple[int, ...]:
-        """κ^l: links of each layer that count as important, K^l − Q^l_t, or of the targets all but Q^l_t."""
+        """κ^l, the links of each layer that count as important: K^l − Q^l_t, or the targets minus Q^l_t."""
         return tuple(target - quota for target, quota in zip(self.targets, self.quota, strict=True))
 
     @property
     def outgoing(self) -> tuple[int, ...]:
-        """K^l − κ^l: links of each layer to drop before Q^l_t are grown; Q^l_t, and those that the next mask has no place for."""
+        """K^l − κ^l, the links of each layer to drop before Q^l_t are grown: Q^l_t, plus those that do not fit the next mask."""
         return tuple(active - core for active, core in zip(self.counts, self.core, strict=True))
 
 
@@ -88,17 +88,17 @@ Scalar = Tensor | float
 
 
 class Influence(Protocol):
-    """What bends a client's training besides its loss. Weights may have leading axes for several clients.
+    """An addition to a client's training besides its loss. Weights may have leading axes for several clients.
 
     Whatever changes from round to round is in the `marks [N_all]`, so that a program made for an influence serves an equal one.
     """
 
     def pull(self, weights: Tensor, marks: Tensor) -> Tensor:
-        """What is added to the gradient: `[..., N_all]` → `[..., N_all]`."""
+        """Return the addition to the gradient: `[..., N_all]` → `[..., N_all]`."""
         ...
 
     def rate(self, weights: Tensor, marks: Tensor, step: Scalar, steps: Scalar, rate: Scalar, initial: float) -> Scalar:
-        """The learning rate of a step, of so many, where `rate` is this round's and `initial` the experiment's: `[...]`."""
+        """Return a step's learning rate `[...]`, given this round's `rate` and the experiment's `initial` rate."""
         ...
 
 
@@ -120,7 +120,7 @@ class Train:
         return self.marks(received, mask) if self.marks else torch.zeros_like(received)
 
     def flops(self, sparse: float, dense: float) -> float:
-        """Of one sample, where a forward pass takes `sparse` on the mask and `dense` off it; a backward pass takes two of them."""
+        """Return a sample's FLOPs if a forward pass takes `sparse` on the mask and `dense` off it; a backward pass counts as two."""
         return sparse + 2 * dense if self.record else 3 * sparse
 
 
@@ -133,7 +133,7 @@ class ProbeGradient:
 
     into: str = "gradient"
     batches: Literal["one", "all"] = "one"
-    """Of one batch, or the mean over all of the client's data."""
+    """On one batch, or the mean over all of the client's data."""
     temperature: float = 1.0
     """The model's outputs are divided by this."""
 
@@ -163,7 +163,7 @@ class Calibrate:
     passes: int = 1
 
     def flops(self, sparse: float, dense: float) -> float:
-        """Of one sample and candidate."""
+        """Return the FLOPs per sample and candidate."""
         return sparse
 
 
@@ -177,13 +177,13 @@ class Evaluate:
     into: str = "losses"
 
     def flops(self, sparse: float, dense: float) -> float:
-        """Of one sample and candidate."""
+        """Return the FLOPs per sample and candidate."""
         return sparse
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Metrics of the received model on the rows that the client holds out, into `into [metrics]`; trains nothing."""
+    """Metrics of the received model on the client's held-out rows, into `into [metrics]`; trains nothing."""
 
     metrics: tuple[str, ...]
     """Their names, in the order in which they travel."""
@@ -195,7 +195,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Rewire:
-    """A new mask of the client's own, with the round's targets: `choose(tensors, mask)` → (kept, new); weights off `kept` become 0.
+    """The client's own new mask with the round's targets: `choose(tensors, mask)` → (kept, new); weights off `kept` become 0.
 
     `tensors` are the client's own by name, with the weights as it got them under `received`.
     """
@@ -237,7 +237,7 @@ class Exchange:
         return Exchange(down, self.steps, up)
 
     def with_whole_uploads(self) -> Exchange:
-        """This exchange with weights that clients do not shorten: they are rounded later, see `client.summing`."""
+        """Return this exchange with weights that clients do not round; they are rounded later, see `client.summing`."""
 
         def whole(entry: Field) -> Field:
             return Values(entry.of, entry.on, entry.copies) if isinstance(entry, Values) else entry
@@ -246,7 +246,7 @@ class Exchange:
 
     @property
     def no_sum(self) -> str | None:
-        """Why what clients upload is not a sum on a mask that all share, of numbers with a bound; None if it is."""
+        """Return why the uploads are not a sum of bounded numbers on a mask that all share; None if they are."""
         if "weights" not in self.down or "weights" not in self.up:
             return "its clients exchange other numbers than weights"
         if len(self.down) > 1:
@@ -263,17 +263,17 @@ class Exchange:
 
     @property
     def fed_back(self) -> FeedsBack | None:
-        """The weights' field of the upload, where clients remember what it does not tell."""
+        """Return the upload's weights field if clients remember its rounding error."""
         weights = self.up.get("weights")
         return weights if isinstance(weights, FeedsBack) and weights.feedback else None
 
     def charged(self, book: Book) -> tuple[float, float]:
-        """Bytes (down, up) by an accounting on paper."""
+        """Return bytes (down, up) by an accounting on paper."""
         down, up = (sum(entry.charged(book) for entry in way.values()) for way in (self.down, self.up))
         return down, up
 
     def then(self, *steps: Step, **up: Field) -> Exchange:
-        """This exchange with further steps and further fields in the upload."""
+        """Return this exchange with further steps and further fields in the upload."""
         return Exchange(self.down, self.steps + steps, {**self.up, **up})
 
 
@@ -290,7 +290,7 @@ class Means(dict[str, Tensor]):
 
 @dataclass(frozen=True)
 class State:
-    """All that the server keeps between rounds; all that a checkpoint holds."""
+    """Everything that the server keeps between rounds, and that a checkpoint holds."""
 
     values: Tensor
     """`[A + n - P]`: the weights on the mask and everything that is never pruned."""
@@ -300,12 +300,12 @@ class State:
 
     @staticmethod
     def of(weights: Tensor, mask: Mask) -> State:
-        """The state with those of `weights [n]` that are on the mask."""
+        """Return the state with those of `weights [n]` that are on the mask."""
         return State(mask.compact(weights), mask)
 
     @cached_property
     def weights(self) -> Tensor:
-        """`[n]`, exactly zero outside the mask."""
+        """The weights `[n]`, exactly zero outside the mask."""
         return self.mask.expand(self.values)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -318,19 +318,19 @@ class State:
         return replace(self, memory={name: tensor for name, tensor in self.memory.items() if name not in names})
 
     def with_values(self, values: Tensor) -> State:
-        """New weights on the current mask."""
+        """Set new weights on the current mask."""
         return replace(self, values=values)
 
     def with_mask(self, mask: Mask) -> State:
-        """A new topology: W ← W ⊙ m. A link that becomes active starts at 0."""
+        """Set a new topology: W ← W ⊙ m. A link that becomes active starts at 0."""
         return replace(self, values=mask.compact(self.weights), mask=mask)
 
     def moved(self, weights: Tensor, mask: Mask) -> State:
-        """New weights `[n]`, of which those on a new mask stay."""
+        """Set new weights `[n]`, keeping those on a new mask."""
         return replace(self, values=mask.compact(weights), mask=mask)
 
     def in_layers(self, sizes: Sequence[int]) -> State:
-        """The same on a mask that knows the arms of its layers, which a file does not tell."""
+        """Return the state with a mask that knows the arms of its layers, which a file does not store."""
         return replace(self, mask=Mask(self.mask.bits, sizes))
 
     def to(self, device: torch.device | str) -> State:
@@ -376,11 +376,11 @@ class Setup:
 
     @property
     def shown(self) -> Tensor:
-        """bool `[P]`: the mask of the weights."""
+        """The mask of the weights, bool `[P]`."""
         return self.weights[: self.layout.links] != 0 if self.given is None else self.given
 
     def shown_counts(self, density: float) -> list[int]:
-        """K^l as the mask of the weights shows them, times what makes the whole as dense as it is to start."""
+        """K^l of the weights' mask, scaled to the starting density."""
         shown, sizes = by_layer(self.shown, self.layout.sizes), self.layout.sizes
         kept = budget.links_to_keep(self.layout, self.density_start or density, self.budget)
         if sum(shown) == kept and min(shown) > 0 and not sizes.grouped:
@@ -389,12 +389,12 @@ class Setup:
 
     @property
     def shows_mask(self) -> bool:
-        """Have the weights zeros as a mask leaves them: more than a few, and not a layer of nothing else?"""
+        """Whether the zeros of the weights look like a mask: more than a few, and no layer of zeros only."""
         shown = by_layer(self.shown, self.layout.sizes)
         return bool(shown) and min(shown) > 0 and sum(shown) < (1 - _FEW) * self.layout.links
 
     def counts(self, density: float) -> list[int]:
-        """K^l: the links that each layer may have at first, in a run to this density."""
+        """K^l: the links that each layer may have at first, for a run to this density."""
         last = budget.layer_counts(self.layout, density, self.budget, self.layer_density)
         if self.density_start is None:
             return last

@@ -1,4 +1,4 @@
-"""The methods described from their own declarations: what the server keeps, what clients do, what travels.
+"""Descriptions of the methods from their own declarations: what the server keeps, what clients do, what travels.
 
 Tables made here cannot drift from the code; `docs/methods` holds them.
 """
@@ -22,7 +22,7 @@ from fedrts.wire.fields import Field, Frame, Indices, Largest, Masks, Missed, On
 
 @dataclass(frozen=True)
 class Description:
-    """A method in words, by its exchanges."""
+    """A method in words, described by its exchanges."""
 
     name: str
     topology: str
@@ -35,19 +35,19 @@ class Description:
     dense: bool
 
     def sent(self, when: str, way: str) -> list[str]:
-        """What travels `down` or `up` in each exchange of a round."""
+        """Return what travels `down` or `up` in each exchange of a round."""
         messages: list[Mapping[str, Field]] = [getattr(exchange, way) for exchange in self.rounds[when]]
         words = [", ".join(in_words(entry) for entry in message.values()) for message in messages]
         full = self.dense or when == "set-up"
         return [text.replace("weights on the mask", "all weights") if full else text for text in words]
 
     def work(self, when: str) -> list[str]:
-        """What a client does in each exchange of a round."""
+        """Return what a client does in each exchange of a round."""
         return [", ".join(in_words(step) for step in exchange.steps) for exchange in self.rounds[when]]
 
 
 def described(name: str) -> Description:
-    """The method of that name, with its defaults, on a small network with BatchNorm."""
+    """Return the method of that name, with its defaults, on a small network with BatchNorm."""
     kind = methods.get(name)
     method, setup, schedule = kind(), _example(), Schedule()
     state = method.begin(setup)
@@ -69,7 +69,7 @@ def described(name: str) -> Description:
 
 
 def table(names: Sequence[str] | None = None) -> str:
-    """These methods, by default all, as a Markdown table."""
+    """Return these methods (default: all) as a Markdown table."""
     titles = ["method", "server keeps, besides W and m", "clients do", "down", "up", "active links"]
     rows = [titles, ["---"] * len(titles)]
     for name in names or methods.names():
@@ -88,7 +88,7 @@ def table(names: Sequence[str] | None = None) -> str:
 
 
 def travels(name: str) -> str:
-    """What one method sends in each kind of round, as a Markdown table."""
+    """Return what one method sends in each kind of round, as a Markdown table."""
     rows = [["round", "down", "clients do", "up"], ["---"] * 4]
     entry = described(name)
     for when, exchanges in entry.rounds.items():
@@ -98,7 +98,7 @@ def travels(name: str) -> str:
 
 
 def options(name: str) -> str:
-    """One method's options as a Markdown table."""
+    """Return one method's options as a Markdown table."""
     rows = [["option", "default", "meaning"], ["---"] * 3]
     rows += [[f"`{key}`", f"`{default}`", meaning] for key, (default, meaning) in described(name).options.items()]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) if len(rows) > 2 else "None of its own."
@@ -106,7 +106,7 @@ def options(name: str) -> str:
 
 @singledispatch
 def in_words(thing: object) -> str:
-    """A step or a field in a few words."""
+    """Describe a step or a field in a few words."""
     return type(thing).__name__
 
 
@@ -187,7 +187,7 @@ def _(entry: Masks) -> str:
 
 
 def _by_round(parts: Mapping[str, str]) -> str:
-    """What the rounds have in common once, what only some of them do with their name."""
+    """Merge the rounds' entries: common ones once, others with the name of their rounds."""
     lines = [f"*set-up:* {parts['set-up']}"] if parts["set-up"] else []
     if parts["inner"] == parts["outer"]:
         return "<br>".join([*lines, parts["inner"]])
@@ -199,7 +199,7 @@ def _shown(default: object) -> str:
 
 
 def _example() -> Setup:
-    """A small convolutional network at the start of a run."""
+    """Return a small convolutional network at the start of a run."""
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         module = nn.Sequential(

@@ -57,7 +57,7 @@ class FedDST(DropAndGrow, Scored):
         return self.pruned(state, self.merged(state, mean), round)
 
     def merged(self, state: State, mean: Means) -> Tensor:
-        """The clients' models as one vector `[n]`, before it is pruned."""
+        """Return the clients' models merged into one vector `[n]`, before pruning."""
         weights, has = mean["total"].clone(), state.mask.sizes.spread(mean["has"])
         if self.merge == "sparse":
             links = weights[: len(has)]

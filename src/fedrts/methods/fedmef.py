@@ -65,12 +65,12 @@ class FedMef(Progressive):
         return self.bae and (round.outer or (self.bae_in == "all" and not round.frozen))
 
     def overhead(self, round: Round, active: float, activations: float) -> float:
-        """F_o = 4·d·n where clients extrude, and n_a·log n_a to choose activations, wherever they are pruned."""
+        """F_o = 4·d·n in rounds with extrusion, and n_a·log n_a to choose activations wherever they are pruned."""
         extrusion = 4 * active if self.extrudes(round) else 0.0
         return extrusion + (activations * math.log2(max(activations, 1)) if self.sap else 0.0)
 
     def remarks(self, before: State, after: State, round: Round) -> Mapping[str, float]:
-        """Share of the active links of θ_low that was dropped then (a link that was grown again starts at 0 too)."""
+        """Return the share of θ_low that was dropped (a link that was grown again also starts at 0)."""
         marked = weakest(before.weights, before.mask, round.outgoing, self.theta_low) & before.mask.bits
         gone = marked & (after.weights[: len(marked)] == 0)
         return {"marked_dropped": float(gone.sum()) / max(int(marked.sum()), 1)}
@@ -78,7 +78,7 @@ class FedMef(Progressive):
 
 @dataclass(frozen=True)
 class Extrusion:
-    """The pull on θ_low, where marks are 1 (elsewhere 0), and the rate of each step."""
+    """The pull on θ_low (where marks are 1, elsewhere 0), and the rate of each step."""
 
     penalty: float
 
@@ -95,14 +95,14 @@ Among = Literal["active", "all"]
 
 
 def weak_marks(received: Tensor, mask: Mask, quota: tuple[int, ...], among: Among = "active") -> Tensor:
-    """1 at θ_low of the parameters `[N_all]` as received, 0 elsewhere."""
+    """Return 1 at θ_low of the received parameters `[N_all]`, 0 elsewhere."""
     marks = torch.zeros_like(received)
     marks[: len(mask.bits)] = weakest(received, mask, quota, among)
     return marks
 
 
 def weakest(weights: Tensor, mask: Mask, quota: tuple[int, ...], among: Among = "active") -> Tensor:
-    """θ_low `[P]`: the `quota[l]` links of least magnitude in each layer, among the active ones or among all."""
+    """Return θ_low `[P]`: the `quota[l]` links of smallest magnitude in each layer, among the active ones or among all."""
     ranked = mask if among == "active" else Mask.full(mask.sizes, weights.device)
     kept = rigl.weakest_dropped(weights[: len(mask.bits)].abs(), ranked, quota)
     return ranked.bits & ~kept.bits

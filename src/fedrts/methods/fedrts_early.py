@@ -72,7 +72,7 @@ class FedRTSEarly(Bandit):
         return updated.with_mask(new).remember(alpha=nothing, beta=nothing.clone())
 
     def dropped(self, state: State, round: Round, rng: Rng) -> Mask:
-        """The mask without the Q^l active links whose draws speak most for dropping them (more of them where the density falls)."""
+        """Return the mask without the Q^l active links whose samples favour dropping most (more of them if the density falls)."""
         mask, active = state.mask, state.mask.arms.active
         against = torch.zeros(len(mask.arms.bits), dtype=torch.float64, device=active.device)
         against[active] = drawn(state["alpha"][active], state["beta"][active], rng, "drop")
@@ -81,7 +81,7 @@ class FedRTSEarly(Bandit):
         return Mask(kept, mask.sizes)
 
     def grown(self, mask: Mask, kept: Mask, mean: Means, round: Round, rng: Rng) -> Mask:
-        """`kept` with the Q^l inactive links whose draws speak most for them."""
+        """Return `kept` with the Q^l inactive links whose samples favour growing most."""
         agreed = top_arms_among(mean["gradient"].abs(), round.quota, ~mask.bits, mask.sizes)
         support = self.gamma * agreed.to(mean["votes"].dtype) + (1 - self.gamma) * mean["votes"]  # u
         free = [size - count for size, count in zip(kept.sizes, kept.counts, strict=True)]
@@ -94,16 +94,16 @@ class FedRTSEarly(Bandit):
 
 
 def drawn(alpha: Tensor, beta: Tensor, rng: Rng, purpose: str) -> Tensor:
-    """A draw from Beta(α, β), float64; chance decides among those that round to the same number: many are 1 where β is small."""
+    """Sample from Beta(α, β), float64; ties after rounding are broken at random, because many are 1 where β is small."""
     chance = random.uniform(rng(f"{purpose}, ties"), len(alpha), alpha.device)
     return posterior.draw(alpha, beta, rng(purpose)).double() + 1e-9 * chance.double()
 
 
 def share(quota: Sequence[int], of: Sequence[int]) -> list[float]:
-    """Q^l as a share of so many links, layer by layer."""
+    """Return Q^l as a share of so many links, layer by layer."""
     return [q / max(count, 1) for q, count in zip(quota, of, strict=True)]
 
 
 def each(values: Sequence[float], sizes: Sequence[int], like: Tensor) -> Tensor:
-    """The value of an arm's layer, for every arm `[U]`."""
+    """Return the value of each arm's layer, for every arm `[U]`."""
     return torch.tensor(values, dtype=like.dtype, device=like.device).repeat_interleave(torch.tensor(sizes, device=like.device))

@@ -10,6 +10,6 @@ from fedrts.methods.fedrts import FedRTS
 
 @register("fedrts_gamma0")
 class FedRTSGamma0(FedRTS):
-    """FedRTS that listens to the clients alone (γ = 0): an inactive link is worth its share of votes."""
+    """FedRTS that uses only the clients' votes (γ = 0): an inactive link is worth its share of votes."""
 
     gamma: Annotated[float, Field(ge=0, le=0, description="γ, fixed")] = 0.0

@@ -49,7 +49,7 @@ class FedSGC(FedDST):
         return replace(scored, down={**scored.down, "direction": Signs(of="direction")})
 
     def rewired(self, seen: Mapping[str, Tensor], mask: Mask, round: Round) -> tuple[Mask, Mask]:
-        """The same step, in which conflicts are dropped and agreements grown first."""
+        """The same step, but it drops conflicting links and grows agreeing links first."""
         links, quota, promise = len(mask.bits), self.quota(round), self.grow_score(seen)
         weights = seen["weights"][:links]
         local = torch.where(mask.bits, torch.sign(weights - seen["received"][:links]), -torch.sign(seen["gradient"]))  # D
@@ -72,7 +72,7 @@ class FedSGC(FedDST):
         return updated.remember(direction=direction)
 
     def with_absent(self, state: State, mean: Means) -> Means:
-        """The means over everybody, where clients that took no part hold the old model on the old mask."""
+        """Return means over all clients, where absent ones hold the old model on the old mask."""
         share = mean.samples / int(state["samples"])
         old = {"weights": state.values, "total": state.weights, "has": state.mask.arms.bits}
         everybody = {name: share * tensor + (1 - share) * old[name].to(tensor.dtype) for name, tensor in mean.items()}
@@ -82,7 +82,7 @@ class FedSGC(FedDST):
 def preferring(
     preferred: Tensor, scores: Tensor, candidates: Tensor, quota: tuple[int, ...], share: float, sizes: tuple[int, ...]
 ) -> Tensor:
-    """`quota[l]` candidates of largest score per layer: up to ⌊share·quota⌋ among the preferred, then the largest of all others."""
+    """Return `quota[l]` candidates with the largest scores per layer: up to ⌊share·quota⌋ preferred ones, then the best others."""
     liked = candidates & preferred
     first = [min(int(share * wanted), there) for wanted, there in zip(quota, by_layer(liked, sizes), strict=True)]
     urgent = scores.index_fill(0, top_indices(scores, first, liked, sizes), torch.inf)

@@ -59,7 +59,7 @@ class FedTiny(Progressive):
         return State.of(weights, Mask.full(setup.layout.sizes, setup.weights.device)).remember(pool=pool)
 
     def candidate(self, setup: Setup, index: int) -> Mask:
-        """A random mask of the budget; its layers' densities are those of the experiment times 1 ± 0.5."""
+        """Return a random mask within the budget; its layer densities are the experiment's times 1 ± 0.5."""
         counts, layout, device = setup.counts(self.density), setup.layout, setup.weights.device
         noise = random.uniform(setup.rng(f"candidate {index} densities"), len(counts)).tolist()
         raw = [count / size * (0.5 + u) for count, size, u in zip(counts, layout.sizes, noise, strict=True)]

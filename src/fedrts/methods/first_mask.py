@@ -21,7 +21,7 @@ from fedrts.wire.fields import Message
 
 @dataclass(frozen=True)
 class FirstMask:
-    """How it is chosen: by the method itself, or by a pruner's set-up."""
+    """How the first mask is chosen: by the method itself, or by a pruner's set-up."""
 
     pruner: type[Sparse] | None = None
 
@@ -32,7 +32,7 @@ for _name, _pruner in (("random", None), ("magnitude", None), ("given", None), (
 
 
 def beginning_with(name: str, method: Method) -> Method:
-    """The method, with the set-up of a pruner before it where its first mask is chosen so."""
+    """Return the method, preceded by a pruner's set-up if that chooses its first mask."""
     pruner = masks.get(name).pruner
     if pruner is None or method.dense:
         return method
@@ -43,7 +43,7 @@ def beginning_with(name: str, method: Method) -> Method:
 
 
 class _Pruned(Sparse):
-    """A method that begins with the mask of a pruner's set-up."""
+    """A method that starts from the mask of a pruner's set-up."""
 
     pruner: ClassVar[Sparse]
 

@@ -26,24 +26,25 @@ class DropAndGrow(Redrawn):
 
     @abstractmethod
     def grow_score(self, seen: Mapping[str, Tensor]) -> Tensor:
-        """How promising each link is `[P]`, by what is `seen` where links are rewired: the weights `[n]` and, by name,
-        the server's means and memory, or the client's own tensors.
+        """Return a score for each link `[P]` from what is `seen` where links are rewired.
+
+        `seen` holds the weights `[n]` and, by name, the server's means and memory, or the client's own tensors.
         """
 
     @abstractmethod
     def scoring(self, exchange: Exchange, round: Round) -> Exchange:
-        """The exchange of an outer round: what averaging has, and what the score needs."""
+        """Return the exchange of an outer round: averaging's, plus what the score needs."""
 
     def quota(self, round: Round) -> tuple[int, ...]:
         """Links of each layer to exchange in this outer round."""
         return round.quota
 
     def outgoing(self, round: Round) -> tuple[int, ...]:
-        """Links of each layer to drop in this outer round."""
+        """Return the links of each layer to drop in this outer round."""
         return replace(round, quota=self.quota(round)).outgoing
 
     def rewired(self, seen: Mapping[str, Tensor], mask: Mask, round: Round) -> tuple[Mask, Mask]:
-        """(kept, new): the mask without what is dropped, and with what is grown then; weights off `kept` start at 0."""
+        """Return (kept, new): the mask after dropping, and then after growing; weights off `kept` start at 0."""
         strength = seen["weights"][: len(mask.bits)].abs()
         return rigl.step(strength, self.grow_score(seen), mask, self.quota(round), self.outgoing(round))
 

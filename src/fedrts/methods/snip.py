@@ -44,12 +44,12 @@ class SNIP(Sparse):
         return self.pruned(state, sensitivity(state.weights[: len(state.mask.bits)], mean["gradient"]))
 
     def pruned(self, state: State, scores: Tensor) -> State:
-        """The links of largest `scores [P]`, as many as the budget has."""
+        """Return the links with the largest `scores [P]`, as many as the budget allows."""
         budget, sizes = state["budget"].tolist(), state.mask.sizes
         chosen = top_arms(scores, budget, sizes) if self.scope == "erk" else top_arms_of_all(scores, sum(budget), sizes)
         return state.with_mask(Mask.of_arms(chosen, sizes)).forget("budget")
 
 
 def sensitivity(weights: Tensor, gradient: Tensor) -> Tensor:
-    """|w · ∂L/∂w| `[P]`: 0 where either is 0."""
+    """Return |w · ∂L/∂w| `[P]`, 0 where either is 0."""
     return (weights * gradient).abs()

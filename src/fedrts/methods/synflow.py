@@ -58,7 +58,7 @@ class SynFlow(Sparse):
 
 
 def flows(module: nn.Module, layout: Layout, links: Tensor, rest: Tensor, input_shape: tuple[int, ...]) -> Tensor:
-    """w·∂R/∂w `[P]` of non-negative weights `links [P]`; `rest` is everything else of the vector."""
+    """Return w·∂R/∂w `[P]` of non-negative weights `links [P]`; `rest` is everything else of the vector."""
     vector = torch.cat([links, rest])
     gradient = torch.zeros_like(vector[: layout.parameters])
     layout.bind(module, vector, gradient)
@@ -74,7 +74,7 @@ def flows(module: nn.Module, layout: Layout, links: Tensor, rest: Tensor, input_
 
 
 def without_shifts(weights: Tensor, layout: Layout) -> Tensor:
-    """`weights [n]` with 0 for what is added to a signal and is no link: all flow then comes from the input and passes every layer."""
+    """Return `weights [n]` with 0 for additive parameters that are not links: all flow then comes from the input."""
     weights = weights.clone()
     for name, values in layout.views(weights[layout.links :], layout.dense + layout.buffers).items():
         if "bias" in (own := name.rpartition(".")[2]) or own == "running_mean":
@@ -83,13 +83,13 @@ def without_shifts(weights: Tensor, layout: Layout) -> Tensor:
 
 
 def embeddings(module: nn.Module, layout: Layout) -> set[int]:
-    """The layers that are an embedding's weight, tied or not."""
+    """Return the layers that are an embedding's weight, tied or not."""
     owned = {f"{name}.weight" for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
     return {index for index, entry in enumerate(layout.layers) if owned & set(entry.names)}
 
 
 def flow_through(module: nn.Module) -> None:
-    """Let embeddings put out ones, and normalisation over features pass its input on, scaled."""
+    """Make embeddings output ones, and normalisation over features pass its input on, scaled."""
 
     def ones(part: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return torch.ones_like(output)

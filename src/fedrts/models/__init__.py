@@ -1,4 +1,4 @@
-"""Models by name: plain modules. A function registered with `@register("name")` is all that a new one needs."""
+"""Models by name: plain modules. A new one needs only a function registered with `@register("name")`."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ get = models.get
 
 
 def absolute(name: str) -> str:
-    """The name with the path of `hf:PATH` made absolute, so that it means the same anywhere."""
+    """Make the path of `hf:PATH` absolute, so that the name means the same everywhere."""
     return models.absolute(name, "--model")

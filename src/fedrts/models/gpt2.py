@@ -22,7 +22,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def eager_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same written out, which can be differentiated twice."""
+    """The same, written out so that it can be differentiated twice."""
     later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
     scores = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(later, -math.inf)
     return scores.softmax(-1) @ v
@@ -83,7 +83,7 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """Token numbers of any integer type → logits of the next token; input and output embedding are one tensor."""
+    """Maps token numbers of any integer type to logits of the next token; input and output embedding are one tensor."""
 
     def __init__(self, vocabulary: int, positions: int, width: int, layers: int, heads: int, attention: str) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class GPT2(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if name.endswith("c_proj.weight") else 0.02)
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """Token numbers `[batch, time]` → what the output matrix is applied to, `[batch, time, width]`."""
+        """Map token numbers `[batch, time]` to the input of the output matrix, `[batch, time, width]`."""
         if tokens.is_floating_point():
             raise TypeError(f"token numbers must be integers, not {tokens.dtype}")
         parts = self.transformer
@@ -118,11 +118,11 @@ class GPT2(nn.Module):
 
     @property
     def output_matrix(self) -> Tensor:
-        """`[vocabulary, width]`."""
+        """The output matrix `[vocabulary, width]`."""
         return self.lm_head.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Token numbers `[batch, time]` → logits `[batch, time, vocabulary]`."""
+        """Map token numbers `[batch, time]` to logits `[batch, time, vocabulary]`."""
         logits: Tensor = self.lm_head(self.hidden(tokens))
         return logits
 

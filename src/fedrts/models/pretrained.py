@@ -55,7 +55,7 @@ def from_folder(
 
 
 def from_python(given: object) -> nn.Module:
-    """A model for `fedrts.train`: of `hf:FOLDER`, or of a configuration object of transformers that names its `architectures`."""
+    """Make a model for `fedrts.train` from `hf:FOLDER`, or from a transformers configuration that names its `architectures`."""
     if isinstance(given, str) and given.startswith("hf:"):
         folder = Path(given.removeprefix("hf:")).expanduser()
         return built(_config(folder, {}), "auto", "sdpa", folder)
@@ -67,7 +67,7 @@ def from_python(given: object) -> nn.Module:
 
 
 def built(config: Any, head: str, attention: str, folder: Path | None = None) -> nn.Module:
-    """The model of a configuration, with the tensors of a folder where it has any; `head` "auto" is what `architectures` says."""
+    """Build the model of a configuration, with a folder's tensors if there are any; `head` "auto" follows `architectures`."""
     kind = _class(config, head, folder)
     if attention not in _ATTENTIONS:
         raise InputError(f"model_options.attention must be {' or '.join(map(repr, _ATTENTIONS))} (got {attention!r})")
@@ -101,13 +101,13 @@ def built(config: Any, head: str, attention: str, folder: Path | None = None) ->
 
 
 def is_pretrained_model(module: object) -> bool:
-    """Is it a model of transformers? The package need not be installed."""
+    """Whether it is a transformers model; the package need not be installed."""
     kinds = type(module).__mro__
     return any(kind.__name__ == "PreTrainedModel" and kind.__module__.startswith("transformers.") for kind in kinds)
 
 
 def blocks_rule(module: nn.Module, prune_output: bool = False) -> Prunable | None:
-    """What may be pruned of a model of transformers, alone or inside another: the weights of linear layers and convolutions of its blocks.
+    """Return the rule for what may be pruned of a transformers model: linear layers and convolutions in its blocks.
 
     Embeddings, norms, poolers and heads are not, nor what is tied to an embedding; `prune_output` adds the output layer. What is around
     it goes by the usual rule. None: there is no such model.
@@ -126,7 +126,7 @@ def blocks_rule(module: nn.Module, prune_output: bool = False) -> Prunable | Non
 
 
 def _in_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The linear layers and convolutions that lie in lists of blocks."""
+    """Return the linear layers and convolutions that lie in lists of blocks."""
     for blocks in model.modules():
         if isinstance(blocks, nn.ModuleList):
             for part in blocks.modules():
@@ -135,7 +135,7 @@ def _in_blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def task_name(module: nn.Module, targets: trees.Tensors) -> str | None:
-    """The task for which a model of transformers takes a label per token; None: another one."""
+    """Return the task for which a transformers model takes a label per token; None: another task."""
     if not is_pretrained_model(module) or not isinstance(targets, Tensor) or targets.dim() != 2 or targets.is_floating_point():
         return None
     name = type(module).__name__
@@ -143,7 +143,7 @@ def task_name(module: nn.Module, targets: trees.Tensors) -> str | None:
 
 
 def written(module: nn.Module) -> dict[str, Any] | None:
-    """The configuration of a model of transformers, with its class; None of another model."""
+    """Return the configuration of a transformers model, with its class; None for other models."""
     if not is_pretrained_model(module):
         return None
     config: dict[str, Any] = json.loads(module.config.to_json_string())  # type: ignore[operator, union-attr]
@@ -151,7 +151,7 @@ def written(module: nn.Module) -> dict[str, Any] | None:
 
 
 def read(content: Mapping[str, Any], where: str) -> Any:
-    """The configuration object of what `config.json` says, by a class of the installed transformers."""
+    """Build the configuration object of a `config.json`, by a class of the installed transformers."""
     transformers = optional("transformers", "text")
     if "auto_map" in content and content.get("model_type") not in transformers.CONFIG_MAPPING:
         raise InputError(f"{where} is of a model with code of its own, which is not run: load it in Python if you trust it")
@@ -168,19 +168,19 @@ def read(content: Mapping[str, Any], where: str) -> Any:
 
 
 def _without_dropped(content: Any) -> Any:
-    """A configuration, and those inside it, without the keys that name code elsewhere."""
+    """Return a configuration, including nested ones, without the keys that name foreign code."""
     if not isinstance(content, Mapping):
         return content
     return {key: _without_dropped(value) for key, value in content.items() if key not in _DROPPED}
 
 
 def _set(content: Any, key: str) -> bool:
-    """Is the key set to anything, in a configuration or in one inside it?"""
+    """Whether the key has a value in a configuration or a nested one."""
     return isinstance(content, Mapping) and (bool(content.get(key)) or any(_set(value, key) for value in content.values()))
 
 
 def _config(folder: Path, options: Mapping[str, Any]) -> Any:
-    """The configuration in a folder, with `options` in the place of its keys."""
+    """Read the configuration in a folder; `options` override its keys."""
     if not folder.is_dir():
         raise InputError(
             f"--model hf:{folder}: there is no such folder, and nothing is downloaded: save a model there first (save_pretrained)"
@@ -209,7 +209,7 @@ def _config(folder: Path, options: Mapping[str, Any]) -> Any:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Are there tensors? Pickled ones are refused."""
+    """Whether there are tensors; pickled ones are refused."""
     if any(folder.glob("*.safetensors")):
         return True
     if pickled := sorted(entry.name for entry in folder.iterdir() if entry.suffix in _PICKLED):
@@ -218,7 +218,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _class(config: Any, head: str, folder: Path | None) -> Any:
-    """The class to be built."""
+    """Return the class to build."""
     transformers = optional("transformers", "text")
     if head == "auto":
         name = next(iter(config.architectures or ()), None)
@@ -241,7 +241,7 @@ def _class(config: Any, head: str, folder: Path | None) -> Any:
 
 
 def _fitting(config: Any, input_shape: tuple[int, ...]) -> str:
-    """The head where nothing is said: what the folder was saved with; otherwise what the form of inputs suggests."""
+    """Return the default head: the one saved in the folder, or else one that fits the inputs."""
     if config.architectures:
         name = str(config.architectures[0])
         ends = {"ForSequenceClassification": "sequence_classification", "ForTokenClassification": "token_classification"}
@@ -251,7 +251,7 @@ def _fitting(config: Any, input_shape: tuple[int, ...]) -> str:
 
 
 def _check_sizes(config: Any, input_shape: tuple[int, ...], classes: int, head: str) -> None:
-    """Has the model room for these inputs?"""
+    """Check that the model has room for these inputs."""
     words, positions = (getattr(config, key, None) for key in ("vocab_size", "max_position_embeddings"))
     if len(input_shape) != 1:
         return
@@ -271,7 +271,7 @@ def _some(names: list[str]) -> str:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Without transformers' remarks and bars, and without a network."""
+    """Silence transformers' messages and progress bars, and block network access."""
     logging = optional("transformers", "text").utils.logging
     hub = optional("huggingface_hub.constants", "text")
     level, bars, offline = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.HF_HUB_OFFLINE

@@ -63,7 +63,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images `[batch, channels, height, width]` → logits `[batch, classes]`."""
+        """Map images `[batch, channels, height, width]` to logits `[batch, classes]`."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for stage in self.stages:
             x = self.get_submodule(stage)(x)

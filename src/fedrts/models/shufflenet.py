@@ -24,7 +24,9 @@ def _depthwise(channels: int, stride: int) -> list[nn.Module]:
 
 
 class Unit(nn.Module):
-    """Half of the channels pass through `branch2`, the others by it (where the image is halved: all through both); then they are mixed."""
+    """Half of the channels pass through `branch2`, the others around it (all through both where the image is halved); then they are
+    mixed.
+    """
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -56,7 +58,7 @@ class ShuffleNetV2(nn.Module):
         self.fc = nn.Linear(last, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images `[batch, channels, height, width]` → logits `[batch, classes]`."""
+        """Map images `[batch, channels, height, width]` to logits `[batch, classes]`."""
         x = self.stage4(self.stage3(self.stage2(self.maxpool(self.conv1(x)))))
         logits: Tensor = self.fc(self.conv5(x).mean((2, 3)))
         return logits

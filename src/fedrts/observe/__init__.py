@@ -1,4 +1,4 @@
-"""Watching a run: observers are told what happened; they change nothing."""
+"""Observers: they are told what happens in a run and change nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Told of every step of a run."""
+    """Is told of every step of a run."""
 
     def started(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None:
         """The run is about to play `first_round`; `facts` describe model and federation."""
@@ -31,21 +31,21 @@ class Observer(Protocol):
 
 @runtime_checkable
 class Judging(Protocol):
-    """An observer that also wants to know how the judgement of the final model gets on."""
+    """An observer that is also told the progress of the final evaluation."""
 
     def judging(self, done: int, total: int) -> None:
-        """So many of the samples that the model is judged on, by class and by client, are done."""
+        """Progress of the final evaluation by class and by client, in samples."""
         ...
 
 
 def judging(observer: Observer, done: int, total: int) -> None:
-    """Tell an observer, if it wants to know."""
+    """Tell an observer, if it has this method."""
     if isinstance(observer, Judging):
         observer.judging(done, total)
 
 
 class Silent:
-    """Says nothing."""
+    """An observer that shows nothing."""
 
     def started(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None: ...
 
@@ -57,7 +57,7 @@ class Silent:
 
 
 class Several:
-    """Tells several observers, one after the other."""
+    """Forward events to several observers in turn."""
 
     def __init__(self, *observers: Observer) -> None:
         self.observers = observers

@@ -1,4 +1,4 @@
-"""Progress in a terminal: a live line, or plain lines where the output is no terminal, and a closing table."""
+"""Progress in a terminal: a live line (plain lines without a terminal), and a closing table."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NARROW_BAR, _WIDE_BAR = 10, 24
 
 
 class Outlasting(Console):
-    """A console whose reader may go away (`| head`): a run goes on without one."""
+    """A console whose reader may disappear (`| head`) without ending the run."""
 
     def on_broken_pipe(self) -> None:
         try:
@@ -43,7 +43,7 @@ class Outlasting(Console):
 
 
 class ProgressLine:
-    """Progress in one line of the console it is shown in: a bar, and beside it what fits."""
+    """Progress on one line of its console: a bar, and as much text as fits."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -58,7 +58,7 @@ class ProgressLine:
 
 
 class ConsoleObserver:
-    """Shows a run to a person."""
+    """Shows a run on a terminal."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console or Outlasting()
@@ -102,7 +102,7 @@ class ConsoleObserver:
         return self.clock() - self.said >= _PLAIN_SECONDS
 
     def _say(self, words: str) -> None:
-        """A plain line, where there is no live one."""
+        """Print a plain line if there is no live one."""
         self.said = self.clock()
         if not self.console.is_terminal:
             self.console.print(words, highlight=False, soft_wrap=True)
@@ -132,7 +132,7 @@ class ConsoleObserver:
 
 
 def _results(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a run came to, line by line: the metric that leads, what sites say of it, other metrics."""
+    """Return the results of a run, line by line: the leading metric, the sites' values, other metrics."""
     first, *others = of_run(summary)
     if summary[first.name] is not None:
         yield f"test {first.label}", first.text(summary[first.name])
@@ -152,7 +152,7 @@ def _results(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def downloading() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show downloads: gives the function that is told (what, bytes done, bytes in all)."""
+    """Show downloads: yields the function to call with (what, bytes done, total bytes)."""
     tasks: dict[str, TaskID] = {}
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)

@@ -1,4 +1,4 @@
-"""Progress in a notebook: one line that changes in place."""
+"""Progress in a notebook, on one line."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _BETWEEN = 0.2
 
 
 def in_notebook() -> bool:
-    """Does a kernel of Jupyter (or what is like it) run this?"""
+    """Whether a Jupyter kernel (or a similar one) runs this process."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
 
 def default_observer() -> Observer:
-    """Who watches a run where nobody was named: a bar in a notebook, elsewhere nobody."""
+    """Return the default observer: a bar in a notebook, nothing elsewhere."""
     return NotebookObserver() if in_notebook() else Silent()
 
 
 class Bar:
-    """A bar and a few words in a notebook's output, in one line that changes in place."""
+    """A bar and a few words on one line of a notebook's output."""
 
     room = _WIDTH - _BAR - 1
     """Columns for the words."""
@@ -43,7 +43,7 @@ class Bar:
         self.shown = 0.0
 
     def show(self, share: float, words: Callable[[], str], at_once: bool = True) -> None:
-        """The line as it is now; where it need not change `at_once`, not too soon after the last change."""
+        """Show the current line; unless it must change `at_once`, not too soon after the last change."""
         now = self.clock()
         if not at_once and now - self.shown < _BETWEEN:
             return
@@ -54,7 +54,7 @@ class Bar:
         self.length = len(line)
 
     def end(self) -> None:
-        """What is printed next stands in a line of its own."""
+        """End the line, so that later output starts on its own line."""
         if self.length:
             print(file=self.file, flush=True)
             self.length = 0

@@ -1,4 +1,4 @@
-"""A picture of who holds what."""
+"""A picture of which client holds which data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEGEND = 20
 
 
 def check_drawable(file: Path) -> None:
-    """Say what stands in the way of drawing into `file`, before anything costly happens."""
+    """Raise what prevents drawing to `file`, before anything costly happens."""
     optional("matplotlib", "plot")
     if file.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"--out {file} must end in .png, .svg or .pdf")
@@ -22,7 +22,7 @@ def check_drawable(file: Path) -> None:
 
 
 def draw_clients(clients: Sequence[Mapping[str, Any]], title: str, file: Path) -> None:
-    """One bar a client, as long as it has samples, in the colours of its labels; `clients` as in clients.json."""
+    """Draw one bar per client, as long as its sample count, coloured by label; `clients` as in clients.json."""
     figure_kind, colours = optional("matplotlib.figure", "plot").Figure, optional("matplotlib", "plot").colormaps
     figure = figure_kind(figsize=(8, min(1.5 + 0.18 * len(clients), 40)), layout="constrained")
     axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""Where the time goes: a trace of some rounds, and two tables of it."""
+"""Profiling: a trace of some rounds, and two tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROWS = 25
 
 
 class ProfileObserver:
-    """Profiles some rounds after the first ones; what it finds lies in the folder `profile` of the run folder."""
+    """Profile some rounds after the first ones, into the folder `profile` of the run folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""How far a run is: what lines of progress say, in a terminal, a log or a notebook."""
+"""The progress of a run, as text for a terminal, a log or a notebook."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """Of the rounds that are over, or of the samples that are judged."""
+        """The share of finished rounds or, at the end, of evaluated samples."""
         done, total = self.judged or (self.done, self.rounds)
         return done / max(total, 1)
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace of the last rounds, or of the judgement so far; None before there is one."""
+        """The remaining seconds at the pace of the last rounds, or of the evaluation so far; None before there is one."""
         now = self.clock()
         if self.judged is not None:
             return (now - self._ends[0]) * (1 - self.share) / self.share if self.share else None
@@ -89,14 +89,14 @@ class Progress:
 
     @property
     def left(self) -> str:
-        """`0:00:20 left`, or at the end how long it took."""
+        """The text `0:00:20 left` or, at the end, the time taken."""
         if self.judged is None and self.done >= self.rounds:
             return f"{duration(self.clock() - self._began)} in all"
         return f"{duration(self.seconds_left)} left"
 
     @property
     def status(self) -> dict[str, str]:
-        """What is said of the run, in order."""
+        """The parts of the status text, in order."""
         return {
             "metric": f"{self.metric.name} {'-' if self.value is None else self.metric.text(self.value, decimals=3)}",
             "density": f"density {self.density:.3f}",
@@ -106,7 +106,7 @@ class Progress:
         }
 
     def fitting(self, width: int) -> list[str]:
-        """Parts of a line of progress that fit `width` columns when ` · ` stands between them; what matters least goes first."""
+        """Return the parts of a progress line that fit `width` columns when joined by ` · `; the least important go first."""
         parts = {"where": self.where, **self.status, "left": self.left}
         for least in ("changed", "density", "missing", "sent", "left", "metric"):
             if sum(map(len, parts.values())) + 3 * (len(parts) - 1) <= width:
@@ -116,7 +116,7 @@ class Progress:
 
 
 def duration(seconds: float | None) -> str:
-    """`0:03:20`; dashes where it is not known."""
+    """Format seconds as `0:03:20`; dashes if unknown."""
     if seconds is None:
         return "-:--:--"
     minutes, rest = divmod(round(seconds), 60)
@@ -124,5 +124,5 @@ def duration(seconds: float | None) -> str:
 
 
 def megabytes(count: float) -> str:
-    """Bytes for people: MB = 10^6."""
+    """Format bytes for people: MB = 10^6."""
     return f"{count / 1e6:,.2f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"

@@ -51,7 +51,7 @@ class TensorBoardObserver:
             self._topology(record.round)
 
     def _topology(self, index: int) -> None:
-        """What the run folder says of an outer round; it is written there before observers are told."""
+        """Return the run folder's line on an outer round; it is written there before observers are told."""
         from fedrts.runs.folder import RunFolder
 
         (line,) = [line for line in RunFolder(self.folder).topology()[-1:] if line["round"] == index]
@@ -63,7 +63,7 @@ class TensorBoardObserver:
                 self._histogram(f"posterior mean/{which} links", line[f"belief_{which}"], index)
 
     def _histogram(self, tag: str, counts: list[int], index: int) -> None:
-        """Counts in equal bins of [0, 1]; a bin's values are taken to be its middle."""
+        """Return counts in equal bins of [0, 1]; each value counts at the middle of its bin."""
         middles = [(place + 0.5) / len(counts) for place in range(len(counts))]
         self.writer.add_histogram_raw(
             tag,
@@ -85,4 +85,5 @@ class TensorBoardObserver:
         self.writer.add_hparams(settings, results, run_name=".", global_step=self.experiment.rounds)
 
     def stopped(self) -> None:
-        self.writer.close()
+        if hasattr(self, "writer"):  # it may never have begun
+            self.writer.close()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Told:
-    """Tells a witness what rounds come to."""
+    """Tells a witness the results of rounds."""
 
     def __init__(self, witness: Witness) -> None:
         self.witness = witness

@@ -1,4 +1,4 @@
-"""Plans: which density, value type and rounds fit a budget of bytes, and which of them is recommended."""
+"""Plans: the density, value type and rounds that fit a budget of bytes, and which plan is recommended."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Posed = tuple[Experiment, nn.Module, Data, int]
 
 @dataclass(frozen=True)
 class BudgetPlan:
-    """What fits a budget."""
+    """The settings that fit a budget."""
 
     words: str
     """The budget, for people."""
@@ -54,7 +54,7 @@ class BudgetPlan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The recommended values of those keys that are left open, flat."""
+        """The recommended values of the keys that are left open, flat."""
         values = {"density": self.chosen.density, "wire.value_type": self.chosen.value_type, "rounds": self.chosen.rounds}
         dense = config.method_class(self.experiment.method).dense
         return {key: value for key, value in values.items() if key not in self.said and not (dense and key == "density")}
@@ -64,7 +64,7 @@ class BudgetPlan:
         return reason(self.chosen, self.fitting, self.experiment.rounds, "wire.value_type" in self.said)
 
     def command(self, file: Path | None = None, said: Mapping[str, Any] | None = None) -> str:
-        """The command that runs what is recommended; `said` are flat keys beside those of the experiment `file`."""
+        """Return the command that runs the recommendation; `said` are flat keys in addition to those of the experiment `file`."""
         wanted = dict(self.said if said is None else said) | self.settings
         if file is None:
             wanted = {"data": self.experiment.data} | wanted
@@ -110,7 +110,7 @@ def plan(
     data_dir: str | Path | None = None,
     **keywords: Any,
 ) -> BudgetPlan:
-    """What fits a budget: `fedrts.plan(data="digits", budget="20MB").settings`.
+    """Return the settings that fit a budget: `fedrts.plan(data="digits", budget="20MB").settings`.
 
     `budget` is bytes in all, `per_round` bytes a client and round, `link` with `deadline` a speed and a time for each round. Other
     keywords are those of `run`; what they say of density, value type and rounds is kept. Clients per round are
@@ -131,7 +131,7 @@ def of_settings(
     classes: int | None = None,
     data_dir: str | Path | None = None,
 ) -> BudgetPlan:
-    """`plan` for settings, of which later ones override earlier ones."""
+    """Return the `plan` of settings; later layers override earlier ones."""
     given = config.combined(*layers)
     problem = costs.posed(_anywhere(given), module, input_shape, classes, data_dir=data_dir)
     experiment, said = problem[0], config.flat(given)
@@ -174,12 +174,12 @@ def _finer(prices: Prices, known: Sequence[float], chosen: Fitting, allowance: A
 
 
 def _anywhere(given: config.Tree) -> dict[str, Any]:
-    """Settings without what says where a run is computed and written: bytes do not depend on it."""
+    """Return settings without those that say where a run is computed and written; bytes do not depend on them."""
     return {key: value for key, value in given.items() if key not in ("engine", "device", "out")}
 
 
 def within(layers: Sequence[config.Tree], budget: str | float, data_dir: str | Path | None = None) -> list[config.Tree]:
-    """The layers of a run that keeps to a budget in all: what they leave open is planned, and told in a note."""
+    """Return the layers of a run within a total budget: open values are planned, and a note tells them."""
     found = of_settings(layers, Allowance.of(budget), data_dir=data_dir)
     one = found.chosen
     chosen = ", ".join(f"{key.rpartition('.')[2]} {_text(value)}" for key, value in found.settings.items()) or "all as asked for"
@@ -188,7 +188,7 @@ def within(layers: Sequence[config.Tree], budget: str | float, data_dir: str | P
 
 
 def rounds_within(settings: config.Tree, budget: float, most: int | None = None, data_dir: str | Path | None = None) -> int:
-    """Rounds of this one setting that a budget in all pays for, at most `most` (by default a multiple of the experiment's)."""
+    """Return how many rounds of this setting fit a total budget, at most `most` (default: a multiple of the experiment's)."""
     problem = costs.posed(_anywhere(settings), data_dir=data_dir)
     experiment = problem[0]
     value_type = experiment.wire.value_type
@@ -204,7 +204,7 @@ def rounds_within(settings: config.Tree, budget: float, most: int | None = None,
 
 
 def _densities(experiment: Experiment, said: Mapping[str, Any]) -> tuple[float, ...]:
-    """From dense to sparse."""
+    """Return densities from dense to sparse."""
     if config.method_class(experiment.method).dense:
         return (1.0,)
     start = experiment.topology.density_start  # from which densities only fall
@@ -213,14 +213,14 @@ def _densities(experiment: Experiment, said: Mapping[str, Any]) -> tuple[float, 
 
 
 def _types(said: Mapping[str, Any]) -> list[ValueType]:
-    """From many bits to few."""
+    """Return value types from many bits to few."""
     names = [name for name in FORMATS if said.get("wire.value_type", name) == name]
     return sorted(names, key=lambda name: -FORMATS[name].bits)
 
 
 @dataclass
 class Prices:
-    """What runs cost at a density in each of these types. Every density is rehearsed once, and of a large model only some are."""
+    """The cost of runs at a density in each of these types. Every density is rehearsed once; for large models, only some are."""
 
     problem: Posed
     types: Sequence[ValueType]
@@ -230,7 +230,7 @@ class Prices:
     """The run that was rehearsed last."""
 
     def at(self, density: float, strict: bool = False) -> dict[ValueType, RunCost]:
-        """Nothing where the model cannot be so sparse, unless `strict`."""
+        """Return the costs; empty if the model cannot be that sparse, unless `strict`."""
         if density not in self._known:
             self._known[density] = {} if strict else self._between(density)
         if not self._known[density]:
@@ -238,7 +238,7 @@ class Prices:
         return self._known[density]
 
     def _between(self, density: float) -> dict[ValueType, RunCost]:
-        """From the rehearsals next to a density that needs none of its own."""
+        """Interpolate between neighbouring rehearsals for a density that needs none of its own."""
         experiment, module, _, _ = self.problem
         start = experiment.topology.density_start
         ends = [known for known in REHEARSED if start is None or known <= start]
@@ -283,7 +283,7 @@ def _row(cost: RunCost, value_type: ValueType, affordable: int, link: float | No
 
 
 def _nothing_fits(allowance: Allowance, experiment: Experiment, tried: Sequence[tuple[ValueType, RunCost]]) -> str:
-    """What would fit: the setting that needs least."""
+    """Say what would fit: the setting that needs least."""
     value_type, cost = min(tried, key=lambda entry: allowance.needed(entry[1], experiment.rounds))
     needed = allowance.needed(cost, experiment.rounds)
     what = f"density {cost.experiment.density:g} as {value_type}"

@@ -1,4 +1,4 @@
-"""What a run may send: bytes in all, or bytes a client and round."""
+"""Budgets: total bytes, or bytes per client and round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESERVE = 0.01
 
 @dataclass(frozen=True)
 class Allowance:
-    """A budget as it was given."""
+    """A budget as given."""
 
     words: str
     total: float = math.inf
@@ -29,7 +29,7 @@ class Allowance:
     def of(
         budget: str | float | None = None, per_round: str | float | None = None, link: str | None = None, deadline: str | None = None
     ) -> Allowance:
-        """A budget of `200MB`, or `2MB` a client and round, or what a `5Mbit/s` link carries in `60s`."""
+        """Parse a budget: `200MB` in total, `2MB` per client and round, or a `5Mbit/s` link for `60s`."""
         given = {"--budget": budget, "--per-round": per_round, "--deadline": deadline}
         named = [flag for flag, value in given.items() if value is not None]
         if len(named) > 1:
@@ -50,9 +50,9 @@ class Allowance:
         return Allowance(f"{units.shown_size(carried)} a client and round{why}", per_round=carried, link=rate)
 
     def rounds(self, cost: RunCost, most: int) -> int:
-        """How many rounds of a run fit, up to `most`; 0 if none does."""
+        """Return how many rounds of a run fit, up to `most`; 0 if none does."""
         return cost.affordable((1 - RESERVE) * self.total, most) if cost.heaviest <= self.per_round else 0
 
     def needed(self, cost: RunCost, rounds: int) -> float:
-        """What this budget would have to be for so many rounds."""
+        """Return the budget that so many rounds would need."""
         return cost.bytes(rounds) / (1 - RESERVE) if self.total < math.inf else cost.heaviest

@@ -1,4 +1,4 @@
-"""Which of the settings that fit a budget is recommended."""
+"""The recommended setting among those that fit a budget."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class Fitting:
     density: float
     value_type: ValueType
     bits: int
-    """Of a value."""
+    """Bits of a value."""
     rounds: int
     """The horizon, or what the budget pays for where that is less."""
     affordable: int
     """Rounds that the budget pays for."""
     bytes: float
-    """Of all clients and rounds, both ways, at most."""
+    """Upper bound over all clients and rounds, both ways."""
     client_bytes: float
-    """Of one client in the round that sends most, both ways."""
+    """Bytes of one client in the round that sends most, both ways."""
     memory_bytes: float
     """That a client holds at most."""
     flops: float
-    """Of all clients and rounds."""
+    """Sum over all clients and rounds."""
     seconds: float | None
     """By which one client sends and receives `client_bytes`, where the speed of the link is known."""
 
@@ -59,12 +59,12 @@ def recommended(fitting: Sequence[Fitting]) -> Fitting:
 
 
 def _is_widest(one: Fitting, fitting: Sequence[Fitting]) -> bool:
-    """Is there no larger density to choose?"""
+    """Whether there is no larger density to choose."""
     return one.density == 1 or len({other.density for other in fitting}) == 1
 
 
 def reason(chosen: Fitting, fitting: Sequence[Fitting], horizon: int, type_said: bool = False) -> str:
-    """Why it is the one, in a line."""
+    """Explain the recommendation in one line."""
     rounds = f"all {horizon} rounds" if chosen.rounds == horizon else f"{chosen.rounds} of {horizon} rounds, the most that fit"
     densities = {one.density for one in fitting}
     density = "the largest density that fits" if len(densities) > 1 else f"density {chosen.density:g}"

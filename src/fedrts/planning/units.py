@@ -20,22 +20,22 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z/]*)")
 
 
 def size(given: str | float, flag: str = "--budget") -> float:
-    """Bytes of `200MB`, `1.5 GB` or `2MiB`; in Python a number is bytes."""
+    """Parse `200MB`, `1.5 GB` or `2MiB` into bytes; a number is bytes already."""
     return _parsed(given if isinstance(given, str) else f"{given:f}B", SIZES, flag, "a size such as 200MB, 1.5GB or 2MiB")
 
 
 def speed(text: str, flag: str = "--link") -> float:
-    """Bytes a second of `5Mbit/s` or `600kB/s`."""
+    """Parse `5Mbit/s` or `600kB/s` into bytes per second."""
     return _parsed(text, SPEEDS, flag, "a speed such as 5Mbit/s or 600kB/s")
 
 
 def duration(text: str, flag: str = "--deadline") -> float:
-    """Seconds of `60s`, `10min` or `2h`."""
+    """Parse `60s`, `10min` or `2h` into seconds."""
     return _parsed(text, DURATIONS, flag, "a time such as 60s, 10min or 2h")
 
 
 def _parsed(text: str, units: Mapping[str, float], flag: str, what: str) -> float:
-    """The number times its unit; `mb` is as good as `MB`, but `Mb/s` may mean bits or bytes and is refused."""
+    """Return the number times its unit; `mb` equals `MB`, but `Mb/s` is ambiguous (bits or bytes) and is refused."""
     found = _QUANTITY.fullmatch(text.strip())
     known = dict(units) | {unit.lower(): factor for unit, factor in units.items() if not unit.endswith("B/s")}
     unit = found[2] if found else ""
@@ -48,7 +48,7 @@ def _parsed(text: str, units: Mapping[str, float], flag: str, what: str) -> floa
 
 
 def shown_size(count: float) -> str:
-    """`199.9 MB`: bytes for people, MB = 10⁶."""
+    """Format bytes for people, such as `199.9 MB`; MB = 10⁶."""
     for unit in ("GB", "MB", "kB"):
         if count >= SIZES[unit]:
             return f"{count / SIZES[unit]:.3g} {unit}"

@@ -1,1 +1,1 @@
-"""A model as a program that computes its active links alone, on a CPU: read from the module, planned for a mask, run by a C library."""
+"""Sparse CPU programs: read from a module, planned for a mask, and run by a C library that computes active links only."""

@@ -1,4 +1,4 @@
-"""A trained model as one file whose size follows its density, with what a device needs to run it without Python.
+"""A trained model as one file whose size follows its density, with everything a device needs to run it without Python.
 
     data = write(ArchiveContent(about, (3, 32, 32), 10, None, tensors, stages), "float32")
     opened = OpenedArchive.of(data)                         # a WireError if `write` cannot have made it
@@ -44,7 +44,7 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class ArchivedTensor:
-    """A tensor by all its names, and the output and input channels of an arm where its links are grouped."""
+    """A tensor with all its names and, if its links are grouped, an arm's output and input channels."""
 
     names: tuple[str, ...]
     tensor: Tensor
@@ -53,7 +53,7 @@ class ArchivedTensor:
 
 @dataclass(frozen=True)
 class ArchiveContent:
-    """All that an archive holds."""
+    """The content of an archive."""
 
     about: Mapping[str, Any]
     """What is needed to build the module again."""
@@ -85,7 +85,7 @@ def write(content: ArchiveContent, value_type: StoredType = "float32") -> bytes:
 
 
 def _tensor(part: ArchivedTensor, value_type: StoredType) -> Iterator[bytes]:
-    """Names, type, shape, type of the values, arms, positions, values."""
+    """Encode names, type, shape, type of the values, arms, positions, values."""
     tensor = part.tensor.detach().cpu()
     whole = tensor.dtype != torch.float32 or tensor.dim() < 2
     stored = "float32" if whole else value_type
@@ -114,7 +114,7 @@ def _grid(shape: Sequence[int], block: ArmBlock | None) -> tuple[int, ...]:
 
 
 def _picked(bits: Tensor, shape: Sequence[int], block: ArmBlock | None) -> Tensor:
-    """The arms that have one of the links `bits [n]`."""
+    """Return the arms that have one of the links `bits [n]`."""
     if block is None:
         return bits
     arms = torch.zeros(math.prod(_grid(shape, block)), dtype=torch.bool)
@@ -123,12 +123,12 @@ def _picked(bits: Tensor, shape: Sequence[int], block: ArmBlock | None) -> Tenso
 
 
 def _spread(arms: Tensor, shape: Sequence[int], block: ArmBlock | None) -> Tensor:
-    """The links `[n]` of arms."""
+    """Return the links `[n]` of arms."""
     return arms if block is None else arms[places(shape, block)]
 
 
 def _stage(stage: Stage, number: Mapping[str, int]) -> bytes:
-    """Kind, ReLU, source, other source, and what the kind has beyond that."""
+    """Encode kind, ReLU, source, other source, and the kind's own fields."""
 
     def at(name: str | None) -> int:
         return 0 if name is None else 1 + number[name]
@@ -166,7 +166,7 @@ def _text(text: str) -> bytes:
 
 @dataclass(frozen=True)
 class OpenedArchive:
-    """An archive whose checksum is right, read as far as its description."""
+    """An archive with a valid checksum, read up to its description."""
 
     about: dict[str, Any]
     input_shape: tuple[int, ...]
@@ -175,7 +175,7 @@ class OpenedArchive:
 
     @staticmethod
     def of(data: bytes) -> OpenedArchive:
-        """The description; a `WireError` if `write` cannot have made the bytes."""
+        """Read the description; a `WireError` if `write` cannot have made the bytes."""
         if len(data) < len(MAGIC) + 1 + _CHECKSUM.size or not data.startswith(MAGIC):
             raise WireError("this is no archive of a model")
         if data[len(MAGIC)] != VERSION:
@@ -195,7 +195,7 @@ class OpenedArchive:
         return OpenedArchive(about, shape, outputs, reader.take(reader.left).data)
 
     def tensors(self, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state dict of a model whose tensors look like these; nothing of another shape is made."""
+        """Return the state dict of a model whose tensors have these shapes; other shapes are refused."""
         reader, found = Reader(self.rest), dict[str, Tensor]()
         for _ in range(reader.varint(reader.left)):
             names = tuple(_read_text(reader) for _ in range(reader.varint(reader.left)))

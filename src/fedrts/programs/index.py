@@ -1,4 +1,4 @@
-"""The index of a program: where the kernels find what every active link reads, and which weight it has.
+"""The index of a program: for every active link, which input it reads and which weight it has.
 
 Links come output by output, each output's by input channel, in groups of channels that fit the nearest cache. The gradient of an input
 is the same sum with inputs and outputs exchanged; with strides it falls into phases, whose positions read alike.
@@ -25,7 +25,7 @@ Numbers = NDArray[np.int32]
 
 
 class Phase(NamedTuple):
-    """Positions of an input, a stride apart from each other."""
+    """Positions of an input at a stride from each other."""
 
     y: int
     x: int
@@ -57,7 +57,7 @@ class Linked:
 
 
 class Index:
-    """Grows layer by layer."""
+    """An index that grows layer by layer."""
 
     def __init__(self, samples: int) -> None:
         self.samples, self.blocks = samples, -(-samples // LANES)
@@ -65,7 +65,7 @@ class Index:
         self.length = 0
 
     def add(self, values: NDArray[Any]) -> int:
-        """Where these numbers are from now on."""
+        """Append these numbers; return their position."""
         if len(values) and max(-int(values.min()), int(values.max())) >= 2**31:
             raise InputError(f"the sparse kernel cannot reach all of a layer's inputs in batches of {self.samples}: use smaller ones")
         at = self.length
@@ -77,7 +77,7 @@ class Index:
         return np.concatenate(self.parts) if self.parts else np.zeros(1, np.int32)
 
     def link(self, stage: Stage, before: Stage, outs: int, bits: NDArray[np.bool_] | None, backward: bool) -> Linked:
-        """Index a layer's active links (`bits`; None: all of them), and what gradients of its input need if it goes `backward`."""
+        """Index a layer's active links (`bits`; None: all) and, if it goes `backward`, what gradients of its input need."""
         part = stage.part
         assert isinstance(part, LinksPart)
         (ky, kx), (sy, sx), (py, px), (dy, dx) = part.kernel, part.stride, part.padding, part.dilation
@@ -136,13 +136,13 @@ def _cuts(out: NDArray[Any], channel: NDArray[Any], outs: int, channels: int, si
 
 
 def _tile(rows: int, cols: int) -> Pair:
-    """How many positions the kernels sum at once, as rows and columns: sixteen, where the image has them (`kernels.c`)."""
+    """Return how many positions the kernels sum at once, as rows and columns: sixteen if the image has them (`kernels.c`)."""
     wide = min(16, cols)
     return min(rows, 1 if wide == 16 else 2 if wide >= 8 else 4), wide
 
 
 def _overhang(kernel: int, stride: int, padding: int, dilation: int, size: int, outs: int) -> int:
-    """How far the gradient of an input of `size` looks beyond an output of `outs`."""
+    """Return how far the gradient of an input of `size` reaches beyond an output of `outs`."""
     most = 0
     for phase in range(min(stride, size)):
         last = (size - phase + stride - 1) // stride - 1

@@ -1,4 +1,4 @@
-"""The compiled kernels, which are a package of their own: whether they are here, and with which instruction sets."""
+"""The compiled kernels, a separate package: whether they are installed, and with which instruction sets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ OFF = "FEDRTS_KERNELS"
 
 
 class NoKernelsError(Exception):
-    """The kernels are not here; says why, and the remedy."""
+    """The kernels are not available; says why, and what to do."""
 
 
 def kernels() -> Library:
-    """The library, or a `NoKernelsError`."""
+    """Return the library, or raise a `NoKernelsError`."""
     found = f"{OFF}=0 in the environment turns {PACKAGE} off" if _is_off() else _found()
     if isinstance(found, str):
         raise NoKernelsError(found)
@@ -27,7 +27,7 @@ def kernels() -> Library:
 
 
 def installed() -> bool:
-    """Did somebody install the package, with or without a compiler, and wants it?"""
+    """Whether the package is installed, with or without a compiler, and wanted."""
     if _is_off():
         return False
     try:

@@ -1,4 +1,4 @@
-"""A module read as a list of parts that the kernels know: links, norms, ReLU, sums, pooling, flatten."""
+"""Reading a module as a list of parts that the kernels support: links, norms, ReLU, sums, pooling, flatten."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Extent = tuple[int, ...]
 
 
 class UnknownPartError(Exception):
-    """A part of the model that the kernels do not know; says which."""
+    """A part of the model that the kernels do not support; the message names it."""
 
 
 @dataclass(frozen=True)
 class KnownPart:
-    """What becomes of earlier parts' values."""
+    """A computation on earlier parts' values."""
 
     inputs: tuple[int, ...] = ()
     """Places of earlier parts."""
     shape: Extent = ()
-    """Of its value, samples apart: `(channels, height, width)` or `(features,)`."""
+    """Shape of its value without samples: `(channels, height, width)` or `(features,)`."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LinksPart(KnownPart):
 
 @dataclass(frozen=True)
 class NormPart(KnownPart):
-    """Over the batch, or (`groups`) over groups of a sample's channels."""
+    """Normalisation over the batch or, with `groups`, over groups of a sample's channels."""
 
     gamma: str | None = None
     beta: str | None = None
@@ -77,7 +77,7 @@ class SumPart(KnownPart):
 
 @dataclass(frozen=True)
 class PoolPart(KnownPart):
-    """The mean of every window, or its largest value."""
+    """The mean or the maximum of every window."""
 
     window: Pair = (1, 1)
     stride: Pair = (1, 1)
@@ -88,7 +88,7 @@ class PoolPart(KnownPart):
 
 @dataclass(frozen=True)
 class MeanPart(KnownPart):
-    """Over all positions."""
+    """The mean over all positions."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class FlattenPart(KnownPart):
 
 
 def read(module: nn.Module, x: Tensor) -> list[KnownPart]:
-    """The parts of `module` in the order in which they compute, the input first; `x` are some inputs `[m, …]`.
+    """Read the parts of `module` in the order of computation, the input first; `x` are some inputs `[m, …]`.
 
     An `UnknownPartError` says what the kernels do not know.
     """
@@ -125,12 +125,12 @@ def _traced(module: nn.Module) -> fx.GraphModule:
 
 
 def _modes(module: nn.Module) -> dict[str, bool]:
-    """Which layers are in training mode, of those whose computation goes by it."""
+    """Return which layers are in training mode, of those whose computation depends on it."""
     return {name: part.training for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)}
 
 
 def _check_layers(module: nn.Module) -> None:
-    """Code that PyTorch runs beside a layer, which a reading of the layers does not see."""
+    """Refuse code that PyTorch runs beside a layer (hooks), which reading the layers would miss."""
     for name, part in module.named_modules():
         if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
             raise UnknownPartError(f"a hook at '{name}'" if name else "a hook of the model")
@@ -140,7 +140,7 @@ def _check_layers(module: nn.Module) -> None:
 
 
 class _Shapes(fx.Interpreter):
-    """Remembers the shape of every value."""
+    """Records the shape of every value."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph, garbage_collect_values=False)
@@ -154,7 +154,7 @@ class _Shapes(fx.Interpreter):
 
 
 class _Reading:
-    """One module while it is read."""
+    """A module while it is read."""
 
     def __init__(self, module: nn.Module, shapes: Mapping[fx.Node, Extent], samples: int, alone: bool) -> None:
         self.modules, self.shapes, self.samples, self.alone = dict(module.named_modules()), shapes, samples, alone
@@ -191,7 +191,7 @@ class _Reading:
         self.found.append(replace(part, inputs=self._sources(node), shape=self.shapes[node][1:]))
 
     def _part(self, node: fx.Node) -> KnownPart | None:
-        """What a node is; None: it changes nothing."""
+        """Return the part of a node; None: it changes nothing."""
         if node.op == "placeholder":
             if self.found:
                 raise UnknownPartError("the model takes several inputs")
@@ -211,7 +211,7 @@ class _Reading:
         return self._fitted(part, node)
 
     def _fitted(self, part: KnownPart, node: fx.Node) -> KnownPart | None:
-        """A part of which the shapes say more, or less, than its name."""
+        """Return the part that the shapes show, which may differ from its name."""
         before, after = (self.shapes[n][1:] for n in (node.all_input_nodes[0], node))
         if isinstance(part, FlattenPart):
             if after != (math.prod(before),):
@@ -234,7 +234,7 @@ class _Reading:
         return tuple(self.places[source] for source in sources if source in self.places)
 
     def _prefix(self, node: fx.Node) -> str:
-        """With which the names of a layer's tensors begin."""
+        """Return the prefix of the names of a layer's tensors."""
         return "" if self.alone else f"{node.target}."
 
     def _called(self, node: fx.Node) -> str:
@@ -244,7 +244,7 @@ class _Reading:
         return f"'{name}' at '{node.name}'"
 
     def _check_changes_in_place(self) -> None:
-        """A part that writes over its input, which another part reads too; what is flattened lies where it lay."""
+        """Check parts that overwrite an input which another part also reads; flattened values stay in place."""
         memory: list[int] = []
         for place, part in enumerate(self.found):
             memory.append(memory[part.inputs[0]] if isinstance(part, FlattenPart) else place)
@@ -254,7 +254,7 @@ class _Reading:
                 raise UnknownPartError(f"a {type(part).__name__.removesuffix('Part')} that changes in place what another part reads")
 
     def pooled(self, node: fx.Node, mean: bool) -> KnownPart | None:
-        """A functional pooling."""
+        """Return a functional pooling as a part."""
         if len(node.args) > 4:
             return None
         given = dict(zip(("window", "stride", "padding"), node.args[1:], strict=False)) | {
@@ -267,7 +267,7 @@ class _Reading:
         return PoolPart(window=window, stride=_pair(given.get("stride") or window), padding=_pair(given.get("padding", 0)), mean=mean)
 
     def adapted(self, node: fx.Node, size: Any) -> KnownPart | None:
-        """Adaptive mean pooling, where all windows are alike."""
+        """Return adaptive mean pooling as a part, if all windows are alike."""
         before = self.shapes[node.all_input_nodes[0]][2:]
         if len(before) != 2:
             return None
@@ -278,7 +278,7 @@ class _Reading:
         return MeanPart() if wanted == (1, 1) else PoolPart(window=window, stride=window, mean=True)
 
     def averaged(self, node: fx.Node) -> KnownPart | None:
-        """`mean` over both axes of an image."""
+        """Return `mean` over both axes of an image as a part."""
         dims = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
         rank = len(self.shapes[node.all_input_nodes[0]])
         axes = {dim % rank for dim in dims} if isinstance(dims, tuple | list) else set()
@@ -286,7 +286,7 @@ class _Reading:
 
 
 class _Same(KnownPart):
-    """Changes nothing."""
+    """A part that changes nothing."""
 
 
 def _is_sum(node: fx.Node) -> bool:

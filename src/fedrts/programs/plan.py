@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Criterion:
-    """What a batch is judged by."""
+    """The loss of a batch."""
 
     squares: bool = False
     """The mean squared error; otherwise cross-entropy."""
@@ -36,7 +36,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Descent:
-    """Steps of gradient descent that the program makes itself."""
+    """Gradient-descent steps that the program takes itself."""
 
     momentum: float = 0.0
     decay: float = 0.0
@@ -46,7 +46,7 @@ class Descent:
 
 @dataclass(frozen=True)
 class Places:
-    """Where a model's tensors are in the vector of its active weights, dense parameters and buffers (`Mask.compact`)."""
+    """Where a model's tensors are in the vector of active weights, dense parameters and buffers (`Mask.compact`)."""
 
     starts: Mapping[str, int]
     bits: Mapping[str, NDArray[np.bool_]]
@@ -61,19 +61,19 @@ class Places:
 
 @dataclass
 class Arena:
-    """Places for tensors. Those of one form are used again, so that what nobody writes, borders, stays 0."""
+    """Memory for tensors. Places of one form are reused, so that unwritten parts, the borders, stay 0."""
 
     floats: int = 0
     spare: dict[tuple[int, ...], list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, *form: int) -> int:
-        """A place for `[form]` floats."""
+        """Reserve a place for `[form]` floats."""
         at = self.floats
         self.floats += -(-math.prod(form) // LANES) * LANES
         return at
 
     def tensor(self, form: tuple[int, ...]) -> int:
-        """A place for a tensor of the form (blocks, height, channels, width, border)."""
+        """Reserve a place for a tensor of the form (blocks, height, channels, width, border)."""
         if self.spare[form]:
             return self.spare[form].pop()
         blocks, height, channels, width, border = form
@@ -94,7 +94,7 @@ class LinkPlan:
 
 
 class Planner:
-    """Makes one plan."""
+    """Builds one plan."""
 
     def __init__(self, stages: Sequence[Stage], places: Places, samples: int) -> None:
         from fedrts_kernels import structures
@@ -117,13 +117,13 @@ class Planner:
     # ---- places ----
 
     def tensor(self, shape: Extent, border: int = 0) -> Tensor:
-        """A new tensor in the arena."""
+        """Reserve a new tensor in the arena."""
         wide = len(shape) == 1
         form = (1, 1, shape[0], self.blocks, 0) if wide else (self.blocks, shape[1], shape[0], shape[2], border)
         return self.c.Tensor(self.arena.tensor(form), *form)
 
     def free(self, tensor: Tensor) -> None:
-        """What comes later may have its place."""
+        """Release a place for later tensors."""
         form = (tensor.blocks, tensor.height, tensor.channels, tensor.width, tensor.border)
         self.arena.spare[form].append(tensor.at)
 
@@ -134,11 +134,11 @@ class Planner:
         self.operations.append(self.c.Operation.of(kind(**fields)))
 
     def origin(self, tensor: Tensor) -> int:
-        """Where the first position of a tensor's first channel is."""
+        """Return where the first position of a tensor's first channel is."""
         return int(tensor.at + tensor.border * (tensor.channels * (tensor.width + 2 * tensor.border) + 1) * LANES)
 
     def strides(self, tensor: Tensor) -> tuple[int, int, int]:
-        """Floats from one block, row and channel to the next."""
+        """Return the floats from one block, row and channel to the next."""
         channel = (tensor.width + 2 * tensor.border) * LANES
         row = tensor.channels * channel
         return (tensor.height + 2 * tensor.border) * row, row, channel
@@ -146,7 +146,7 @@ class Planner:
     # ---- forward ----
 
     def forward(self, training: bool) -> list[Tensor]:
-        """Emit the stages; their values. Those that a backward pass will not need make room for others."""
+        """Emit the stages and return their values. Values that the backward pass does not need free their memory."""
         values: list[Tensor] = []
         last_reader = {
             source: place for place, stage in enumerate(self.stages) for source in (stage.source, stage.other) if source is not None
@@ -241,7 +241,7 @@ class Planner:
                 self._emit_back(place, values, slopes, needed)
 
     def _trained(self) -> set[int]:
-        """Stages whose value depends on a parameter."""
+        """Return the stages whose value depends on a parameter."""
         found: set[int] = set()
         for place, stage in enumerate(self.stages):
             own = isinstance(stage.part, LinksPart) or (isinstance(stage.part, NormPart) and (stage.part.gamma or stage.part.beta))
@@ -250,7 +250,7 @@ class Planner:
         return found
 
     def _slope(self, place: int, slopes: dict[int, Tensor]) -> tuple[Tensor, bool]:
-        """Where the gradient of a stage's value goes, and whether there is something already to add to."""
+        """Return where the gradient of a stage's value goes, and whether to add to an existing one."""
         if place in slopes:
             return slopes[place], True
         stage = self.stages[place]
@@ -291,7 +291,7 @@ class Planner:
             self.free(slope)
 
     def _hand_on(self, slope: Tensor, gate: Tensor | None, target: int, slopes: dict[int, Tensor], may_keep: bool = True) -> bool:
-        """The gradient of a sum is that of what was added; without another it becomes it, where both have the same form."""
+        """Pass a sum's gradient to its terms; if a term has no gradient yet and the same form, reuse the tensor."""
         stage = self.stages[target]
         if may_keep and gate is None and target not in slopes and not (isinstance(stage.part, LinksPart) and not stage.relu):
             slopes[target] = slope
@@ -343,7 +343,7 @@ class Planner:
     # ---- the whole ----
 
     def plan(self, evaluates: bool = False) -> LinkPlan:
-        """What was emitted."""
+        """Return the plan of everything emitted."""
         base = self.arena.floats
         for operation in self.operations:
             match self.c.KINDS[operation.kind]:
@@ -358,7 +358,7 @@ class Planner:
 
 
 def trained(stages: Sequence[Stage], places: Places, samples: int, loss: Criterion, descent: Descent | None) -> LinkPlan:
-    """The program of a training step, or without `descent` of a gradient, on batches of so many samples."""
+    """Return the program of a training step (without `descent`: of a gradient) on batches of so many samples."""
     planner = Planner(stages, places, samples)
     values = planner.forward(training=True)
     planner.emit(planner.c.Output, in_=values[-1])
@@ -369,7 +369,7 @@ def trained(stages: Sequence[Stage], places: Places, samples: int, loss: Criteri
 
 
 def evaluated(stages: Sequence[Stage], places: Places, samples: int) -> LinkPlan:
-    """The program of outputs in evaluation."""
+    """Return the program for evaluation outputs."""
     planner = Planner(stages, places, samples)
     values = planner.forward(training=False)
     planner.emit(planner.c.Output, in_=values[-1])

@@ -1,4 +1,4 @@
-"""A model that computes its active links alone: plans for masks and batch sizes, made when they are first asked for, and run.
+"""A model that computes only its active links: plans for masks and batch sizes, made on first use, and run.
 
 program = LinkProgram.read(module, layout, task, x, y, isa="avx2")     # an UnknownPartError names what the kernels do not know
 losses = program.train(values, mask, batches, rates, Descent(momentum=0.9))      # values [A + n - P] have moved
@@ -31,14 +31,14 @@ from fedrts.trees import Tensors
 
 KEPT_PLANS = 8
 KEPT_ARENAS = 4
-"""Of a thread: for training, evaluation, and clients with less than a batch."""
+"""Arenas kept per thread: for training, evaluation, and clients with less than a batch."""
 EVALUATED_AT_ONCE = 64
 """Samples whose activations are there together in evaluation; more do not stay in a cache."""
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Batches of a client: rows of a source of samples and targets."""
+    """A client's batches: rows of a source of samples and targets."""
 
     source: Tensor
     """float32 `[rows, …]`, as the model reads it."""
@@ -55,7 +55,7 @@ class Feed:
 
 @dataclass
 class LinkProgram:
-    """A model's stages, and plans of them."""
+    """A model's stages and their plans."""
 
     layout: Layout
     stages: list[Stage]
@@ -68,7 +68,7 @@ class LinkProgram:
 
     @staticmethod
     def read(module: nn.Module, layout: Layout, task: Task, x: Tensors, y: Tensors, isa: str) -> LinkProgram:
-        """The program of a model for its task, of which `x` and `y` are some samples."""
+        """Read the program of a model for its task; `x` and `y` are some samples."""
         loss = loss_of(task)
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             raise UnknownPartError("batches of several tensors")
@@ -112,13 +112,13 @@ class LinkProgram:
         return losses
 
     def gradient(self, values: Tensor, mask: Mask, batches: Feed) -> tuple[Tensor, Tensor]:
-        """Gradient `[parameters]` on the mask and loss of one batch; statistics in `values` change, weights do not."""
+        """Return gradient `[parameters]` on the mask and loss of one batch; statistics in `values` change, weights do not."""
         losses, found = torch.zeros(1), torch.zeros(self.parameters(mask))
         self._run(self._plan(mask, batches.rows.shape[1], None), mask, values, batches, losses=losses, gradient=found)
         return found, losses[0]
 
     def outputs(self, values: Tensor, mask: Mask, x: Tensor) -> Tensor:
-        """Outputs `[m, …]` of inputs `x [m, …]` in evaluation."""
+        """Return outputs `[m, …]` of inputs `x [m, …]` in evaluation."""
         found = []
         for part in x.split(EVALUATED_AT_ONCE):
             plan = self._plan(mask, len(part), "evaluation")
@@ -129,13 +129,13 @@ class LinkProgram:
         return torch.cat(found)
 
     def bytes(self, mask: Mask, samples: int, descent: Descent) -> int:
-        """What a client in training takes: arena, index, weights, gradient, and what the optimiser remembers."""
+        """Return the bytes of a client in training: arena, index, weights, gradient, and the optimiser's state."""
         plan, parameters = self._plan(mask, samples, descent), self.parameters(mask)
         vectors = 2 + bool(descent.momentum) + bool(descent.proximal)
         return 4 * (plan.arena + len(plan.index) + vectors * parameters)
 
     def parameters(self, mask: Mask) -> int:
-        """Active links and dense parameters."""
+        """The number of active links and dense parameters."""
         return mask.number + self.layout.parameters - self.layout.links
 
     def _plan(self, mask: Mask, samples: int, use: Descent | str | None) -> LinkPlan:
@@ -179,7 +179,7 @@ class LinkProgram:
         library.kernels().run(self.isa, plan.program, context)
 
     def _room(self, name: object, floats: int) -> NDArray[np.float32]:
-        """Memory of this thread. Plans of one batch size have their borders at the same places, whatever the mask."""
+        """Return this thread's memory. Plans of one batch size have their borders in the same places, whatever the mask."""
         rooms: dict[Any, NDArray[np.float32]] = self._own.__dict__.setdefault("rooms", {})
         if name not in rooms or len(rooms[name]) < floats:
             while len(rooms) >= KEPT_ARENAS:
@@ -191,7 +191,7 @@ class LinkProgram:
 
 
 class Evaluated(nn.Module):
-    """A model in evaluation, in kernels that compute its active links alone."""
+    """A model in evaluation, in kernels that compute only its active links."""
 
     def __init__(self, program: LinkProgram, values: Tensor, mask: Mask) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Evaluated(nn.Module):
 
 
 def loss_of(task: Task) -> Criterion:
-    """What a task trains by."""
+    """Return the loss that a task trains with."""
     if type(task) in (Classification, Prediction):
         assert isinstance(task, Classification)
         if task.criterion in (cross_entropy, F.cross_entropy):
@@ -214,7 +214,7 @@ def loss_of(task: Task) -> Criterion:
 
 
 def places_of(layout: Layout, mask: Mask) -> Places:
-    """Where a model's tensors are among the values on a mask."""
+    """Return where a model's tensors are among the values on a mask."""
     sizes = [*mask.counts, *(entry.size for entry in layout.dense + layout.buffers)]
     begin = dict(zip(layout.entries, starts(sizes), strict=False))
     layers = mask.bits.split(list(mask.sizes))
@@ -229,7 +229,7 @@ def places_of(layout: Layout, mask: Mask) -> Places:
 
 
 def _check_names(stages: Sequence[Stage], layout: Layout) -> None:
-    """Every parameter has exactly one use, and only links are pruned."""
+    """Check that every parameter is used exactly once, and that only links are pruned."""
     entry_of = {name: entry for entry in layout.entries for name in entry.names}
     used: set[object] = set()
     pruned = {id(entry) for entry in layout.layers}

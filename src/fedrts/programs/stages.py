@@ -1,4 +1,4 @@
-"""Parts of a model that compute together: ReLU, sums and what gives their input are one operation."""
+"""Fused parts of a model: ReLU, sums and the part that feeds them become one operation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOWHERE = -1
 
 @dataclass
 class Stage:
-    """Parts that compute together, and what they give."""
+    """Parts that compute together, and their output."""
 
     part: KnownPart
     shape: Extent
@@ -43,7 +43,7 @@ class Stage:
 
 
 def fused(parts: Sequence[KnownPart]) -> list[Stage]:
-    """Stages in the order in which they compute: ReLU and sums join what comes before them."""
+    """Return stages in the order of computation: ReLU and sums join the part before them."""
     readers = Counter(place for part in parts for place in part.inputs)
     stages: list[Stage] = []
     value: dict[int, int] = {}
@@ -107,7 +107,7 @@ def fused(parts: Sequence[KnownPart]) -> list[Stage]:
 
 
 def _form(stages: Sequence[Stage], part: KnownPart, source: int) -> Extent:
-    """The shape of a stage's value as the kernels hold it: what has one position is features."""
+    """Return the shape of a stage's value as the kernels hold it; values with one position are features."""
     wide = stages[source].wide
     if isinstance(part, LinksPart) and wide and (part.kernel, part.padding) != ((1, 1), (0, 0)):
         raise UnknownPartError("a convolution with a window after the image has become features")

@@ -1,4 +1,4 @@
-"""Runs as a report: one self-contained HTML file, and the same as PNG, CSV and Markdown."""
+"""Reports of runs: one self-contained HTML file, and the same as PNG, CSV and Markdown."""
 
 from __future__ import annotations
 

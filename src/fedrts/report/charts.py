@@ -1,4 +1,4 @@
-"""The charts of a report, in their order: a new one is a function and an entry here."""
+"""The charts of a report, in order: a new one needs a function and an entry here."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedrts.tasks.metrics import Metric
 
 @dataclass(frozen=True)
 class Chart:
-    """Figures of a kind under a heading of every chapter: none where a problem has nothing to show."""
+    """Figures of one kind under a heading of every chapter; none if a problem has nothing to show."""
 
     section: str
     figures: Callable[[Problem, Metric], list[Figure]]
-    """Of a problem's runs, by the metric that leads."""
+    """Makes the figures of a problem's runs, by the leading metric."""
 
 
 CHARTS = (
@@ -38,5 +38,5 @@ CHARTS = (
 
 
 def drawn(section: str, problem: Problem, metric: Metric) -> list[Figure]:
-    """The figures under a heading."""
+    """Return the figures under a heading."""
     return [figure for chart in CHARTS if chart.section == section for figure in chart.figures(problem, metric)]

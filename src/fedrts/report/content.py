@@ -1,4 +1,4 @@
-"""What a report says, from the runs that were found."""
+"""The content of a report, composed from the runs found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMED, _SPANS = 10, 8
 
 
 def compose(found: Found) -> Report:
-    """The whole report."""
+    """Compose the whole report."""
     problems, repeats = grouped(found.runs)
     chapters = [_chapter(problem) for problem in problems]
     settings = sum(len(problem.settings) for problem in problems)
@@ -33,7 +33,7 @@ def compose(found: Found) -> Report:
 
 
 def failures(runs: Iterable[Run]) -> list[str]:
-    """A line for every run that is not finished and for every reason why replies were rejected."""
+    """Return a line for every unfinished run and for every reason why replies were rejected."""
     found = []
     for run in runs:
         if not run.finished:
@@ -49,7 +49,7 @@ def failures(runs: Iterable[Run]) -> list[str]:
 
 
 def absences(run: Run) -> list[str]:
-    """A line for every client that rounds of a federation went without, and why: those that missed most first."""
+    """Return a line for every client that rounds went without, and why; those that missed most come first."""
     rounds: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
     for line in run.history:
         for client, reason in {(entry["client"], entry["reason"]) for entry in line["rejected"]}:
@@ -61,7 +61,7 @@ def absences(run: Run) -> list[str]:
 
 
 def _spans(rounds: list[int]) -> str:
-    """`rounds 3-5, 9` of [3, 4, 5, 9]."""
+    """Format [3, 4, 5, 9] as `rounds 3-5, 9`."""
     spans: list[list[int]] = []
     for number in rounds:
         if spans and number == spans[-1][1] + 1:
@@ -78,7 +78,7 @@ def _chapter(problem: Problem) -> Chapter:
 
 
 def headline(problem: Problem, metric: Metric) -> str:
-    """The best sparse setting and the best dense one, and how sure that is."""
+    """Name the best sparse and the best dense setting, and say how significant the difference is."""
     words = []
     for dense, kind in ((False, "Best sparse setting"), (True, "best dense one")):
         for setting, value in differences.ranked(problem, metric, dense)[:1]:
@@ -97,14 +97,14 @@ def _sections(problem: Problem, metric: Metric) -> list[Section]:
         (
             "cost",
             "Cost",
-            "Measured bytes are lengths of encoded messages; FLOPs are counted, not felt: dense kernels do the full work.",
+            "Bytes are the lengths of encoded messages. FLOPs are counted from densities; dense kernels still do the full work.",
             [tables.cost(problem) if problem.finished else None, tables.to_target(problem, metric)],
         ),
-        ("topology", "Topology", "Is it stable, where is it dense, and what does the server believe of its links?", []),
+        ("topology", "Topology", "Is the topology stable, which layers are dense, and how does the server rate the links?", []),
         (
             "fairness",
             "Classes and clients",
-            "Pruning can cost minorities more than others: whom does the final model serve how well?",
+            "Pruning can cost minorities more than others. How well does the final model serve each class and client?",
             [tables.fairness(problem, metric)],
         ),
         ("configuration", "Configuration", "", [*tables.configuration(problem), tables.runs(problem, metric)]),

@@ -1,4 +1,4 @@
-"""Which differences between settings are sure: the paired tests of `fedrts compare`, over the seeds that two settings share."""
+"""Significance of differences between settings: the paired tests of `fedrts compare`, over the seeds that two settings share."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Tested:
 
 
 def ranked(problem: Problem, metric: Metric, dense: bool) -> list[tuple[Setting, Mean]]:
-    """Finished settings, the best first, with their means of the last ten rounds."""
+    """Return finished settings, best first, with their means of the last ten rounds."""
     found = [(s, value) for s in problem.finished if s.dense == dense and (value := over(s, lambda run: last_ten(run, metric.name)))]
     return sorted(found, key=lambda pair: pair[1].value, reverse=not metric.lower_is_better)
 
 
 def tested(pairs: Sequence[tuple[Setting, Setting]], metric: Metric) -> list[Tested]:
-    """Of each pair the first less the second, where they share a seed."""
+    """Return the first minus the second of each pair that shares a seed."""
     values = {id(s): {r.seed: v for r in s.runs if (v := last_ten(r, metric.name)) is not None} for pair in pairs for s in pair}
     found = [(s, other, one) for s, other in pairs if (one := paired(values[id(s)], values[id(other)])) is not None]
     corrected = iter(holm([one.p for *_, one in found if one.p is not None]))
@@ -48,7 +48,7 @@ def tested(pairs: Sequence[tuple[Setting, Setting]], metric: Metric) -> list[Tes
 
 
 def caveat(problem: Problem, metric: Metric) -> str:
-    """Is the best sparse setting surely the best? In a sentence; nothing where it has no rival."""
+    """Say in one sentence whether the best sparse setting is significantly the best; empty without a rival."""
     order = ranked(problem, metric, dense=False)
     if len(order) < 2:
         return ""
@@ -67,7 +67,7 @@ def caveat(problem: Problem, metric: Metric) -> str:
 
 
 def tables(problem: Problem, metric: Metric) -> list[ReportTable]:
-    """Every setting against the best sparse one, and all pairs."""
+    """Return every setting against the best sparse one, and all pairs."""
     order = [setting for dense in (False, True) for setting, _ in ranked(problem, metric, dense)]
     if len(order) < 2 or order[0].dense:
         return []
@@ -85,7 +85,7 @@ def tables(problem: Problem, metric: Metric) -> list[ReportTable]:
     if every:
         columns = [Column("setting"), Column("less"), *_columns("difference", metric)]
         rows = [[test.setting.label, test.reference.label, *_cells(test)] for test in every]
-        found.append(ReportTable(f"{problem.id}-pairs", "Differences of all pairs", how, columns, rows, folded=True))
+        found.append(ReportTable(f"{problem.id}-pairs", "Differences between all pairs", how, columns, rows, folded=True))
     return found
 
 

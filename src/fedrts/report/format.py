@@ -1,4 +1,4 @@
-"""Numbers for people; `assets/numbers.js` writes them the same way."""
+"""Number formats for people; `assets/numbers.js` formats them the same way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FLOPS = ("", "k", "M", "G", "T", "P", "E", "Z")
 
 
 def text(value: float, format: str) -> str:
-    """One number, with its unit."""
+    """Format one number with its unit."""
     if not math.isfinite(value):
         return "–"
     if format == "percent":
@@ -30,7 +30,7 @@ def text(value: float, format: str) -> str:
 
 
 def cell(value: CellValue | Mean, format: str) -> str:
-    """A cell: text, a number, or a mean with its standard error."""
+    """Format a cell: text, a number, or a mean with its standard error."""
     if value is None:
         return "–"
     if isinstance(value, str):
@@ -52,7 +52,7 @@ def cell(value: CellValue | Mean, format: str) -> str:
 
 
 def number(value: CellValue | Mean) -> float | str | None:
-    """What a cell is sorted by."""
+    """Return the number by which a cell is sorted."""
     return value.value if isinstance(value, Mean) else value
 
 
@@ -62,13 +62,13 @@ def _scaled(value: float, names: tuple[str, ...]) -> str:
 
 
 def _digits(value: float, like: float | None = None) -> str:
-    """About three digits, never as a power; as many decimals as `like` has."""
+    """Format with about three digits, never as a power; with as many decimals as `like` has."""
     size = abs(value if like is None else like)
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 
 def _power(value: float, names: tuple[str, ...]) -> int:
-    """The unit in which a number has one to three digits before the point."""
+    """Return the unit in which a number has one to three digits before the point."""
     power = 0
     while abs(value) >= 999.5 and power < len(names) - 1:
         value, power = value / 1000, power + 1

@@ -1,4 +1,4 @@
-"""The figure that comes first: how good a model one gets for how many bytes."""
+"""The first figure: accuracy against bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CAPTION = (
 
 
 def figures(problem: Problem, metric: Metric) -> list[Figure]:
-    """Every finished setting as a point, and the frontier; none where there is nothing to compare."""
+    """Return every finished setting as a point, and the frontier; empty if there is nothing to compare."""
     found = [(setting, point) for setting in problem.finished if (point := _final(setting, metric)) is not None]
     if len(found) < 2:
         return []
@@ -33,7 +33,7 @@ def figures(problem: Problem, metric: Metric) -> list[Figure]:
 
 
 def undominated(points: Sequence[Point], lower_is_better: bool = False) -> list[Point]:
-    """The points that none to their left is as good as, without their errors; from left to right."""
+    """Return the points that beat all points to their left, without errors, from left to right."""
     sign = -1 if lower_is_better else 1
     kept: list[Point] = []
     for point in sorted(points, key=lambda point: (point.x, -sign * point.y)):

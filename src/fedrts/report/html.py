@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: styles, script and data are inside."""
+"""The report as one self-contained HTML file with styles, script and data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCRIPTS, _LIVE = ("numbers.js", "draw.js", "page.js"), "live.js"
 
 
 def render(report: Report, folder: Path = Path(), live: str | None = None) -> str:
-    """The text of the file, which will lie in `folder`.
+    """Return the text of the file for `folder`. `live`: the stamp of a served page, which reloads when the stamp changes.
 
     `live`: the stamp of a page that lies nowhere, but is renewed by whoever shows it as soon as there is another stamp.
     """
@@ -43,12 +43,12 @@ def render(report: Report, folder: Path = Path(), live: str | None = None) -> st
 
 
 def inlined(content: object) -> str:
-    """JSON that may stand inside a script element: nothing in it can close that."""
+    """Encode JSON for a script element, so that nothing in it can close the element."""
     return json.dumps(content, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
 
 
 def plain(content: Any) -> Any:
-    """Figures as JSON: points as short lists, numbers to six digits, what nothing reads left out."""
+    """Return figures as JSON: points as short lists, numbers to six digits, without unused fields."""
     if isinstance(content, Point):
         return [plain(value) for value in (content.x, content.y, content.error, content.runs)]
     if is_dataclass(content):

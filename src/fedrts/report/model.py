@@ -1,4 +1,4 @@
-"""Figures and tables as plain data: HTML, PNG, CSV and Markdown are all made of these."""
+"""Figures and tables as plain data, from which HTML, PNG, CSV and Markdown are made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CellValue = str | float | int | None
 
 
 class Folder(str):
-    """A cell: the path of a run folder, shown by its name and linked."""
+    """A cell with the path of a run folder, shown by its name and linked."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ class Folder(str):
         return PurePath(self).name or str(self)
 
     def beside(self, page: Path) -> str:
-        """The address of the folder in a page that lies in the folder `page`."""
+        """Return the address of the folder in a page that lies in the folder `page`."""
         try:
             return quote(Path(os.path.relpath(self, page)).as_posix()) + "/"
         except ValueError:  # on another drive
@@ -32,7 +32,7 @@ class Folder(str):
 
 @dataclass(frozen=True)
 class Axis:
-    """What is along one side of a figure."""
+    """One axis of a figure."""
 
     title: str
     format: Format = "number"
@@ -83,7 +83,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Heat:
-    """A matrix in shades; None where there is nothing."""
+    """A matrix in shades; None marks empty cells."""
 
     id: str
     title: str
@@ -104,7 +104,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class Bars:
-    """One bar a row, in parts."""
+    """One stacked bar per row."""
 
     id: str
     title: str
@@ -131,7 +131,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Mean:
-    """A cell: mean and standard error over seeds."""
+    """A cell with mean and standard error over seeds."""
 
     value: float
     error: float | None = None
@@ -152,7 +152,7 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with what belongs under it."""
+    """A heading with its content."""
 
     id: str
     title: str
@@ -162,7 +162,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Chapter:
-    """All that is said of one problem."""
+    """All sections about one problem."""
 
     id: str
     title: str
@@ -172,7 +172,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Report:
-    """All of it."""
+    """The whole report."""
 
     title: str
     text: str

@@ -1,4 +1,4 @@
-"""Figures of classes and clients: who holds what, and whom the model serves how well."""
+"""Figures about classes and clients: who holds which data, and how well the model serves each class and client."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _PANELS = 4
 
 
 def client_values(run: Run, metric: Metric, key: str | None = None) -> list[float]:
-    """A metric of every client that was judged."""
+    """Return a metric of every evaluated client."""
     entries: Sequence[Line] = (run.fairness or {}).get("clients") or _told_by_sites(run)
     return [entry[key or metric.name] for entry in entries if entry.get(key or metric.name) is not None]
 
 
 def _told_by_sites(run: Run) -> Sequence[Line]:
-    """What sites said of the final model, each on the rows that it holds out."""
+    """Return the sites' metrics of the final model, each on its held-out rows."""
     told: Sequence[Line] = ((run.summary or {}).get("federated") or {}).get("clients") or []
     return told
 
 
 def class_values(run: Run) -> dict[int, float]:
-    """Test accuracy by class."""
+    """Return test accuracy by class."""
     entries: Sequence[Line] = (run.fairness or {}).get("classes") or []
     shares = {entry["class"]: entry["accuracy"] for entry in entries}
     return {label: share for label, share in shares.items() if share is not None}
 
 
 def by_class(problem: Problem, metric: Metric) -> list[Figure]:
-    """Where right answers count, the share of them in every class."""
+    """Return the share of right answers in every class, if right answers are counted."""
     judged = [(setting, [found for run in setting.runs if (found := class_values(run))]) for setting in problem.finished]
     judged = [(setting, found) for setting, found in judged if found]
     classes = sorted({label for _, found in judged for entry in found for label in entry})
@@ -56,7 +56,7 @@ def by_class(problem: Problem, metric: Metric) -> list[Figure]:
 
 
 def by_client(problem: Problem, metric: Metric) -> list[Figure]:
-    """How well every client is served."""
+    """Show how well every client is served."""
     series = [
         Series(setting.label, points, setting.hue, setting.dash)
         for setting in problem.finished
@@ -76,14 +76,14 @@ def by_client(problem: Problem, metric: Metric) -> list[Figure]:
 
 
 def _sorted_clients(setting: Setting, metric: Metric) -> list[Point]:
-    """One point a place in the order, over runs with equally many clients."""
+    """Return one point per rank, averaged over runs with equally many clients."""
     ordered = [sorted(found, reverse=metric.lower_is_better) for run in setting.runs if (found := client_values(run, metric))]
     count = min(map(len, ordered), default=0)
     return [averaged([((place + 1) / count, run[place]) for run in ordered]) for place in thinned(range(count))]
 
 
 def holdings(problem: Problem, metric: Metric) -> list[Figure]:
-    """One picture for every way in which the data was divided; of those that differ by seed, the first."""
+    """Return one picture for every way in which the data was divided; of those that differ by seed, the first."""
     divided: dict[str, tuple[Setting, Run]] = {}
     for setting in problem.settings:
         run = setting.runs[0]
@@ -110,13 +110,13 @@ def _holding(problem: Problem, number: int, setting: Setting, run: Run, there: i
         sizes = [float(client["samples"]) for client in shown]
         x = Axis("samples", "integer", zero=True)
         return Bars(
-            f"{problem.id}-holds-{number}", "Who holds how much", f"Samples of every client: {how}.{some}", x, names, [("samples", sizes)]
+            f"{problem.id}-holds-{number}", "Samples by client", f"Samples of every client: {how}.{some}", x, names, [("samples", sizes)]
         )
     counts = [[float(client["labels"][label]) for client in shown] for label in range(len(shown[0]["labels"]))]
     labels = [str(label) for label in range(len(counts))]
     caption = f"Samples of every class at every client: {how}.{some}"
     x, y = Axis("client"), Axis("class")
-    return Heat(f"{problem.id}-holds-{number}", "Who holds what", caption, x, y, names, labels, counts, "integer", "samples")
+    return Heat(f"{problem.id}-holds-{number}", "Samples by client and class", caption, x, y, names, labels, counts, "integer", "samples")
 
 
 def _mean_of(values: Sequence[float]) -> float | None:

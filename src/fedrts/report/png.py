@@ -23,7 +23,7 @@ _MOST_ENDS = 6
 
 
 def draw(figure: Figure, file: Path) -> None:
-    """One picture."""
+    """Draw one picture."""
     canvas = optional("matplotlib.figure", "plot").Figure(figsize=_size(figure), dpi=110)
     axes = canvas.add_subplot()
     if isinstance(figure, Lines):
@@ -78,12 +78,12 @@ def _lines(figure: Lines, axes: Any) -> None:
 
 
 def _named_at_ends(figure: Lines) -> bool:
-    """Are curves few enough to be named where they end?"""
+    """Whether curves are few enough to be labelled at their ends."""
     return len(figure.series) + len(figure.references) <= _MOST_ENDS
 
 
 def _name_ends(figure: Lines, axes: Any) -> None:
-    """Every curve's name beside its end, in its colour; names that would touch make room for each other."""
+    """Label every curve at its end, in its colour, and move labels apart that would touch."""
     ends = [(s.points[-1].x, s.points[-1].y, s.name, _HUES[s.hue % len(_HUES)]) for s in figure.series if s.points]
     right = axes.get_xlim()[1]
     ends += [(right, value, name, _GREY) for name, value in figure.references]
@@ -104,7 +104,7 @@ def _name_ends(figure: Lines, axes: Any) -> None:
 
 
 def _spaced(places: Sequence[float], least: float = 0.045) -> list[float]:
-    """The places, moved as little as it takes to lie `least` apart, and between 0 and 1 as far as they fit."""
+    """Move places as little as possible so that they are `least` apart and, if they fit, between 0 and 1."""
     order = sorted(range(len(places)), key=places.__getitem__)
     moved = [min(max(places[index], 0.0), 1.0) for index in order]
     for index in range(1, len(moved)):

@@ -1,4 +1,4 @@
-"""Figures of how good models become, and what it takes."""
+"""Figures of accuracy over training, and of its cost."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _THINNED = "Curves of more than 200 evaluated rounds are thinned evenly."
 
 
 def against_rounds(problem: Problem, metric: Metric) -> list[Figure]:
-    """How good models become."""
+    """Accuracy against rounds."""
     band = " The band is ± one standard error over seeds." if any(len(setting.runs) > 1 for setting in problem.settings) else ""
     caption = f"On the test set, after each evaluated round.{band} {_THINNED}"
     return [_against(problem, metric, "rounds", Axis("rounds", "integer"), by_round, caption)]
 
 
 def against_bytes(problem: Problem, metric: Metric) -> list[Figure]:
-    """What that takes of the network."""
+    """Accuracy against bytes."""
     caption = "All messages of all clients so far, up and down, as really encoded; a set-up counts. Further left is cheaper."
     return [_against(problem, metric, "bytes", Axis("bytes sent", "bytes"), by_bytes, caption)]
 
 
 def against_flops(problem: Problem, metric: Metric) -> list[Figure]:
-    """What that takes of the clients."""
+    """Accuracy against FLOPs."""
     caption = "Training FLOPs of all clients so far, counted from layer densities: dense kernels do more. Further left is cheaper."
     return [_against(problem, metric, "flops", Axis("FLOPs", "flops"), by_flops, caption)]
 
 
 def other_metrics(problem: Problem, metric: Metric) -> list[Figure]:
-    """The metrics that do not lead, against rounds."""
+    """The other metrics against rounds."""
     if metric.leads_reports:
         return []
     others = [other for other in metrics_of(problem) if other.told and other.followed and other.name != metric.name]
@@ -41,7 +41,7 @@ def other_metrics(problem: Problem, metric: Metric) -> list[Figure]:
 
 
 def _against(problem: Problem, metric: Metric, name: str, x: Axis, along: Along, caption: str) -> Lines:
-    """Curves over `along`; costs that differ much are on a logarithmic axis, where equal distances are equal ratios."""
+    """Draw curves over `along`; costs that differ much are on a logarithmic axis, where equal distances are equal ratios."""
     series = [
         Series(setting.label, curve(setting, lambda line: line.get(metric.name), along), setting.hue, setting.dash)
         for setting in problem.settings
@@ -54,7 +54,7 @@ def _against(problem: Problem, metric: Metric, name: str, x: Axis, along: Along,
 
 
 def against_density(problem: Problem, metric: Metric) -> list[Figure]:
-    """One series a method (and whatever else differs), one point a density; dense methods as horizontal lines."""
+    """Draw one series per method (and other differing keys), one point per density; dense methods as horizontal lines."""
     by_name: dict[str, list[Setting]] = {}
     for setting in problem.finished:
         by_name.setdefault(setting.without_density, []).append(setting)
@@ -87,14 +87,14 @@ def _final(setting: Setting, metric: Metric) -> Point | None:
 
 
 def sent(problem: Problem, metric: Metric) -> list[Figure]:
-    """Bytes of whole runs."""
+    """Return the bytes of whole runs."""
     finished = problem.finished
     if not finished:
         return []
     parts = [(way, _totals(finished, f"{way}_bytes")) for way in ("upload", "download")]
     caption = "Bytes of all clients over the whole run, as really encoded; mean over seeds."
     x = Axis("sent in all", "bytes", zero=True)
-    return [Bars(f"{problem.id}-sent", "What was sent", caption, x, [setting.label for setting in finished], parts)]
+    return [Bars(f"{problem.id}-sent", "Bytes sent", caption, x, [setting.label for setting in finished], parts)]
 
 
 def _totals(settings: Sequence[Setting], key: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""Numbers out of runs: means over seeds, curves against what they cost, the last ten rounds."""
+"""Numbers from runs: means over seeds, curves against cost, the last ten rounds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedrts.tasks.metrics import Metric
 T = TypeVar("T")
 
 MOST_POINTS = 200
-"""Of a curve; a longer one is thinned evenly, its first and last point stay."""
+"""Most points of a curve; longer ones are thinned evenly, keeping the first and last point."""
 LAST = 10
 
 
 def metrics_of(problem: Problem) -> list[Metric]:
-    """What models of a problem are judged by, the one that leads first; finished runs say it best."""
+    """Return the metrics of a problem's models, the leading one first; finished runs state them best."""
     found: dict[str, Metric] = {}
     for run in sorted(problem.runs, key=lambda run: not run.finished):
         for metric in run.metrics:
@@ -30,25 +30,25 @@ def metrics_of(problem: Problem) -> list[Metric]:
 
 
 def axis_of(metric: Metric, values: Sequence[float] = ()) -> Axis:
-    """An axis for a metric's values; errors that differ tenfold are on a logarithmic one."""
+    """Return the axis of a metric; errors that differ tenfold are on a logarithmic one."""
     wide = metric.lower_is_better and bool(values) and min(values) > 0 and max(values) > 10 * min(values)
     return Axis(f"test {metric.label}", metric.format, "log" if wide else "linear")
 
 
 def mean(values: Sequence[float]) -> Mean | None:
-    """Mean and standard error (of one value: no error)."""
+    """Return mean and standard error (no error for one value)."""
     if not values:
         return None
     return Mean(fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None)
 
 
 def over(setting: Setting, of: Callable[[Run], float | None]) -> Mean | None:
-    """A quantity's mean over the runs of a setting that have it."""
+    """Return a quantity's mean over the runs of a setting that have it."""
     return mean([value for run in setting.runs if (value := of(run)) is not None])
 
 
 def last_ten(run: Run, key: str) -> float | None:
-    """The mean over the evaluations of the last ten rounds."""
+    """Return the mean over the evaluations of the last ten rounds."""
     values = [line[key] for line in run.history[-LAST:] if line.get(key) is not None]
     return average(values) if values else None
 
@@ -72,7 +72,7 @@ Along = Callable[[Line, dict[str, float]], float]
 
 
 def curve(setting: Setting, value: Callable[[Line], float | None], along: Along = by_round) -> list[Point]:
-    """Means over a setting's runs at every round in which one of them has a value; x is a mean, too."""
+    """Return means over a setting's runs at every round in which one of them has a value; x is a mean, too."""
     at: dict[int, list[tuple[float, float]]] = {}
     for run in setting.runs:
         sums = {"bytes": 0.0, "flops": 0.0}
@@ -86,25 +86,25 @@ def curve(setting: Setting, value: Callable[[Line], float | None], along: Along 
 
 
 def averaged(pairs: Sequence[tuple[float, float]]) -> Point:
-    """The point at the mean of (x, y) over runs."""
+    """Return the point at the mean of (x, y) over runs."""
     made = mean([y for _, y in pairs])
     assert made is not None, "there is at least one run"
     return Point(sum(x for x, _ in pairs) / len(pairs), made.value, made.error, len(pairs))
 
 
 def thinned(entries: Sequence[T], most: int = MOST_POINTS) -> list[T]:
-    """At most so many of the entries, evenly taken; the first and the last stay."""
+    """Return at most so many entries, evenly spaced, including the first and the last."""
     if len(entries) <= most:
         return list(entries)
     return [entries[round(place * (len(entries) - 1) / (most - 1))] for place in range(most)]
 
 
 def worst_decile(values: Sequence[float], lower_is_better: bool = False) -> float:
-    """The mean of the worst tenth (rounded up) of the values."""
+    """Return the mean of the worst tenth (rounded up) of the values."""
     ordered = sorted(values, reverse=lower_is_better)
     return fmean(ordered[: math.ceil(len(ordered) / 10)])
 
 
 def spread(values: Sequence[float]) -> float:
-    """The standard deviation of the values as a whole population."""
+    """Return the population standard deviation of the values."""
     return pstdev(values)

@@ -1,4 +1,4 @@
-"""Run folders as plain structures: what the report is made of."""
+"""Run folders as plain structures, from which the report is made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Line = dict[str, Any]
 _DEFAULTS = {
     key: value for key, value in flat(Experiment().model_dump(mode="json")).items() if ("." in key or key == "tags") and value is not None
 }
-"""Of the keys that an earlier version did not know and so did not write."""
+"""Values of the keys that an earlier version did not know and so did not write."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class Run:
 
     @property
     def played(self) -> int:
-        """Rounds that are over."""
+        """Number of finished rounds."""
         return sum(line["round"] >= 0 for line in self.history)
 
 
 @dataclass(frozen=True)
 class Found:
-    """What there is in the given folders."""
+    """What the given folders contain."""
 
     runs: Sequence[Run]
     problems: Sequence[str] = field(default_factory=tuple)
@@ -83,7 +83,7 @@ class Found:
 
 
 def find(paths: Iterable[Path]) -> Found:
-    """All runs in and below `paths`, in the order of their names; what is damaged becomes a line of `problems`."""
+    """Find all runs in and below `paths`, in the order of their names; damage becomes a line of `problems`."""
     runs: list[Run] = []
     problems: list[str] = []
     folders: dict[Path, None] = {}
@@ -107,7 +107,7 @@ def find(paths: Iterable[Path]) -> Found:
 
 
 def read(path: Path) -> Run:
-    """The run in a folder, finished or not."""
+    """Read the run in a folder, finished or not."""
     folder = RunFolder(path)
     try:
         settings = tomllib.loads(folder.experiment_file().read_text("utf-8-sig"))
@@ -138,7 +138,7 @@ def read(path: Path) -> Run:
 
 
 def _is_dense(method: str, summary: Mapping[str, Any] | None) -> bool:
-    """By the catalogue, or, for a method that is not part of it, by what the run came to: to read a folder is to run none of its code."""
+    """Whether the method is dense: by the catalogue or, for foreign methods, by the run's results, without running any code."""
     if method in methods.names():
         return methods.get(method).dense
     return summary is not None and float(summary["density"]) == 1.0
@@ -153,7 +153,7 @@ def _json(file: Path) -> Any:
 
 
 def _links(folder: RunFolder) -> dict[str, int]:
-    """Sizes of the masks."""
+    """Return the sizes of the masks."""
     file = folder.path / "masks.safetensors"
     if not file.exists():
         return {}
@@ -170,14 +170,14 @@ def _is_private(path: Path) -> bool:
 
 
 def _is_trial(folder: Path) -> bool:
-    """Is this one of the runs by which a comparison, or a run, chose its learning rates?"""
+    """Whether this run served to choose a learning rate for a comparison or a run."""
     return any(
         parent.name == TUNING and any((parent.parent / file).exists() for file in (COMPARISON, TUNING_FILE)) for parent in folder.parents
     )
 
 
 def _failed_cells(path: Path) -> list[str]:
-    """What comparisons in and below this folder say of cells that failed."""
+    """Return what comparisons in and below this folder say about failed cells."""
     found = []
     for file in sorted(path.rglob("failures.json")):
         if (file.parent / COMPARISON).exists():

@@ -1,4 +1,4 @@
-"""Which runs belong together: problems (data and model), in them settings (all keys but the seed), named by what differs."""
+"""Grouping of runs: problems (data and model), and in them settings (all keys except the seed), named by what differs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OWN = "method_options."
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     label: str
     """What tells it from the others of its problem."""
@@ -58,7 +58,7 @@ class Problem:
 
 
 def grouped(runs: Sequence[Run]) -> tuple[list[Problem], list[str]]:
-    """The problems, and a line for every run that repeats another's setting and seed: only the first counts."""
+    """Return the problems, and a line for every run that repeats another's setting and seed; only the first counts."""
     first: dict[str, Run] = {}
     repeats = []
     for run in runs:
@@ -79,7 +79,7 @@ def grouped(runs: Sequence[Run]) -> tuple[list[Problem], list[str]]:
 
 
 def _problem(run: Run) -> list[Any]:
-    """What is learned by which model.
+    """Return the problem of a run. A script's runs are identified by samples, labels, layers, and what the run states.
 
     Those of a script have no names: data go by their samples and labels, models by their layers, and both by what their run says.
     """
@@ -95,13 +95,13 @@ def _problem(run: Run) -> list[Any]:
 
 
 def _given(run: Run, what: str) -> str | None:
-    """What was given in Python, as a finished run says."""
+    """Return what was given in Python, as a finished run states it."""
     found: str | None = (run.summary or {}).get("given", {}).get(what)
     return found
 
 
 def _by_data(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs of one problem, apart where a setting and seed was played on several data: others may have drawn theirs by the seed."""
+    """Split runs of one problem in which one setting and seed has several data sets; others may have drawn theirs by the seed."""
     places = [_text({**_compared(run), "seed": run.seed, "state": run.state}) for run in runs]
     if len(set(places)) == len(runs):
         return [list(runs)]
@@ -112,7 +112,7 @@ def _by_data(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _told_apart(run: Run) -> list[str]:
-    """Words for a title where names say nothing."""
+    """Return words for a title if names are not enough."""
     samples = [f"{sum(client['samples'] for client in run.clients):,} samples"] if run.settings["data"] == CUSTOM else []
     links = [f"{sum(run.links.values()):,} links"] if run.settings["model"] == CUSTOM and run.links else []
     task = _given(run, "task")
@@ -120,7 +120,7 @@ def _told_apart(run: Run) -> list[str]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """The keys in which runs of one problem differ, the method first, then the density."""
+    """Return the keys in which runs of one problem differ: the method first, then the density."""
     keys = sorted({key for run in runs for key in _compared(run)})
     found = [key for key in keys if _differs(key, runs)]
     order = {"method": 0, "density": 1}
@@ -128,14 +128,14 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 
 def common(runs: Sequence[Run]) -> dict[str, Any]:
-    """The keys that all runs share, with their values."""
+    """Return the keys that all runs share, with their values."""
     shared = set.intersection(*(set(run.settings) for run in runs))
     first = runs[0].settings
     return {key: first[key] for key in first if key in shared and all(run.settings[key] == first[key] for run in runs)}
 
 
 def unlikeness(run: Run, other: Run) -> int:
-    """In how many keys two runs differ, those of the method aside."""
+    """Return the number of keys in which two runs differ, not counting the method's."""
     mine, theirs = (
         {k: v for k, v in _compared(one).items() if k not in ("method", "density") and not k.startswith(_OWN)} for one in (run, other)
     )
@@ -143,18 +143,18 @@ def unlikeness(run: Run, other: Run) -> int:
 
 
 def _matters(key: str) -> bool:
-    """Can a key change what a run comes to, apart from chance and rounding?"""
+    """Whether a key can change a run's result, apart from chance and rounding."""
     return key not in _SAME_RESULT and (not key.startswith("engine.") or key == "engine.precision")
 
 
 def short(name: str) -> str:
-    """A name without the path before it: of an import path, a file, a folder."""
+    """Return a name without the path before it, for an import path, a file or a folder."""
     tail = name.rpartition(":")[2]
     return PurePath(tail).stem if tail != name or "/" in tail else name
 
 
 def shown(value: object) -> str:
-    """A setting's value for people."""
+    """Format a setting's value for people."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
@@ -192,7 +192,7 @@ def _settings(runs: Sequence[Run]) -> list[Setting]:
 
 
 def _named(run: Run, keys: Iterable[str]) -> str:
-    """`method density · key=value …`, of these keys."""
+    """Return `method density · key=value …` of these keys."""
     values = _compared(run)
     words = []
     for key in keys:
@@ -207,7 +207,7 @@ def _named(run: Run, keys: Iterable[str]) -> str:
 
 
 def _rank(run: Run, keys: Sequence[str]) -> tuple[object, ...]:
-    """Dense methods first, then by method, from dense to sparse."""
+    """Return the sort key: dense methods first, then by method, from dense to sparse."""
     others = [_text({"value": run.settings.get(key)}) for key in keys if key not in ("method", "density")]
     return (not run.dense, run.method, -float(run.settings["density"]), others, not run.finished)
 

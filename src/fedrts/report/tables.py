@@ -20,7 +20,7 @@ _FOLDED = 12
 
 
 def results(problem: Problem, metric: Metric) -> ReportTable:
-    """How good every setting became."""
+    """Return how good every setting became."""
     shown = _shown(problem, metric)
     judge = _judge(shown)
     late = f"average_{metric.name}"
@@ -42,28 +42,28 @@ def results(problem: Problem, metric: Metric) -> ReportTable:
         row += [over(setting, _summed(late))] if averaged else []
         rows.append(row if LOSS in shown else [*row, over(setting, _summed(LOSS.name))])
     return ReportTable(
-        f"{problem.id}-results", "How good models became", "On the test set; mean ± standard error over seeds.", columns, rows
+        f"{problem.id}-results", "Quality of the models", "On the test set; mean ± standard error over seeds.", columns, rows
     )
 
 
 def _shown(problem: Problem, metric: Metric) -> list[Metric]:
-    """The metrics that tables have: what leads, and others."""
+    """Return the metrics that tables show: the leading one, and others."""
     return [metric, *(other for other in metrics_of(problem) if other.told and other.name != metric.name)]
 
 
 def _judge(shown: Sequence[Metric]) -> Metric:
-    """The first of which runs keep the best round."""
+    """Return the first metric for which runs keep the best round."""
     return next((metric for metric in shown if metric.followed), shown[0])
 
 
 def _mean_of(metric: Metric) -> Callable[[Run], float | None]:
-    """The mean of the last ten rounds, as the summary says where it does."""
+    """Return the mean of the last ten rounds, from the summary if it states it."""
     key = f"{metric.name}_last10"
     return lambda run: run.summary[key] if run.summary and key in run.summary else last_ten(run, metric.name)
 
 
 def cost(problem: Problem) -> ReportTable:
-    """What every setting spent."""
+    """Return what every setting spent."""
     columns = [
         Column("setting"),
         Column("up", "bytes", "sent by all clients over the run, as encoded"),
@@ -80,11 +80,11 @@ def cost(problem: Problem) -> ReportTable:
         cells = [over(setting, _summed(key)) for key in keys]
         cells[3] = cells[3] and Mean(cells[3].value * 1e6)
         rows.append([setting.label, *cells])
-    return ReportTable(f"{problem.id}-cost", "What whole runs cost", "Mean ± standard error over seeds.", columns, rows)
+    return ReportTable(f"{problem.id}-cost", "Cost of whole runs", "Mean ± standard error over seeds.", columns, rows)
 
 
 def to_target(problem: Problem, metric: Metric) -> ReportTable | None:
-    """What it takes to be as good as dense averaging, run by run against the dense run of the same seed."""
+    """Return the cost of reaching dense averaging's accuracy, run by run against the dense run of the same seed."""
     dense = [run for setting in problem.finished if setting.dense for run in setting.runs]
     if not dense:
         return None
@@ -116,7 +116,7 @@ def to_target(problem: Problem, metric: Metric) -> ReportTable | None:
 
 
 def _target(run: Run, dense: Sequence[Run], metric: Metric) -> float | None:
-    """What dense averaging came to with this run's seed: of the dense runs most like it, the one that sends most (nothing is quantised)."""
+    """Return dense averaging's accuracy with this run's seed: of the most similar dense runs, the one that sends most."""
     peers = [other for other in dense if other.seed == run.seed]
     if not peers:
         return None
@@ -125,7 +125,7 @@ def _target(run: Run, dense: Sequence[Run], metric: Metric) -> float | None:
 
 
 def fairness(problem: Problem, metric: Metric) -> ReportTable | None:
-    """How unequally a model serves classes and clients."""
+    """Return how unequally a model serves classes and clients."""
     judged = [setting for setting in problem.finished if any(client_values(run, metric) for run in setting.runs)]
     if not judged:
         return None
@@ -133,19 +133,19 @@ def fairness(problem: Problem, metric: Metric) -> ReportTable | None:
     columns = [
         Column("setting"),
         Column("clients' mean", metric.format, "of every client's value on its own data, unweighted"),
-        Column("worst decile", metric.format, "mean over the tenth of the clients served worst"),
+        Column("worst decile", metric.format, "mean over the worst-served tenth of the clients"),
         Column("spread", metric.format, "standard deviation over clients"),
     ]
     if by_class:
         columns += [
             Column("worst decile, expected", "percent", "the same of test accuracy weighted by each client's labels"),
             Column("spread, expected", "percent", "its standard deviation over clients"),
-            Column("worst class", "percent", "test accuracy of the class served worst"),
+            Column("worst class", "percent", "test accuracy of the worst-served class"),
             Column("which", "text", "that class, by seed"),
             Column("spread over classes", "percent", "standard deviation of test accuracy over classes"),
         ]
     rows = [_fairness_row(setting, metric, by_class) for setting in judged]
-    return ReportTable(f"{problem.id}-fairness", "Fairness", "Of the final model; mean ± standard error over seeds.", columns, rows)
+    return ReportTable(f"{problem.id}-fairness", "Fairness", "For the final model; mean ± standard error over seeds.", columns, rows)
 
 
 def _fairness_row(setting: Setting, metric: Metric, by_class: bool) -> TableRow:
@@ -162,7 +162,7 @@ def _fairness_row(setting: Setting, metric: Metric, by_class: bool) -> TableRow:
 
 
 def configuration(problem: Problem) -> list[ReportTable]:
-    """What differs between the settings, and what they share."""
+    """Return what differs between the settings, and what they share."""
     keys = differing(problem.runs)
     found = []
     if keys and len(problem.settings) > 1:
@@ -171,19 +171,24 @@ def configuration(problem: Problem) -> list[ReportTable]:
         ]
         caption = "The keys in which the settings differ; – where a method has no such option."
         found.append(
-            ReportTable(f"{problem.id}-differs", "What differs", caption, [Column("setting"), *(Column(key) for key in keys)], rows)
+            ReportTable(f"{problem.id}-differs", "Settings that differ", caption, [Column("setting"), *(Column(key) for key in keys)], rows)
         )
     same: list[TableRow] = [[key, shown(value)] for key, value in common(problem.runs).items() if key not in ("seed", "out")]
     found.append(
         ReportTable(
-            f"{problem.id}-common", "What is common", "The keys that all runs share.", [Column("key"), Column("value")], same, folded=True
+            f"{problem.id}-common",
+            "Settings in common",
+            "The keys that all runs share.",
+            [Column("key"), Column("value")],
+            same,
+            folded=True,
         )
     )
     return found
 
 
 def runs(problem: Problem, metric: Metric) -> ReportTable:
-    """Every run folder."""
+    """Return every run folder."""
     judge = _judge(_shown(problem, metric))
     tagged = any(run.settings.get("tags") for run in problem.runs)
     columns = [
@@ -217,7 +222,7 @@ def runs(problem: Problem, metric: Metric) -> ReportTable:
                     version,
                 ]
             )
-    return ReportTable(f"{problem.id}-runs", "Runs", "One line a run folder.", columns, rows, folded=len(rows) > _FOLDED)
+    return ReportTable(f"{problem.id}-runs", "Runs", "One line per run folder.", columns, rows, folded=len(rows) > _FOLDED)
 
 
 def _without_error(found: Mean | None) -> float | None:

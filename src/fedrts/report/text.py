@@ -14,7 +14,7 @@ FILES = "report"
 
 
 def table_csv(table: ReportTable) -> str:
-    """Plain numbers; a mean takes two columns, the second for its standard error."""
+    """Return plain numbers; a mean takes two columns, the second for its standard error."""
     with_error = [any(isinstance(row[place], Mean) for row in table.rows) for place in range(len(table.columns))]
     head = [
         name
@@ -26,7 +26,7 @@ def table_csv(table: ReportTable) -> str:
 
 
 def figure_csv(figure: Figure) -> str:
-    """Tidy: one line a value."""
+    """Return tidy CSV: one line per value."""
     lines: list[list[CellValue]]
     if isinstance(figure, Heat):
         lines = [
@@ -45,7 +45,7 @@ def figure_csv(figure: Figure) -> str:
 
 
 def markdown(report: Report, pictures: bool, folder: Path = Path()) -> str:
-    """The whole report, of a file in `folder`; `pictures`: with links to the PNG files."""
+    """Return the whole report for a file in `folder`; `pictures`: with links to the PNG files."""
     lines = [f"# {_escaped(report.title)}", "", report.text, "", "## Failures", ""]
     lines += [f"- {_escaped(line)}" for line in report.problems] or [
         "None: every run is finished, no reply was rejected, nothing was left out."
@@ -61,7 +61,7 @@ def markdown(report: Report, pictures: bool, folder: Path = Path()) -> str:
 
 
 def table_lines(table: ReportTable, folder: Path = Path()) -> list[str]:
-    """A Markdown table, and what its columns mean."""
+    """Return a Markdown table, and the meaning of its columns."""
     sides = ["---" if column.format == "text" else "---:" for column in table.columns]
     rows = [[column.title for column in table.columns], sides]
     notes = [f"*{column.title}*: {column.note}" for column in table.columns if column.note]
@@ -88,5 +88,5 @@ def _plain(value: CellValue | Mean, with_error: bool) -> list[CellValue]:
 
 
 def _escaped(words: str) -> str:
-    """Text that Markdown leaves as it is."""
+    """Escape text so that Markdown leaves it unchanged."""
     return re.sub(r"([\\|\[\]])", r"\\\1", words).replace("<", "&lt;").replace("\n", " ")

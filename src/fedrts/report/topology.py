@@ -1,4 +1,4 @@
-"""Figures of the topology: does it settle, where is it dense, what does the server believe of its links."""
+"""Figures of the topology: whether it settles, which layers are dense, and the posteriors of links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLUMNS = 60
 
 
 def changes(problem: Problem, metric: Metric) -> list[Figure]:
-    """What an outer round changes, and what it leaves."""
+    """Show what an outer round changes and keeps."""
     sparse = [setting for setting in problem.settings if not setting.dense and any(run.topology for run in setting.runs)]
     if not sparse:
         return []
@@ -81,7 +81,7 @@ def _posterior(problem: Problem, setting: Setting, number: int, which: str, line
         f"{problem.id}-posterior-{number}-{which}",
         f"Posterior of {which} links: {setting.label}",
         f"Share of the {which} links by posterior mean, after each outer round of seed {setting.runs[0].seed}. "
-        f"Certain links move to the ends.{more}",
+        f"Links that are certain move to the ends.{more}",
         Axis("round"),
         Axis("posterior mean"),
         [str(line["round"] + 1) for line in lines],

@@ -1,4 +1,4 @@
-"""The paper's tables and figures as one command each: presets, played as comparisons."""
+"""The paper's tables and figures, one command each: presets that run as comparisons."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Planned:
 
 
 def planned(scale: Scale, data_dir: Path | None) -> list[Planned]:
-    """The parts of a scale, each with the data that are there."""
+    """Return the parts of a scale, each with the available data."""
     return [_planned(scale, part, data.home(data_dir)) for part in scale.parts]
 
 
@@ -61,17 +61,17 @@ def _missing(name: str, home: Path) -> str:
 
 @dataclass(frozen=True)
 class Size:
-    """How much work a scale is."""
+    """The amount of work of a scale."""
 
     runs: int
     rounds: int
-    """Of the longest run."""
+    """Rounds of the longest run."""
     samples: float | None
     """Training samples in all; None where a data set's size is not known beforehand."""
 
 
 def size_of(scale: Scale) -> Size:
-    """Without looking at any data."""
+    """Return the size without looking at any data."""
     cells = [cell for part in scale.parts for cell in scale.grid_of(part.experiment).cells()]
     rows = {cell.experiment.data: estimate.known_rows(cell.experiment.data) for cell in cells}
     known = [(cell.experiment, rows[cell.experiment.data]) for cell in cells]
@@ -80,14 +80,14 @@ def size_of(scale: Scale) -> Size:
 
 
 def estimated(chosen: Preset, size: ScaleName, data_dir: Path | None) -> tuple[int, float]:
-    """How many runs have their data, and their seconds one after the other, by timing a few training steps of each part."""
+    """Return how many runs have their data, and their seconds in sequence, by timing a few training steps of each part."""
     parts = playable(chosen.scale(size), data_dir)
     cells = [part.grid.cells() for part in parts if not part.missing]
     return sum(map(len, cells)), sum(estimate.seconds(own, data_dir) for own in cells)
 
 
 def playable(scale: Scale, data_dir: Path | None) -> list[Planned]:
-    """The parts of a scale; refused where the data of all are missing."""
+    """Return the parts of a scale; refuse if the data of all are missing."""
     parts = planned(scale, data_dir)
     if all(part.missing for part in parts):
         raise InputError(f"nothing of it can be run: {parts[0].missing}")
@@ -103,7 +103,7 @@ def reproduce(
     data_dir: str | Path | None = None,
     watcher: Watcher | None = None,
 ) -> Document:
-    """Play a preset of the package, or of a file, as far as it is not finished, and write results.md, results.csv and its figure."""
+    """Run the unfinished part of a preset (from the package or a file), and write results.md, results.csv and its figure."""
     content = preset.text(name)
     chosen = preset.parsed(content, name)
     folder, home = Path(out), None if data_dir is None else Path(data_dir)
@@ -139,7 +139,7 @@ def _outcome(part: Planned, state: str, comparison: Comparison | None, failed: M
 
 
 def _difference(name: str, home: Path | None) -> str:
-    """How the data that are there differ from the release; empty if nothing shows."""
+    """Return how the available data differ from the release; empty if no difference shows."""
     source = data.source(name)
     if source is None:
         return ""
@@ -159,7 +159,7 @@ def _drawable(chosen: Preset) -> bool:
 
 
 def _check_same(chosen: Preset, folder: Path) -> None:
-    """Refused where another preset was played."""
+    """Refuse a folder in which another preset ran."""
     file = folder / PRESET_FILE
     if file.exists() and preset.load(str(file)).title != chosen.title:
         raise InputError(f"{folder} holds another reproduction (see its {PRESET_FILE}): choose another --out")

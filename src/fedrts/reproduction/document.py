@@ -1,4 +1,4 @@
-"""results.md of a reproduction: a table for each metric and part, published numbers beside ours where both mean the same."""
+"""results.md of a reproduction: a table per metric and part, with published numbers beside ours if both mean the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedrts.runs.folder import RunFolder
 
 @dataclass(frozen=True)
 class PartOutcome:
-    """A part of a preset and what it came to."""
+    """A part of a preset and its results."""
 
     part: PresetPart
     data: str
@@ -31,7 +31,7 @@ class PartOutcome:
 
 @dataclass(frozen=True)
 class Document:
-    """All that a reproduction says."""
+    """The content of a reproduction's document."""
 
     name: str
     preset: Preset
@@ -89,7 +89,7 @@ class Document:
         return ["Not finished:", "\n".join(lines)] if lines else []
 
     def published(self, outcome: PartOutcome, key: str, **where: Any) -> float | None:
-        """A published number that may stand beside ours: paper scale and complete data only."""
+        """Return a published number that may stand beside ours: only at paper scale and with complete data."""
         if self.size != "paper" or outcome.state:
             return None
         return self.preset.published_for(key, {"part": outcome.part.name, **where})
@@ -105,7 +105,7 @@ class Document:
         return means_table(results, len(self.scale.seeds), beside)
 
     def _ratios(self, outcome: PartOutcome) -> str:
-        """`paper_comm_mb` of every method and column over that of the preset's `ratio_to`."""
+        """Return `paper_comm_mb` of every method and column, divided by that of the preset's `ratio_to`."""
         assert outcome.compared is not None
         results = outcome.compared.results("paper_comm_mb")
         ratios = {}
@@ -161,11 +161,11 @@ class Document:
         return markdown(["method", *names, "density", "seeds that reach it", "rounds", "FLOPs", "GB sent"], body)
 
     def _goals(self, results: Results, column: ColumnKey) -> Mapping[int, float]:
-        """By seed, the target's accuracy in the place of a column."""
+        """Return the target's accuracy for a column, by seed."""
         return self._in_the_place_of(str(self.preset.target), results, column)
 
     def _in_the_place_of(self, method: str, results: Results, column: ColumnKey) -> Mapping[int, float]:
-        """By seed, what a method has at a column's density, else at its highest."""
+        """Return a method's values at a column's density, or else at its highest, by seed."""
         densities = [other[-1] for name, other in results.values if name == method and other[:-1] == column[:-1]]
         density = column[-1] if column[-1] in densities else max(densities, default=None)
         return results.values.get((method, (*column[:-1], density)), {})
@@ -182,10 +182,10 @@ class Document:
 
 
 def _where(results: Results, column: ColumnKey) -> dict[str, Any]:
-    """What a column says, by the names that published numbers have."""
+    """Describe a column by the names that published numbers have."""
     return dict(zip(results.axes, column, strict=False)) | {"density": column[-1]}
 
 
 def reached(folder: Path, target: float) -> Milestone | None:
-    """Where a run reaches an accuracy."""
+    """Return where a run reaches an accuracy."""
     return cost_to_target(RunFolder(folder).history(), target)

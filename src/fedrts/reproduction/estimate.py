@@ -1,4 +1,4 @@
-"""How long a preset takes: training samples in all, over the samples a second that a plain training step reaches here."""
+"""The duration of a preset: its training samples divided by the samples per second of a plain training step."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _STEPS = 3
 
 
 def samples_of(experiment: Experiment, rows: int) -> float:
-    """Training samples of a run on a data set of so many rows."""
+    """Return the training samples of a run on a data set of so many rows."""
     clients = experiment.clients
     return experiment.rounds * clients.per_round * experiment.train.epochs * rows / clients.total
 
 
 def known_rows(name: str) -> int | None:
-    """Training rows of a data set as it was released, where that is known."""
+    """Return the training rows of a data set as released, if known."""
     source = data.source(name)
     return source.official.train if source is not None and source.official is not None else None
 
 
 def seconds(cells: Sequence[Cell], data_dir: Path | None) -> float:
-    """Of cells that share data and model, one after the other, by timing steps of the first; less where clients run side by side."""
+    """Estimate cells that share data and model, in sequence, by timing steps of the first; side by side takes less."""
     experiment = cells[0].experiment
     held = data.load(experiment.data, experiment.data_options, data_dir)
     rate = samples_per_second(experiment, held)
@@ -38,7 +38,7 @@ def seconds(cells: Sequence[Cell], data_dir: Path | None) -> float:
 
 
 def samples_per_second(experiment: Experiment, held: Data) -> float:
-    """Of forward and backward passes on whole batches, after one to warm up."""
+    """Time forward and backward passes on whole batches, after one warm-up."""
     device = torch.device(experiment.device)
     module = build_model(experiment, held.input_shape, held.classes).to(device).train()
     size = min(experiment.train.batch_size, held.samples)
@@ -59,7 +59,7 @@ def samples_per_second(experiment: Experiment, held: Data) -> float:
 
 
 def in_words(duration: float) -> str:
-    """`about 3.5 hours`."""
+    """Format as `about 3.5 hours`."""
     for unit, length in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if duration >= 1.5 * length:
             return f"about {duration / length:.3g} {unit}"

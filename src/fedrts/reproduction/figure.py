@@ -1,4 +1,4 @@
-"""The figures of a reproduction: one panel a part, lines by method (and keys that are no axis), told apart without colour too."""
+"""Figures of a reproduction: one panel per part, lines by method (and keys that are not axes), readable without colour."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DASHES = ("-", "--", "-.", ":")
 
 
 def draw(document: Document, file: Path) -> None:
-    """The preset's figure into a file; parts without results have no panel."""
+    """Draw the preset's figure to a file; parts without results have no panel."""
     metric = document.preset.metrics[0] if document.preset.figure == "lines" else DEFAULT_METRIC
     outcomes = [outcome for outcome in document.outcomes if outcome.compared is not None and outcome.compared.has(metric)]
     if not outcomes:
@@ -50,7 +50,7 @@ def _style(number: int) -> dict[str, str]:
 
 
 def _lines(axes: Any, outcome: PartOutcome, x: str, metric: str) -> None:
-    """A metric by `x` with bars of one standard error; a method that has no density is a line across."""
+    """Draw a metric by `x` with bars of one standard error; methods without density are horizontal lines."""
     assert outcome.compared is not None
     results = outcome.compared.results(metric)
     places = sorted({_place(results, column, x) for _, column in results.values})
@@ -76,7 +76,7 @@ def _lines(axes: Any, outcome: PartOutcome, x: str, metric: str) -> None:
 
 
 def _label(results: Results, method: str, column: ColumnKey, x: str = "") -> str:
-    """A method, and what tells its lines from each other: keys, apart from `x`, of which it has several values."""
+    """Return the label of a method's line, with keys, apart from `x`, of which it has several values."""
     names = [*results.axes, "density"]
     own = [other for name, other in results.values if name == method]
     told = [place for place, key in enumerate(names) if key != x and len({other[place] for other in own}) > 1]
@@ -88,7 +88,7 @@ def _place(results: Results, column: Sequence[Any], x: str) -> float:
 
 
 def _curves(axes: Any, outcome: PartOutcome, cost: str, label: str, unit: float) -> None:
-    """Mean over ten rounds and over seeds by what was spent until then; the band is one standard error."""
+    """Draw means over ten rounds and over seeds against cost so far; the band is one standard error."""
     assert outcome.compared is not None
     results = outcome.compared.results()
     runs: dict[str, list[str]] = {}

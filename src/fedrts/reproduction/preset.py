@@ -1,4 +1,4 @@
-"""Presets: what a table or figure of the paper is made of, as plain TOML files beside this module."""
+"""Presets: the runs of a table or figure of the paper, as plain TOML files beside this module."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Scale(Table):
     parts: list[PresetPart]
 
     def grid_of(self, settings: Mapping[str, Any]) -> Grid:
-        """The grid of a part that has these settings."""
+        """Return the grid of a part that has these settings."""
         base = config.merged(config.merged({"recipe": "paper"}, self.experiment), settings)
         return Grid(base, self.methods, self.densities, self.seeds, self.grid, options=self.options)
 
@@ -70,7 +70,7 @@ class Preset(Table):
         return self.paper if name == "paper" else self.small
 
     def published_for(self, key: str, where: Mapping[str, Any]) -> float | None:
-        """The published value of `key`, of the entry that agrees with `where` in all that it says."""
+        """Return the published value of `key` from the entry that agrees with `where` in all its fields."""
         for entry in self.published:
             if key in entry and all(key_of(entry.get(name, value)) == key_of(value) for name, value in where.items()):
                 return float(entry[key])
@@ -78,12 +78,12 @@ class Preset(Table):
 
 
 def names() -> list[str]:
-    """Of all presets of the package."""
+    """Return the names of all presets of the package."""
     return sorted(file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml"))
 
 
 def text(name: str) -> str:
-    """A preset of the package as it is written, or a file of one's own."""
+    """Return the text of a preset of the package, or of your own file."""
     if name.endswith(".toml"):
         require_plain(name)
         try:
@@ -96,7 +96,7 @@ def text(name: str) -> str:
 
 
 def parsed(content: str, name: str) -> Preset:
-    """A preset of its text; the first mistake is one line."""
+    """Parse the text of a preset; the first mistake is one line."""
     try:
         preset = config.validated(Preset, config.parsed_toml(content, name))
         for metric in preset.metrics:
@@ -134,7 +134,7 @@ def _is_number(value: object) -> bool:
 
 
 def load(name: str) -> Preset:
-    """The preset of that name or file."""
+    """Load the preset of that name or file."""
     return parsed(text(name), name)
 
 

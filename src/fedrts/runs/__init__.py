@@ -1,1 +1,1 @@
-"""A run and its folder: built from an experiment, written down, checkpointed, summed up."""
+"""A run and its folder: built from an experiment, recorded, checkpointed and summarised."""

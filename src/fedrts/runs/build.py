@@ -1,8 +1,9 @@
-"""From an experiment to everything it names: data, clients, model, method, engine."""
+"""Building everything that an experiment names: data, clients, model, method, engine."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -48,7 +49,7 @@ from fedrts.sparse.layout import Layout, Prunable
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.mode import training
 from fedrts.sparse.schedule import Schedule
-from fedrts.tasks import Classification, check, cross_entropy, declared, judged_by, smoothed
+from fedrts.tasks import Classification, check, cross_entropy, declared, judged_by, logits, smoothed
 
 _SOME = slice(0, 2)
 """A norm without statistics of its own needs two."""
@@ -58,7 +59,7 @@ _TRIED = slice(0, 64)
 
 @dataclass(frozen=True)
 class Assembled:
-    """An experiment with everything that it names."""
+    """An experiment with everything that it names, built."""
 
     experiment: Experiment
     method: Method
@@ -74,14 +75,16 @@ class Assembled:
     """The run that it goes on from."""
 
     def begun(self) -> tuple[State, int]:
-        """Its first state, and the round that comes next: -1, the set-up, which a run that goes on from another needs no more."""
+        """Its first state and next round: -1 is the set-up, which a run that starts from another skips."""
         if self.origin is None:
             return self.method.begin(self.setup), -1
         return self.origin.begun(self.method, self.experiment.method, self.setup), 0
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint belongs to beside the experiment: the model's layout and layers, who holds how many samples, data, own task."""
+        """What a checkpoint belongs to besides the experiment: the model's layout and layers, the clients' sample counts, data, own
+        task.
+        """
         held = repr((list(self.plan.samples), self.data.sampled_fingerprint))  # all that earlier versions noted of the data
         samples = hashlib.blake2b(held.encode(), digest_size=8).hexdigest()
         layers = [entry.name for entry in self.layout.layers]
@@ -94,7 +97,7 @@ class Assembled:
 
 
 def federation(experiment: Experiment, data_dir: str | Path | None = None) -> tuple[Data, Holdings]:
-    """The data of a resolved experiment, and the row numbers of every client."""
+    """Return the data of a resolved experiment, and the row numbers of every client."""
     held = data.load(experiment.data, experiment.data_options, data_dir)
     c, key = experiment.clients, random.key(experiment.seed, "partition")
     if c.partition == SITES and not kind(experiment.engine.name).has_sites:
@@ -137,7 +140,7 @@ def build_model(experiment: Experiment, input_shape: tuple[int, ...], classes: i
 
 @contextmanager
 def initialising(experiment: Experiment) -> Iterator[None]:
-    """Inside, weights are drawn by the experiment's seed."""
+    """Draw weights by the experiment's seed during the block."""
     with torch.random.fork_rng([]):
         torch.manual_seed(random.seed(random.key(experiment.seed, "model")))
         yield
@@ -153,7 +156,7 @@ def put_together(
     *,
     noise: Noise,
 ) -> Assembled:
-    """The run of `module` on clients that hold the rows `parts` of `held`; `try_task` looks for mistakes in one's own loss and targets.
+    """Build the run of `module` on clients that hold the rows `parts` of `held`; `try_task` checks your own loss and targets.
 
     `noise`: a site's is `Unpredictable`, a simulation's `Repeatable`; nothing is assumed.
     """
@@ -194,8 +197,9 @@ def put_together(
     try:
         macs = Macs.of(module, layout, held.inputs(trees.at(held.x, _SOME)))
     except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AttributeError) as error:
-        form = held.input_shape
-        raise InputError(f"the model '{e.model}' cannot read the inputs of '{e.data}', of shape {form}: {reason(error)}") from error
+        named = e.model != config.CUSTOM and e.data != config.CUSTOM
+        whose = f"the model '{e.model}' cannot read the inputs of '{e.data}'" if named else "the model cannot read the inputs"
+        raise InputError(f"{whose}, {_described(module, trees.opened(trees.at(held.x, slice(0, 1))))}: {reason(error)}") from error
     if try_task:
         _check_task(module, held)
     summing = Summing(e.secure, e.seed) if e.secure.aggregation else None
@@ -229,12 +233,12 @@ def put_together(
 
 
 def with_metrics(held: Data, experiment: Experiment) -> Data:
-    """Data whose task gives the experiment's further metrics too."""
+    """Return data whose task also gives the experiment's additional metrics."""
     return replace(held, task=judged_by(held.task, experiment.eval.metrics)) if experiment.eval.metrics else held
 
 
 def _fall(experiment: Experiment, layout: Layout) -> Fall | None:
-    """How the density falls over the rounds, where it does."""
+    """Return how the density falls over the rounds, if it does."""
     t = experiment.topology
     if t.density_start is None:
         return None
@@ -249,7 +253,7 @@ def _server_optimizer(experiment: Experiment) -> ServerOptimizer:
 
 
 def with_samples(run: Assembled, samples: Sequence[int], held_out: Mapping[int, int] | None = None) -> Assembled:
-    """A run whose sites have said how many samples they train on, and how many they hold out to judge the model."""
+    """Return a run whose sites have stated their numbers of training and held-out samples."""
     rows = Holdings.cut(torch.zeros((), dtype=torch.int64).expand(sum(samples)), samples)  # no memory: the rows are elsewhere
     plan = replace(run.plan, samples=list(samples), held_out=dict(held_out or {}))
     return replace(run, rows=rows, setup=replace(run.setup, samples=sum(samples)), plan=plan)
@@ -279,7 +283,7 @@ def _with_given_mask(experiment: Experiment, setup: Setup, method: Method) -> tu
 
 
 def _is_trained(module: nn.Module) -> bool:
-    """Does a builder say so of its module's weights?"""
+    """Whether a builder marks its module's weights as trained."""
     return getattr(module, "pretrained", False) is True
 
 
@@ -308,6 +312,19 @@ def layout_of(experiment: Experiment, module: nn.Module, prunable: Prunable | No
     return Layout.of(module, prunable or pretrained.blocks_rule(module, prune_output), prune_output=prune_output, unit=unit)
 
 
+def _described(module: nn.Module, x: trees.Tensors) -> str:
+    """Inputs in words, and what a module takes, for an error."""
+    forms = [
+        f"{name[1:]} {list(leaf.shape[1:])} of {str(leaf.dtype).removeprefix('torch.')}".strip()
+        for name, leaf in trees.named("x", x).items()
+        if isinstance(leaf, Tensor)
+    ]
+    if not isinstance(x, dict):
+        return f"of shape {', '.join(forms)}"
+    takes = ", ".join(inspect.signature(module.forward).parameters)
+    return f"a dictionary of {', '.join(forms)}, which goes to forward({takes}) by name"
+
+
 def _check_parameters(module: nn.Module) -> None:
     lazy = next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
     if lazy is not None:
@@ -319,14 +336,14 @@ def _check_parameters(module: nn.Module) -> None:
 
 
 def _check_task(module: nn.Module, held: Data) -> None:
-    """Do the model, its loss and the targets go together?"""
+    """Check that the model, its loss and the targets fit together."""
     some, targets = held.inputs(trees.at(held.x, _SOME)), held.targets(trees.at(held.y, _SOME))
-    check(held.task, module, some, targets, *(trees.at(part, _SOME) for part in (held.test_x, held.test_y)))
     if isinstance(held.task, Classification) and held.task.criterion is cross_entropy and held.labels is not None:
         with training(module, False), torch.no_grad():
-            outputs = trees.answer(trees.called(module, some)).shape[-1]
+            outputs = logits(trees.called(module, some)).shape[-1]
         least, most = (int(of(torch.cat([held.y, held.test_y]))) for of in (torch.min, torch.max))
         if least < 0 or most >= outputs:
             raise InputError(f"labels must be 0 to {outputs - 1}, one for each output of the model: these are {least} to {most}")
+    check(held.task, module, some, targets, *(trees.at(part, _SOME) for part in (held.test_x, held.test_y)))
     if isinstance(held.task, Classification):
         held.task.check_count(module, held.inputs(trees.at(held.test_x, _TRIED)), held.targets(trees.at(held.test_y, _TRIED)))

@@ -43,7 +43,7 @@ _NAME = re.compile(r"(\d{8})-([0-9a-f]{32})\.safetensors")
 
 @dataclass(frozen=True)
 class Saved:
-    """A state with what else a run needs to go on from it."""
+    """A state with everything else that a run needs to continue from it."""
 
     state: State
     next_round: int
@@ -126,13 +126,13 @@ def _parsed(data: bytes, device: torch.device | str) -> Saved:
 
 
 def oldest(folder: Path) -> int:
-    """The first round that may have to be played again, going by the oldest checkpoint that is kept."""
+    """Return the first round that may be played again, going by the oldest kept checkpoint."""
     matches = (_NAME.fullmatch(file.name) for file in _files(folder))
     return min((int(match[1]) for match in matches if match), default=0)
 
 
 def _files(folder: Path) -> list[Path]:
-    """Checkpoint files, newest first."""
+    """Return checkpoint files, newest first."""
     return sorted((file for file in folder.glob("*.safetensors") if _NAME.fullmatch(file.name)), reverse=True)
 
 

@@ -1,4 +1,4 @@
-"""`--tune`: which engine, kernel and number of slots are the fastest for an experiment on this machine, measured and remembered."""
+"""`--tune`: measure which engine, kernel and number of slots are fastest for an experiment on this machine, and remember it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedrts.runs.build import Assembled, assemble
 from fedrts.runs.folder import device_name
 
 BATCHES = 8
-"""Of every client, at most, in one measurement."""
+"""Most batches of every client in one measurement."""
 
 
 WARM_UPS, MEASURED = 2, 2
@@ -31,18 +31,18 @@ WARM_UPS, MEASURED = 2, 2
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the measurements say."""
+    """The result of the measurements."""
 
     experiment: Experiment
     """With the fastest settings of its engine."""
     samples_per_second: dict[EngineSettings, float]
-    """Of every candidate, the fastest first."""
+    """Speed of every candidate, the fastest first."""
     remembered: bool
     """Was it measured before?"""
 
 
 def tune(experiment: Experiment, data_dir: str | Path | None = None) -> Tuned:
-    """A resolved experiment with the engine that is the fastest here; keys of `[engine]` that are set stay as they are."""
+    """Return a resolved experiment with the fastest engine; keys of `[engine]` that are set stay."""
     run = assemble(experiment, data_dir)
     asked = experiment.engine
     if not kind(asked.name).in_process:
@@ -57,7 +57,7 @@ def tune(experiment: Experiment, data_dir: str | Path | None = None) -> Tuned:
 
 
 def candidates(asked: EngineSettings, run: Assembled) -> list[EngineSettings]:
-    """What is worth measuring: one after the other, and side by side in either way with all or half of the slots."""
+    """Return the candidates to measure: one at a time, and side by side in either way with all or half of the slots."""
     if run.experiment.guard.deadline:  # which leaves no choice
         return [run.experiment.engine]
     return kind(asked.name).candidates(asked, run.bench, run.plan.per_round)
@@ -72,7 +72,7 @@ def _measure_all(run: Assembled, asked: EngineSettings) -> dict[EngineSettings, 
 
 
 def _measure(run: Assembled, settings: EngineSettings) -> float:
-    """Samples a second of some steps of the first round's clients; their replies are dropped."""
+    """Measure samples per second of some steps of the first round's clients; their replies are dropped."""
     bench, plan = run.bench, run.plan
     size = bench.training.batch_size
     short = Workbench(bench.module, bench.layout, bench.data, bench.training.but(epochs=1), bench.seed, bench.macs, noise=bench.noise)
@@ -94,12 +94,12 @@ def _measure(run: Assembled, settings: EngineSettings) -> float:
 
 
 def cache_file() -> Path:
-    """Where measurements are remembered."""
+    """Return the file that stores measurements."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedrts" / "tuned.json"
 
 
 def _key(run: Assembled, asked: EngineSettings) -> str:
-    """Everything that a measurement depends on: model, data, clients, training, device, and what was asked for."""
+    """Return everything that a measurement depends on: model, data, clients, training, device, and what was asked for."""
     e = run.experiment
     facts = {
         "model": run.layout.fingerprint,

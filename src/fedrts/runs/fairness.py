@@ -1,4 +1,4 @@
-"""Whom a model serves how well: fairness.json, made once of the final model.
+"""How well does the model serve each class and client? fairness.json, written once for the final model.
 
 A class is judged on its samples of the test set. A client is judged twice: on the data that it holds (which the model was trained on, here
 without augmentation), and, where targets are labels, on new data like its own: the classes' test accuracies weighted by its label counts.
@@ -43,7 +43,7 @@ _ON_CPU = 64
 
 
 def judged(run: Assembled, tell: TellProgress = lambda done, total: None) -> dict[str, Any]:
-    """The run's module by class and by client; `share` is the part of the clients' samples that was looked at.
+    """Evaluate the run's module by class and by client; `share` is the evaluated part of the clients' samples.
 
     `tell(done, total)` hears of the samples that were looked at, and of all that will be.
     """
@@ -80,13 +80,13 @@ def judged(run: Assembled, tell: TellProgress = lambda done, total: None) -> dic
 
 
 def _labels(data: Data) -> Tensor | None:
-    """The test set's labels, where there are few enough to tell of each."""
+    """Return the test set's labels, if there are few enough classes to report on each."""
     return data.test_y.cpu() if all(has_classes(labels, data.classes) for labels in (data.y, data.test_y)) else None
 
 
 @dataclass(frozen=True)
 class _Look:
-    """A model that looks once at every sample."""
+    """A model that evaluates every sample once."""
 
     data: Data
     module: nn.Module
@@ -94,7 +94,7 @@ class _Look:
     step: Callable[[int], None]
 
     def apart(self, x: Tensors, y: Tensors, rows: Tensor, sizes: Sequence[int]) -> list[Metrics]:
-        """Metrics of each of the groups that `rows` consist of, one after the other; of an empty group none."""
+        """Return metrics of each group of `rows`; an empty group has none."""
         rows = rows.to(self.data.device)
         if type(self.data.task) is Classification and all(isinstance(part, Tensor) for part in (x, y)):  # a further metric need not add up
             return self._streamed(self.data.task, x, y, rows, sizes)
@@ -105,7 +105,7 @@ class _Look:
         return found
 
     def _streamed(self, task: Classification, x: Tensors, y: Tensors, rows: Tensor, sizes: Sequence[int]) -> list[Metrics]:
-        """The same, where losses and right answers add up: batches need not end where groups do."""
+        """The same for losses and right answers that add up: batches need not end where groups do."""
         count = task.correct or labelled_rightly
         group = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.int64))
         sums = [[0.0, 0.0] for _ in sizes]
@@ -123,19 +123,19 @@ class _Look:
 
 
 def _at_once(run: Assembled) -> int:
-    """Samples per forward pass: on a CPU no more than its caches hold the activations of."""
+    """Return samples per forward pass: on a CPU, no more than fit its caches with their activations."""
     most = run.experiment.eval.batch_size
     return min(most, _ON_CPU) if run.data.device.type == "cpu" else most
 
 
 def spread_out(rows: Tensor, share: float) -> Tensor:
-    """A `share` of the rows, but no fewer than 16, evenly spread over them."""
+    """Return a `share` of the rows, at least 16, evenly spread over them."""
     count = min(len(rows), max(_FEWEST, math.ceil(len(rows) * share)))
     return rows[torch.arange(count, device=rows.device) * len(rows) // max(count, 1)]
 
 
 def expected(labels: Sequence[int], classes: Sequence[dict[str, Any]]) -> float | None:
-    """Σ_c share of label c · test accuracy of class c, over the classes that the test set has."""
+    """Return Σ_c share of label c · test accuracy of class c, over the classes in the test set."""
     pairs = zip(labels, (entry["accuracy"] for entry in classes), strict=True)
     there = [(count, share) for count, share in pairs if count and share is not None]
     return sum(count * share for count, share in there) / sum(count for count, _ in there) if there else None

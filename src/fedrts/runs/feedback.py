@@ -1,4 +1,4 @@
-"""Where error feedback can be: which uploads, which engines, how much memory."""
+"""Where error feedback is possible: uploads, engines, and memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MUCH = 2**30
 
 
 def check_feedback(experiment: Experiment, plan: Plan) -> None:
-    """Refuse what error feedback cannot be had with; say what it takes where that is much."""
+    """Refuse error feedback where it is impossible; note its memory where that is large."""
     found = exchanges(plan)
     uploads = [exchange for exchange in found if "weights" in exchange.up]
     if experiment.wire.feedback:
@@ -44,19 +44,19 @@ def check_feedback(experiment: Experiment, plan: Plan) -> None:
 
 
 def feeds_back(plan: Plan) -> bool:
-    """Do clients remember what their uploads have not told?"""
+    """Whether clients remember what compression dropped from their uploads."""
     return any(exchange.fed_back for exchange in exchanges(plan))
 
 
 def exchanges(plan: Plan) -> list[Exchange]:
-    """Those of an inner and of an outer round."""
+    """Return the exchanges of an inner and of an outer round."""
     mask, outer = Mask.full(plan.layout.sizes), plan.schedule.is_outer
     kinds = {next((index for index in range(plan.rounds) if outer(index) == wanted), 0) for wanted in (True, False)}
     return [exchange for index in sorted(kinds) for exchange in plan.exchanges(plan.round(index, mask))]
 
 
 def _obstacle(weights: object, experiment: Experiment) -> str:
-    """Why an upload's weights have no error feedback, and the remedy."""
+    """Return why an upload's weights have no error feedback, and the remedy."""
     if not isinstance(weights, Values):
         return f"clients of '{experiment.method}' upload weights on masks of their own; leave it out, or choose another method"
     if weights.fixed:

@@ -1,4 +1,4 @@
-"""What is read again from the files of a run folder, which anybody may have written; other keys may be there."""
+"""What is read back from the untrusted files of a run folder; other keys may be present."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Histogram = Annotated[list[Count], Field(min_length=BINS, max_length=BINS)]
 
 
 class Part(BaseModel):
-    """Of a file; infinite and missing numbers are null there."""
+    """A part of a file; infinite and missing numbers are null there."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -161,13 +161,13 @@ class CheckpointFacts(Part):
 
 
 def check_metrics(names: Iterable[str], content: Iterable[Mapping[str, Any]], file: str) -> None:
-    """Are these keys numbers, or null, wherever they are?"""
+    """Check that these keys are numbers or null wherever they occur."""
     keys = [key for name in names for key in (name, f"{name}_last10", f"best_{name}", f"valid_{name}", f"average_{name}")]
     check(list[dict[str, Number | None]], [{key: line[key] for key in keys if key in line} for line in content], file)
 
 
 def check(kind: Any, content: object, file: str) -> None:
-    """Refuse what a report could not be made of, naming the first thing that is wrong."""
+    """Refuse content that a report cannot use, and name the first problem."""
     try:
         TypeAdapter(kind).validate_python(content, strict=True)
     except ValidationError as error:

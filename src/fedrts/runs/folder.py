@@ -1,4 +1,4 @@
-"""The run folder: everything that a run writes, in the files that the documentation names."""
+"""The run folder: all files that a run writes, under their documented names."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _REMEDIES = dict.fromkeys(_LOGS, _BACKUP) | dict.fromkeys(_MODEL, f"{_BACKUP}, o
 
 
 class RunFolder:
-    """A folder that belongs to one run; only one process writes to it at a time."""
+    """The folder of one run; only one process writes to it at a time."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -95,7 +95,7 @@ class RunFolder:
     # -- starting -------------------------------------------------------------------------------------------------
 
     def refuse_another(self) -> None:
-        """An `InputError` where the folder holds a run."""
+        """Raise an `InputError` if the folder holds a run."""
         if (self.path / "experiment.toml").exists():
             settings: dict[str, Any] = {}
             with contextlib.suppress(InputError):  # `resume` tells what is wrong with it
@@ -104,7 +104,7 @@ class RunFolder:
             raise InputError(f"{self.path} holds a run already: continue it with `{again}`, or choose another --out")
 
     def create(self, experiment: Experiment, tuned: bool = False) -> None:
-        """Make the folder and write experiment.toml, before anything else happens but trials of learning rates, where it is `tuned`."""
+        """Create the folder and write experiment.toml before anything else; `tuned`: trials of learning rates came first."""
         before = (TUNING, TUNING_FILE) if tuned else ()
         try:
             self.refuse_another()
@@ -118,26 +118,26 @@ class RunFolder:
         self.write_experiment(experiment)
 
     def prolong(self, experiment: Experiment) -> None:
-        """A run is to go on for more rounds than it was planned for: what it came to no longer holds, its newest checkpoint does."""
+        """Prepare a run for more rounds than planned: its results no longer hold, its newest checkpoint does."""
         self.write_experiment(experiment)
         for name in _RESULTS:
             (self.path / name).unlink(missing_ok=True)
 
     def write_experiment(self, experiment: Experiment) -> None:
-        """experiment.toml, with the versions of what runs it."""
+        """Write experiment.toml, with the versions of the software."""
         versions = {"fedrts": fedrts.__version__, "torch": torch.__version__, "device": device_name(experiment.device)}
         settings = _without_none(experiment.model_dump())
         write_atomically(self.path / "experiment.toml", tomli_w.dumps({**settings, "versions": versions}).encode())
 
     def discard(self) -> None:
-        """Remove a folder in which nothing happened yet, and the parents that were made for it."""
+        """Remove a folder in which nothing has happened yet, and the parents created for it."""
         with contextlib.suppress(OSError):
             (self.path / "experiment.toml").unlink(missing_ok=True)
             for folder in self._made:
                 folder.rmdir()
 
     def owns(self, file: Path) -> bool:
-        """Is it one of the files that the run keeps here, which nothing else may write?"""
+        """Whether this is a file that the run keeps here, and nothing else may write."""
         inside = file.resolve().parent == self.path.resolve()
         return inside and file.name in ("experiment.toml", "clients.json", "config.json", *_LOGS, *_RESULTS)
 
@@ -155,7 +155,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def trusted(self, trust: Trust, given: Tree | None = None) -> Iterator[None]:
-        """Inside, settings lead to no code outside the package but what is trusted, or `given` by the user: a folder may be anybody's."""
+        """Allow settings to lead only to trusted or `given` code during the block, because a folder may come from anybody."""
         if trust is True:
             yield
             return
@@ -171,12 +171,12 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Is there a round that is not forgotten?"""
+        """Whether a round has been recorded."""
         return any((self.path / "checkpoint").glob("*")) or (self.path / "summary.json").exists()
 
     @property
     def is_running(self) -> bool:
-        """Is a process writing to it now?"""
+        """Whether a process is writing to it now."""
         try:
             require_plain(self.path / _LOGS[0])
             with open(self.path / _LOGS[0], "rb") as log:
@@ -210,7 +210,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the logs open for appending, and keep every other process out."""
+        """Open the logs for appending, and lock out every other process."""
         with contextlib.ExitStack() as stack:
             for name in _LOGS:
                 require_plain(self.path / name)
@@ -221,7 +221,7 @@ class RunFolder:
             yield
 
     def rewind(self, saved: Saved | None) -> None:
-        """Cut the logs back to what they were when `saved` was written (to nothing without it)."""
+        """Cut the logs back to when `saved` was written (to nothing without it)."""
         for name, log in self._logs.items():
             length = saved.facts["logs"][name] if saved else 0
             if (there := log.seek(0, os.SEEK_END)) < length:
@@ -253,7 +253,7 @@ class RunFolder:
         identity: Mapping[str, Any],
         stopped: Mapping[str, Any] | None = None,
     ) -> None:
-        """A checkpoint that says what it belongs to, and how a run was `stopped` with it; the logs are on disk before it is."""
+        """Save a checkpoint with its identity and how a run `stopped` with it; the logs are on disk before it is."""
         for name, log in self._logs.items():
             with explained(self.path / name):
                 os.fsync(log.fileno())
@@ -264,12 +264,12 @@ class RunFolder:
         checkpoint.save(self.path / "checkpoint", Saved(state, next_round, facts, ledger.tensors()))
 
     def stopped(self) -> dict[str, Any] | None:
-        """How the run was stopped before its last round; None if it was not."""
+        """How the run stopped before its last round; None if it did not."""
         saved = checkpoint.load(self.path / "checkpoint", check=check_saved)
         return None if saved is None else saved.facts.get("stopped")
 
     def replayed_from(self) -> int:
-        """The first round that may have to be played again, whichever checkpoint a run goes on from."""
+        """Return the first round that may be played again, whichever checkpoint a run continues from."""
         return checkpoint.oldest(self.path / "checkpoint")
 
     def load(
@@ -294,7 +294,7 @@ class RunFolder:
         return saved
 
     def _foreign(self, saved: Saved, experiment: Experiment, identity: Mapping[str, Any]) -> str | None:
-        """Why a checkpoint is another run's; None if it is not."""
+        """Return why a checkpoint belongs to another run; None if it does not."""
         now = _comparable(experiment)
         then = _with_horizon(with_newer_keys(saved.facts["experiment"], now))
         now = _with_horizon(now)
@@ -328,7 +328,7 @@ class RunFolder:
         return {name: sha256(content) for name, content in data.items()} | {name: self._digest(name) for name in self._logs}
 
     def final_tensors(self, average: bool = False) -> dict[str, Tensor] | None:
-        """The named tensors of a finished run's model, or of the average of its late ones; None while it is unfinished."""
+        """Return the named tensors of a finished run's model, or of the average of its late ones; None while unfinished."""
         if not (self.path / "model.safetensors").exists():
             return None
         if average and not (self.path / "average.safetensors").exists():
@@ -344,20 +344,20 @@ class RunFolder:
         return tensors
 
     def verify(self) -> None:
-        """Are the files of a finished run those that it wrote? One that is gone can be made anew, but for the logs."""
+        """Check that the files of a finished run are those that it wrote. Missing files other than the logs can be recreated."""
         for name in self._digests():
             if name in _LOGS or (self.path / name).exists():
                 self.checked(name)
 
     def checked(self, name: str) -> bytes:
-        """The bytes of a file; an `InputError` where a finished run's summary says that they were others."""
+        """Return the bytes of a file; an `InputError` if they differ from a finished run's summary."""
         data = self._bytes(name)
         if self._digests().get(name, found := sha256(data)) != found:
             raise InputError(f"{self.path / name} is damaged: its bytes are not those that the run wrote; {_REMEDIES[name]}")
         return data
 
     def _digests(self) -> dict[str, str]:
-        """What the summary says of other files; earlier versions wrote nothing of the kind."""
+        """Return the summary's digests of other files; earlier versions wrote none."""
         digests = (self.summary() or {}).get("digests", {})
         return {name: digest for name, digest in digests.items() if name in _REMEDIES}
 
@@ -375,7 +375,7 @@ class RunFolder:
         return self._read_log("topology.jsonl", file_schema.TopologyLine)
 
     def summary(self) -> dict[str, Any] | None:
-        """What the run came to; None while it is unfinished."""
+        """Return the run's results; None while it is unfinished."""
         file = self.path / "summary.json"
         if not file.exists():
             return None
@@ -385,7 +385,7 @@ class RunFolder:
         return summary
 
     def _read_log(self, name: str, line: type[file_schema.Part]) -> list[dict[str, Any]]:
-        """The lines of a log; a torn last one (the run was killed while writing it) does not count."""
+        """Return the lines of a log; a torn last one (from a kill while writing) does not count."""
         file = self.path / name
         lines = self.checked(name).splitlines(keepends=True) if file.exists() or name in self._digests() else []
         if lines and not lines[-1].endswith(b"\n"):
@@ -403,7 +403,7 @@ def _parsed(file: Path, text: bytes) -> Any:
 
 
 def check_saved(saved: Saved) -> None:
-    """Can a run go on from this checkpoint, whatever it belongs to?"""
+    """Check that a run can continue from this checkpoint, whatever it belongs to."""
     file_schema.check(file_schema.CheckpointFacts, saved.facts, "its header")
     if missing := [name for name in _LOGS if name not in saved.facts["logs"]]:
         raise InputError(f"it does not say how long {missing[0]} was")
@@ -413,7 +413,7 @@ def check_saved(saved: Saved) -> None:
 
 
 def _check_alike(state: State, begun: State) -> None:
-    """Has a state the tensors that the run's method goes on with?"""
+    """Check that a state has the tensors that the run's method continues with."""
     rest = len(begun.values) - begun.mask.number
     if (state.mask.sizes, len(state.values)) != (begun.mask.sizes, state.mask.number + rest):
         raise InputError(f"it has {len(state.values)} values for {state.mask.number} active links, and {rest} that are never pruned")
@@ -431,14 +431,14 @@ def _check_alike(state: State, begun: State) -> None:
 
 
 def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
-    """Refuse a model that is not made of numbers."""
+    """Refuse a model with non-finite weights."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise InputError(f"'{name}' in {where} is not finite: the file is damaged or its training diverged; use another one")
 
 
 def finite(content: Any) -> Any:
-    """`content` with null for what JSON cannot say (an infinite perplexity)."""
+    """Return `content` with null for what JSON cannot represent (an infinite perplexity)."""
     if isinstance(content, Mapping):
         return {key: finite(value) for key, value in content.items()}
     if isinstance(content, list):
@@ -447,14 +447,14 @@ def finite(content: Any) -> Any:
 
 
 def device_name(device: str) -> str:
-    """What a device is called, for the record."""
+    """Return the name of a device, for the record."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(torch.device(device))
     return f"cpu, {torch.get_num_threads()} threads"
 
 
 def check_versions(file: Mapping[str, Any]) -> None:
-    """Say so where a run goes on with other versions than it began with: its bits may then differ."""
+    """Note if a run continues with other versions than it began with: its bits may then differ."""
     now = {"fedrts": fedrts.__version__, "torch": torch.__version__}
     for name, version in now.items():
         if name in file and file[name] != version:
@@ -462,7 +462,7 @@ def check_versions(file: Mapping[str, Any]) -> None:
 
 
 def resume_command(path: str | Path, settings: Tree) -> str:
-    """The command that continues a run with these settings, whatever code of one's own it names; in Python where objects were given."""
+    """Return the command that continues a run with these settings, including `--allow`; in Python if objects were given."""
     clients = settings.get("clients")
     if settings.get("model") == CUSTOM:
         return f"fedrts.train(…, out={str(path)!r}, resume=True)"
@@ -481,18 +481,18 @@ def _comparable(experiment: Experiment) -> dict[str, Any]:
 
 
 def _with_horizon(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat settings with the rounds of the schedules in the place of those that are played: more may be."""
+    """Return flat settings with the rounds of the schedules in place of those played, which may be more."""
     rest = {key: value for key, value in settings.items() if key != "rounds"}
     return {**rest, "train.schedule_rounds": settings.get("train.schedule_rounds", settings["rounds"])}
 
 
 def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML has no null: a key without a value is left out."""
+    """Leave out keys without a value, because TOML has no null."""
     return {k: _without_none(v) if isinstance(v, Mapping) else v for k, v in settings.items() if v is not None}
 
 
 def lock(file: IO[bytes], path: Path, shared: bool = False) -> None:
-    """Keep other processes out of `path` while `file`, which lies in it, is open; `shared`: only those that write."""
+    """Lock other processes out of `path` while its `file` is open; `shared`: lock out only writers."""
     try:
         import fcntl
     except ImportError:  # not on Windows: two processes in one folder are then the user's care

@@ -1,4 +1,4 @@
-"""Weights to start from: a safetensors file of ours, or one exported from torchvision or transformers. Nothing is ever unpickled."""
+"""Initial weights from a safetensors file: one of ours, or one exported from torchvision or transformers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MASKS = (".attn.bias", ".attn.masked_bias")
 
 
 def load_weights(module: nn.Module, path: str | Path) -> None:
-    """Copy the tensors of the file into `module`, every one; of tied names one is enough."""
+    """Copy all tensors of the file into `module`; one of several tied names is enough."""
     take_weights(module, _read(path), path)
 
 
 def take_weights(module: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
-    """The same of tensors that were read from `path`."""
+    """The same for tensors that were read from `path`."""
     own = module.state_dict()
     given = _named_as(own, tensors)
     missing = [name for name in own if name not in given and not _has_twin(name, own, given)]
@@ -62,11 +62,11 @@ def _read(path: str | Path) -> dict[str, Tensor]:
 
 
 def _named_as(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file under the model's names."""
+    """Return the tensors of a file under the model's names."""
     named = {name if name in own or _PREFIX + name not in own else _PREFIX + name: tensor for name, tensor in given.items()}
     return {name: tensor for name, tensor in named.items() if name in own or not name.endswith(_MASKS)}
 
 
 def _has_twin(name: str, own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> bool:
-    """Is the tensor of that name there under another one?"""
+    """Whether the tensor of that name is present under another name."""
     return any(other in given and own[other].data_ptr() == own[name].data_ptr() and own[other].shape == own[name].shape for other in own)

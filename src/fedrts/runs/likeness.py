@@ -1,4 +1,4 @@
-"""What a function or object of the user's own is made of, in a few bytes: a run is continued with the same ones."""
+"""Digests of the user's functions and objects, so that a run continues only with the same ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STABLE = ("builtins", "fedrts", "torch")
 
 
 def likeness(thing: object) -> str:
-    """A digest of what `thing` does, as far as can be told: equal for equal code and values, whatever the lines around them.
+    """Return a digest of what `thing` does, as far as can be told: equal for equal code and values, whatever surrounds them.
 
     It begins with the version of Python, on which compiled code depends.
     """
@@ -30,12 +30,12 @@ def likeness(thing: object) -> str:
 
 
 def alike(then: str, now: str) -> bool:
-    """Were these made of the same thing? Of other versions of Python nothing can be said."""
+    """Whether these digests describe the same thing; undecidable across versions of Python."""
     return then == now or then.partition(" ")[0] != now.partition(" ")[0]
 
 
 def _described(thing: Any, depth: int) -> Any:
-    """Plain lists and texts that say what a thing is made of."""
+    """Describe what a thing is made of, as plain lists and texts."""
     if thing is None or isinstance(thing, bool | int | float | str | bytes | complex):
         return repr(thing)
     if depth == _DEEPEST:

@@ -1,4 +1,4 @@
-"""What a run's files say of units that lost all their links, and of who worked against them."""
+"""Units that lost all their links, and the clients that worked against them, from a run's files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST = 20
 
 
 def lost_units(topology: Log, history: Log) -> list[str]:
-    """A line for every outer round in which units lost all inputs or outputs, with the clients that worked against these units in it."""
+    """Return a line for every outer round in which units lost all inputs or outputs, with the clients that worked against them."""
     present = {line["round"]: line["clients"] for line in history}
     found = []
     for line in topology:
@@ -27,7 +27,7 @@ def lost_units(topology: Log, history: Log) -> list[str]:
 
 
 def _who(line: Mapping[str, Any], present: Sequence[int]) -> str:
-    """Who worked against these units in the round, with the number of units; older folders know only who took part."""
+    """Return who worked against these units in the round, with the number of units; older folders know only who took part."""
     if "against" not in line:
         return f"{called(present)} took part" if present else "nobody known took part"
     if line["against"] is None:

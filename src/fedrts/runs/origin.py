@@ -1,4 +1,4 @@
-"""The finished run that another goes on from: its model and mask, and what its method has learned of links."""
+"""The finished run that another starts from: its model, its mask, and what its method learned about links."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OF_ITS_ROUNDS = {
 
 
 def settings_from(folder: RunFolder, given: Tree, keep_mask: bool = False) -> dict[str, Any]:
-    """The settings with which a new run goes on from a finished one: those of that run, but for what is `given`.
+    """Return the settings of a new run that starts from a finished one: that run's, overridden by what is `given`.
 
     `keep_mask`: without outer rounds.
     """
@@ -61,7 +61,7 @@ def settings_from(folder: RunFolder, given: Tree, keep_mask: bool = False) -> di
 
 @dataclass(frozen=True)
 class Origin:
-    """What a finished run leaves to the next one."""
+    """What a finished run passes on to the next one."""
 
     path: Path
     weights: Mapping[str, Tensor]
@@ -80,11 +80,11 @@ class Origin:
         return Origin(folder.path, weights, folder.read_tensors("masks.safetensors"), saved.state.memory if saved else {}, method)
 
     def load(self, module: nn.Module) -> None:
-        """Its weights into a model of the same kind."""
+        """Load its weights into a model of the same kind."""
         take_weights(module, self.weights, self.path / "model.safetensors")
 
     def given(self, layout: Layout) -> Tensor:
-        """Its mask bool `[P]`, in the order of the layout; of a dense run all links."""
+        """Return its mask, bool `[P]`, in the order of the layout; for a dense run, all links."""
         names = [entry.name for entry in layout.layers]
         if names != [name for name in names if name in self.masks] or len(self.masks) != len(names):
             raise InputError(f"the run in {self.path} prunes other parameters than this one: give the same rule of what may be pruned")
@@ -92,7 +92,7 @@ class Origin:
         return torch.cat(bits).bool() if bits else torch.zeros(0, dtype=torch.bool)
 
     def begun(self, method: Method, name: str, setup: Setup) -> State:
-        """The state with which the method of that name goes on: the given weights on the given mask, without a set-up.
+        """Return the state from which the named method continues: the given weights on the given mask, without a set-up.
 
         The same method keeps what it has learned, too.
         """

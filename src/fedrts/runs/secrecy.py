@@ -1,4 +1,4 @@
-"""Which methods the server can run on sums alone."""
+"""Which methods can run on sums alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedrts.sparse.mask import Mask
 
 
 def check_sums(experiment: Experiment, plan: Plan) -> None:
-    """Refuse a method whose contributions are no sums on a common mask, where all that the server learns are sums."""
+    """Refuse secure sums for a method whose contributions are not sums on a common mask."""
     if plan.summing is None:
         return
     mask, why = Mask.full(plan.layout.sizes), None

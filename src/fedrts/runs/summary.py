@@ -1,4 +1,4 @@
-"""What a run came to: clients.json and summary.json."""
+"""The results of a run: clients.json and summary.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LISTED = 10_000
 
 
 def describe_clients(held: Data, parts: Sequence[Tensor], ours: bool = True) -> list[dict[str, Any]]:
-    """clients.json: what every client holds (of more than `LISTED`, the first); of data that is not ours, no labels."""
+    """Return clients.json: what every client holds (the first `LISTED` of many); without labels for sites' own data."""
     labels = held.y.cpu() if ours and has_classes(held.y, held.classes) else None
     names = held.owner_names if len(held.owner_names) == len(parts) else ()
     return [
@@ -43,7 +43,7 @@ def describe_clients(held: Data, parts: Sequence[Tensor], ours: bool = True) -> 
 
 
 def describe_privacy(run: Assembled, ledger: ClientRecords) -> dict[str, Any]:
-    """privacy.json: the protection of uploads, what one message is worth, and what the client that gave most has given away."""
+    """Return privacy.json: the protection of uploads, the cost of one message, and the total of the client that spent most."""
     protection = run.bench.protection
     epsilon = {counts: spent(protection, *counts) for counts in {(0, 0), *ledger.uploads.values()}}
 
@@ -62,7 +62,7 @@ def describe_privacy(run: Assembled, ledger: ClientRecords) -> dict[str, Any]:
 
 
 def most_spent(run: Assembled, ledger: ClientRecords) -> float | None:
-    """ε that the client which gave most has given away so far; None: without bound."""
+    """Return the ε of the client that has spent most so far; None: unbounded."""
     found: float | None = describe_privacy(run, ledger)["most"]["epsilon"]["total"]
     return found
 
@@ -146,7 +146,7 @@ def _is_number(value: float | None) -> bool:
 
 
 def describe_given(run: Assembled) -> dict[str, str]:
-    """What was given in Python and has no name in the experiment, so that runs of different problems can be told apart."""
+    """Describe what was given in Python and has no name in the experiment, to tell runs of different problems apart."""
     task = run.data.task
     named = task.criterion if isinstance(task, Classification) else task
     digest = likeness(task).partition(" ")[2][:8]

@@ -1,1 +1,1 @@
-"""Secure aggregation: the server learns the sum of a round's clients, and of no client its part."""
+"""Secure aggregation: the server learns the sum of a round's updates, but no single client's update."""

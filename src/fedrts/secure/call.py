@@ -1,4 +1,4 @@
-"""A call: whom the server invites to a sum, of what, in which round, and how many are needed to open it.
+"""A call: the server's invitation to a sum, with its subject, round, clients, and the number needed to open it.
 
 Its digest names the attempt. Every signature covers it, every key is derived with it, and every message begins with it: what
 belongs to another run, round, attempt or roster is nothing here.
@@ -33,7 +33,7 @@ _VERSION = b"fedrts secure sum 2"
 
 @dataclass(frozen=True)
 class Invited:
-    """A client of the roster."""
+    """A client on the roster."""
 
     client: int
     samples: int
@@ -100,26 +100,26 @@ class Call:
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """Where each client's shares are taken: from 1 on."""
+        """The place of each client's shares, from 1 on."""
         return {one.client: place for place, one in enumerate(self.roster, start=1)}
 
     def message(self, parts: Sequence[bytes]) -> bytes:
-        """A message that belongs to this call."""
+        """Return a message that belongs to this call."""
         return self.tag + joined(parts)
 
     def parts(self, message: bytes) -> list[bytes]:
-        """What a message of this call is made of."""
+        """Split a message of this call into its parts."""
         if message[:TAG] != self.tag:
             raise SecureError("a message of another round, attempt or roster")
         return parted(message[TAG:])
 
     def signed(self, purpose: bytes, *parts: bytes) -> bytes:
-        """What a signature in this call covers."""
+        """Return the bytes that a signature in this call covers."""
         return joined([_VERSION, purpose, self.digest, *parts])
 
 
 def check_call(call: Call, client: int, samples: int, key: bytes, pinned: Collection[bytes] | None, *, alone: bool = False) -> None:
-    """May a client with these samples and this key take part? `pinned`: keys of the peers that its owner knows; None: all.
+    """Check that a client with these samples and this key may take part. `pinned`: keys of the peers that its owner knows; None: all.
 
     `alone`: every node stands for one client. Otherwise one node that colludes could be as many clients as it takes to open a sum.
     """
@@ -140,7 +140,7 @@ def check_call(call: Call, client: int, samples: int, key: bytes, pinned: Collec
 
 
 def number(value: int) -> bytes:
-    """A whole number in 4 bytes."""
+    """Encode a whole number in 4 bytes."""
     return _NUMBER.pack(value)
 
 
@@ -153,7 +153,7 @@ def read_number(data: bytes) -> int:
 
 
 def joined(parts: Sequence[bytes]) -> bytes:
-    """Parts one after the other, each behind its length: no two lists of parts give the same bytes."""
+    """Join parts, each after its length, so that no two lists of parts give the same bytes."""
     return b"".join(number(len(part)) + part for part in parts)
 
 

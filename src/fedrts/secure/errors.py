@@ -1,4 +1,4 @@
-"""What a secure sum is refused with."""
+"""The error of a secure sum."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from fedrts.wire.errors import WireError
 
 
 class SecureError(WireError):
-    """A message, a roster or a share with which no sum is made: the one who finds it takes no further part in this attempt."""
+    """An unusable message, roster or share: whoever finds it takes no further part in this attempt."""

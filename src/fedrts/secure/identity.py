@@ -1,4 +1,4 @@
-"""Signatures by the keys under which nodes are registered: ECDSA on P-256, P-384 or P-521."""
+"""Signatures by nodes' registered keys: ECDSA on P-256, P-384 or P-521."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _METHOD = ec.ECDSA(hashes.SHA384())
 
 
 def signer(key: ec.EllipticCurvePrivateKey) -> Sign:
-    """What signs with a private key."""
+    """Return the function that signs with a private key."""
     return lambda message: key.sign(message, _METHOD)
 
 
 def public_key(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The public key (PEM) by which signatures of a private one are known."""
+    """Return the public key (PEM) of a private key."""
     return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def is_signed(key: bytes, signature: bytes, message: bytes) -> bool:
-    """Is this the signature of a message by the owner of a public key (PEM)?"""
+    """Whether this is the signature of a message by the owner of a public key (PEM)."""
     known = _loaded(key)
     if known is None:
         return False

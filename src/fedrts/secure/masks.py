@@ -1,4 +1,4 @@
-"""Keys that two clients agree on, and the words that are made of them: X25519, HKDF-SHA256, AES-256 in counter mode."""
+"""Keys that two clients agree on, and mask words derived from them: X25519, HKDF-SHA256, AES-256 in counter mode."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _NOTHING = bytes(2**16)
 
 
 def new_secret() -> bytes:
-    """32 random bytes: a private key of X25519, or the seed of a client's own mask."""
+    """Return 32 random bytes: a private key of X25519, or the seed of a client's own mask."""
     return secrets.token_bytes(32)
 
 
 def public(secret: bytes) -> bytes:
-    """The public key of a private one."""
+    """Return the public key of a private one."""
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
 def agreed(secret: bytes, other: bytes) -> bytes:
-    """What a private key and another's public one agree on."""
+    """Return the shared secret of a private key and another's public key."""
     try:
         return X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:  # a point of small order, with which everybody agrees on the same
@@ -37,12 +37,12 @@ def agreed(secret: bytes, other: bytes) -> bytes:
 
 
 def derived(secret: bytes, salt: bytes, purpose: bytes) -> bytes:
-    """A key for one purpose."""
+    """Derive a key for one purpose."""
     return HKDF(hashes.SHA256(), 32, salt, purpose).derive(secret)
 
 
 def stream(key: bytes, words: int) -> Words:
-    """So many words that nobody tells from random ones without the key. A key is used for one stream only."""
+    """Return so many pseudorandom words. Use a key for one stream only."""
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     found = bytearray(4 * words + 15)
     length = 4 * words
@@ -53,12 +53,12 @@ def stream(key: bytes, words: int) -> Words:
 
 
 def sealed(key: bytes, data: bytes, about: bytes) -> bytes:
-    """`data` that only who has the key can read, and nobody can change; a key seals one message only."""
+    """Encrypt and authenticate `data`; a key seals one message only."""
     return ChaCha20Poly1305(key).encrypt(bytes(12), data, about)
 
 
 def unsealed(key: bytes, data: bytes, about: bytes) -> bytes | None:
-    """The data again; None where it was not sealed with this key."""
+    """Decrypt data; None if it was not sealed with this key."""
     try:
         return ChaCha20Poly1305(key).decrypt(bytes(12), data, about)
     except InvalidTag:

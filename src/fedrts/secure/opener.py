@@ -71,7 +71,7 @@ class Opener:
         self._boxes[client] = found
 
     def deal(self, client: int) -> bytes:
-        """What is for a client that shared; none are sent before all that will are here."""
+        """Return what is for a client that shared; call only when all shares have arrived."""
         self._sharing = self._sharing or tuple(sorted(self._boxes))
         self._enough(self._sharing, "shares")
         return self.call.message([number(sender) + self._boxes[sender][client] for sender in self._sharing if sender != client])
@@ -97,7 +97,7 @@ class Opener:
 
     @property
     def counted(self) -> list[int]:
-        """Whose words are in the sum."""
+        """Clients whose words are in the sum."""
         return list(self._survivors)
 
     # -- signatures on the list of survivors --------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Opener:
 
     @property
     def signed(self) -> list[int]:
-        """Whose signatures are here."""
+        """Clients whose signatures have arrived."""
         return sorted(self._signatures)
 
     # -- shares that open ---------------------------------------------------------------------------------------------
@@ -137,8 +137,13 @@ class Opener:
             self._shares.setdefault(name, {})[self.call.places[client]] = share
         self._revealed.append(client)
 
+    @property
+    def opening(self) -> list[int]:
+        """Who has revealed shares."""
+        return sorted(self._revealed)
+
     def opened(self) -> Words:
-        """The sum of the survivors' words."""
+        """Return the sum of the survivors' words."""
         self._enough(self._revealed, "clients that reveal shares")
         total, words = self._total.copy(), self.ring.words
         weights: dict[tuple[int, ...], dict[int, int]] = {}
@@ -155,7 +160,7 @@ class Opener:
     # -- what outlasts the process ------------------------------------------------------------------------------------
 
     def saved(self) -> bytes:
-        """All that is needed to ask for the shares that open, and to open."""
+        """Return everything needed to ask for the opening shares, and to open."""
         clients = [joined(list(map(number, some))) for some in (self._sharing, self._survivors)]
         signatures = joined([number(client) + signature for client, signature in self._signatures.items()])
         adverts = joined([advert.encoded for advert in self._adverts.values()])
@@ -163,12 +168,12 @@ class Opener:
 
     @staticmethod
     def call_of(saved: bytes) -> Call:
-        """Which attempt this is."""
+        """Return which attempt this is."""
         return Call.decoded(_saved_parts(saved)[0])
 
     @staticmethod
     def restored(saved: bytes, ring: Ring) -> Opener:
-        """The opener again, as it was."""
+        """Restore a saved opener."""
         call, adverts, sharing, survivors, signatures, total = _saved_parts(saved)
         found = Opener(Call.decoded(call), ring)
         for part in parted(adverts):
@@ -184,7 +189,7 @@ class Opener:
     # -- secrets ------------------------------------------------------------------------------------------------------
 
     def _secret(self, client: int, kind: bytes, weights: dict[tuple[int, ...], dict[int, int]]) -> bytes:
-        """The secret that the shares give and the client's advert confirms; one wrong share among enough is found, and left out."""
+        """Reconstruct the secret that the client's advert confirms; leave out one wrong share among enough."""
         shares, needed = self._shares.get((client, kind), {}), self.call.threshold
         self._enough(shares, f"shares of client {client}'s {kind.decode()}")
         places = sorted(shares)
@@ -206,7 +211,7 @@ class Opener:
     # -- what all have in common --------------------------------------------------------------------------------------
 
     def _own(self, client: int, data: bytes, count: int | None = None) -> list[bytes]:
-        """The parts of a client's message, which begins with its number."""
+        """Return the parts of a client's message, which begins with its number."""
         parts = self._parts(data, count)
         if not parts or parts[0] != number(client):
             raise SecureError(f"a message of another client than {client}")

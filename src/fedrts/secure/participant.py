@@ -4,7 +4,7 @@
     share       →  to every peer, sealed: its shares of the mask's private key and of the own mask's seed
     mask        →  the words plus the own mask, plus or minus the one agreed on with every peer
     endorse     →  a signature on the list of those whose words the server has
-    reveal      →  of every survivor the share of its seed, of everybody else that of its private key: never both
+    reveal      →  for every survivor the share of its seed, for everybody else that of its private key, never both
 
 Each is given once, in this order. The last is given only after t survivors signed the very list that this client signed, and
 only after `opening` has put on record that this client takes part in no other opening of the round.
@@ -58,7 +58,7 @@ class Advert:
 
     @staticmethod
     def of(parts: list[bytes], call: Call) -> Advert:
-        """An advert that its client's registered key has signed for this call."""
+        """Make an advert that its client's registered key has signed for this call."""
         if len(parts) != 6 or [len(part) for part in parts[1:5]] != [32] * 4:
             raise SecureError("an advert with parts of another length")
         found = Advert(read_number(parts[0]), *parts[1:])
@@ -99,7 +99,7 @@ class Participant:
         return self.call.message([own.encoded])
 
     def share(self, message: bytes) -> bytes:
-        """The answer to all adverts."""
+        """Answer all adverts."""
         self._step(2, "its shares")
         own = self._adverts[self.client]
         self._adverts = read_adverts(message, self.call)
@@ -117,7 +117,7 @@ class Participant:
         return self.call.message([number(self.client), *parts])
 
     def mask(self, message: bytes, ring: Ring, words: Words) -> bytes:
-        """The answer to the shares of all peers: the client's `words`, masked."""
+        """Answer the shares of all peers with the client's `words`, masked."""
         self._step(3, "its masked words")
         if len(words) != ring.words:
             raise ValueError(f"{len(words)} words where {ring.words} are due")
@@ -138,7 +138,7 @@ class Participant:
         return self.call.message([number(self.client), ring.packed(total)])
 
     def endorse(self, message: bytes) -> bytes:
-        """The answer to the list of survivors."""
+        """Answer the list of survivors."""
         self._step(4, "its signature on the survivors")
         survivors = tuple(map(read_number, self.call.parts(message)))
         if sorted(set(survivors)) != list(survivors) or not set(survivors) <= set(self._sharing):
@@ -151,7 +151,7 @@ class Participant:
         return self.call.message([number(self.client), self._listing.sign(self._list)])
 
     def reveal(self, message: bytes) -> bytes:
-        """The answer to the survivors' signatures."""
+        """Answer the survivors' signatures."""
         self._step(5, "shares that open the sum")
         signed = set()
         for part in self.call.parts(message):
@@ -171,14 +171,14 @@ class Participant:
         return self.call.message([number(self.client), *parts])
 
     def _step(self, stage: int, what: str) -> None:
-        """Every answer once, and in order. What fails on the way is over: no later step follows it."""
+        """Allow every answer once, in order. After a failure no later step follows."""
         if stage != self._stage + 1:
             when = "twice" if stage <= self._stage else "too early"
             raise SecureError(f"client {self.client} is asked {when} for {what} in round {self.call.round}, attempt {self.call.attempt}")
         self._stage = stage
 
     def _sealing_key(self, peer: Advert, sender: int, receiver: int) -> bytes:
-        """With which shares are sealed from one to the other, of whom the `peer` is one."""
+        """Return the key that seals shares from one client to the other; `peer` is one of the two."""
         way = b"shares " + number(sender) + number(receiver)
         return masks.derived(masks.agreed(self._sealing, peer.sealing), self.call.digest, way)
 
@@ -192,7 +192,7 @@ class Participant:
 
 
 def read_adverts(message: bytes, call: Call) -> dict[int, Advert]:
-    """All adverts of a message by client, each with a valid signature."""
+    """Read all adverts of a message by client, each with a valid signature."""
     adverts = [Advert.of(parted(part), call) for part in call.parts(message)]
     found = {advert.client: advert for advert in sorted(adverts, key=lambda advert: advert.client)}
     if len(found) != len(adverts):
@@ -201,13 +201,13 @@ def read_adverts(message: bytes, call: Call) -> dict[int, Advert]:
 
 
 def listed(call: Call, adverts: dict[int, Advert], sharing: tuple[int, ...], survivors: tuple[int, ...]) -> bytes:
-    """What survivors sign: the keys they saw, who shared, and who survived."""
+    """Return what survivors sign: the keys that they saw, who shared, and who survived."""
     keys = hashlib.sha256(joined([advert.encoded for advert in adverts.values()])).digest()
     return call.signed(b"survivors", keys, joined(list(map(number, sharing))), joined(list(map(number, survivors))))
 
 
 def is_endorsed(advert: Advert, signature: bytes, message: bytes) -> bool:
-    """Is this the signature of an advert's client on a list of survivors?"""
+    """Whether this is the signature of an advert's client on a list of survivors."""
     try:
         Ed25519PublicKey.from_public_bytes(advert.listing).verify(signature, message)
     except (InvalidSignature, ValueError):
@@ -216,7 +216,7 @@ def is_endorsed(advert: Advert, signature: bytes, message: bytes) -> bool:
 
 
 def own_key(seed: bytes, call: Call) -> bytes:
-    """The key of a client's own mask."""
+    """Return the key of a client's own mask."""
     return masks.derived(seed, call.digest, b"own mask")
 
 

@@ -64,7 +64,7 @@ class Ring:
 
     @property
     def abreast(self) -> int:
-        """Other counters in a word."""
+        """Other counters per word."""
         return _WORD // self.count_width
 
     @property
@@ -84,7 +84,7 @@ class Ring:
         return sum(_packed_size(count, width) for count, width in self.spans)
 
     def encoded(self, levels: WholeNumbers, flags: npt.NDArray[np.bool_]) -> Words:
-        """One client's words: `levels [values]` within ±o, and `flags [counters]`."""
+        """Return one client's words: `levels [values]` within ±o, and `flags [counters]`."""
         if levels.shape != (self.values,) or flags.shape != (self.counters,):
             raise ValueError(f"{levels.shape} levels and {flags.shape} flags where {self.values} and {self.counters} are due")
         if len(levels) and max(int(levels.max()), -int(levels.min())) > self.most:
@@ -114,7 +114,7 @@ class Ring:
         return np.minimum(raised, highest) - self.most * clients, np.minimum(counts, clients), beyond
 
     def trimmed(self, words: Words) -> Words:
-        """Words with as many bits as each is wide."""
+        """Return words trimmed to their width in bits."""
         widths = np.repeat(*(np.array(part) for part in zip(*((_mask(width), count) for count, width in self.spans), strict=True)))
         return words & widths.astype(np.uint32)
 

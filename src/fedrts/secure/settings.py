@@ -9,31 +9,33 @@ from fedrts.tables import Number, Table
 
 
 class SecureSums(Table):
-    """Sums alone: the server adds up uploads that it cannot read, see docs/security.md."""
+    """Secure sums: the server adds up uploads that it cannot read, see docs/security.md."""
 
     aggregation: bool = Field(False, description="mask uploads so that the server learns only sums over a round's clients")
     threshold: int | None = Field(
-        None, ge=2, description="t: clients of a round that must stay to its end, and that open its sum; default two thirds of them and one"
+        None,
+        ge=2,
+        description="t: clients that must stay to the end of a round to open its sum; default: two thirds of the round's clients, plus one",
     )
     votes_among: Number = Field(
-        0.1, gt=0, le=1, description="share of the inactive links that may be voted for, drawn anew for every outer round"
+        0.1, gt=0, le=1, description="share of the inactive links that clients may vote for, redrawn for every outer round"
     )
-    bits: int = Field(18, ge=8, le=24, description="of a rounded value; a word has some more, so that sums fit")
-    clip: Number = Field(1.0, gt=0, description="largest change of a parameter in a round; clients clip what is larger")
+    bits: int = Field(18, ge=8, le=24, description="bits of a rounded value; a word has a few more, so that sums fit")
+    clip: Number = Field(1.0, gt=0, description="largest change of a parameter in a round; clients clip larger ones")
     statistic_clip: Number = Field(10.0, gt=0, description="largest change of a BatchNorm statistic in a round")
-    metric_clip: Number = Field(1000.0, gt=0, description="largest metric that a site reports, where it is not a share")
+    metric_clip: Number = Field(1000.0, gt=0, description="largest metric that a site may report, for metrics that are not shares")
 
     def needed(self, clients: int) -> int:
-        """t of so many clients."""
+        """Return t for so many clients."""
         return 2 * clients // 3 + 1 if self.threshold is None else self.threshold
 
     def least(self, invited: int, per_round: int) -> int:
-        """t of so many that are invited to a sum, where `per_round` take part in a round: the same, and of more the same share."""
+        """Return t for so many invited clients when a round has `per_round`: the same t, or the same share of more clients."""
         needed = self.needed(per_round)
         return max(needed, -(-needed * invited // per_round))
 
     def refusal(self, clients: int) -> str | None:
-        """Why sums over so many clients cannot be had, and the remedy; None if they can."""
+        """Return why sums over so many clients are impossible, and the remedy; None if they are possible."""
         if clients < FEWEST:
             return f"secure.aggregation hides a client among others: clients.per_round = {clients} must be at least {FEWEST}"
         if not clients < 2 * self.needed(clients) <= 2 * clients:

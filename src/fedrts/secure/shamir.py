@@ -18,7 +18,7 @@ _SECRET = 32
 
 
 def shares(secret: bytes, places: Sequence[int], threshold: int, draw: Callable[[int], int] = secrets.randbelow) -> dict[int, bytes]:
-    """A share of a `secret` of 32 bytes for every one of the different `places` from 1 on; `draw(n)` is a number below n."""
+    """Return a share of a 32-byte `secret` for every distinct place from 1 on; `draw(n)` returns a number below n."""
     if len(secret) != _SECRET:
         raise ValueError(f"a secret has {_SECRET} bytes, this one {len(secret)}")
     if not 1 <= threshold <= len(places) or len(set(places)) != len(places) or min(places) < 1:
@@ -28,7 +28,7 @@ def shares(secret: bytes, places: Sequence[int], threshold: int, draw: Callable[
 
 
 def secret_of(shares: Mapping[int, bytes], weights: Mapping[int, int] | None = None) -> bytes | None:
-    """The secret that exactly as many shares as are needed give, by place; None where they give none of 32 bytes.
+    """Reconstruct the 32-byte secret from exactly enough shares, by place; None if they give none.
 
     `weights` are those of these places, where they are known.
     """
@@ -38,7 +38,7 @@ def secret_of(shares: Mapping[int, bytes], weights: Mapping[int, int] | None = N
 
 
 def lagrange(places: Sequence[int]) -> dict[int, int]:
-    """The weights with which the values of a polynomial at these places add up to its value at 0."""
+    """Return the weights with which a polynomial's values at these places add up to its value at 0."""
     found = {}
     for place in places:
         above = below = 1

@@ -1,4 +1,4 @@
-"""How long a client's messages of a sum are at most: a signature (ECDSA) and a public key (PEM) vary by a few bytes."""
+"""Largest sizes of a client's messages in a sum; signatures (ECDSA) and public keys (PEM) vary by a few bytes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from fedrts.secure.ring import Ring
 from fedrts.secure.shamir import SHARE
 
 _LENGTH = 4
-"""Of a part, before it; and of a number."""
+"""Bytes of the length before a part; and of a number."""
 _KEY = 32
 _SIGNATURE, _LISTING = 104, 64
-"""Of a registered key (P-384), and on the list of survivors."""
+"""Bytes of a signature by a registered key (P-384), and on the list of survivors."""
 _BOX = 2 * SHARE + 16
 _PEM = 215
 _ADVERT = _LENGTH + 2 * _LENGTH + 4 * (_LENGTH + _KEY) + _LENGTH + _SIGNATURE
@@ -19,7 +19,7 @@ _HEAD = 141
 
 
 def upload(ring: Ring) -> int:
-    """Bytes that each of the ring's clients sends, in all five steps."""
+    """Return the bytes that each of the ring's clients sends, in all five steps."""
     n = ring.clients
     own = TAG + 2 * _LENGTH  # what a message begins with: tag and client
     shares = (n - 1) * (2 * _LENGTH + _BOX)
@@ -28,7 +28,7 @@ def upload(ring: Ring) -> int:
 
 
 def download(clients: int) -> int:
-    """Bytes that each of so many clients is sent beside its order."""
+    """Return the bytes that each of so many clients receives in addition to its order."""
     call = _HEAD + clients * (3 * _LENGTH + _PEM)
     listed = clients * 2 * _LENGTH + clients * (2 * _LENGTH + _LISTING)
     return call + 4 * TAG + clients * _ADVERT + (clients - 1) * (2 * _LENGTH + _BOX) + listed

@@ -1,1 +1,1 @@
-"""The server's part of a round: whom to ask, whom to believe, what to add up, what to remember."""
+"""The server's part of a round: which clients to ask, which replies to accept, how to aggregate, what to remember."""

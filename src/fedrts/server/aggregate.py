@@ -25,12 +25,12 @@ _PIECE = 1 << 16
 
 
 class Reduction(Protocol):
-    """Another way than the mean to make one vector of the clients' weights."""
+    """A reduction of the clients' weights to one vector other than the mean."""
 
     def add(self, weights: Tensor, weight: int) -> None: ...
 
     def merge(self, other: Any) -> None:
-        """Take in another one of the same kind, of other clients."""
+        """Merge another one of the same kind, over other clients."""
         ...
 
     def result(self) -> Tensor: ...
@@ -53,7 +53,7 @@ class Sums:
         """Share of the clients' weight that is cut off at each end of every indicator and vote."""
 
     def add(self, contribution: Message, samples: int, weight: int | None = None) -> None:
-        """Add one client's contribution with its number of samples, or with a `weight` that is not as large."""
+        """Add one client's contribution with its number of samples, or with a smaller `weight`."""
         weight = samples if weight is None else weight
         self._clients += 1
         self._samples += samples
@@ -71,7 +71,7 @@ class Sums:
                 _accumulate(total.sum, tensor, weight)
 
     def merge(self, other: Sums) -> None:
-        """Take in the sums over other clients."""
+        """Merge the sums over other clients."""
         self._clients += other._clients
         self._samples += other._samples
         for name, theirs in other._totals.items():
@@ -82,14 +82,14 @@ class Sums:
             self._weights.merge(other._weights)
 
     def mean(self) -> Means:
-        """Weighted means by name, in the type of the contributions (shares in float32)."""
+        """Return weighted means by name, in the type of the contributions (shares in float32)."""
         means = {name: total.mean(self._trim) for name, total in self._totals.items()}
         if self._weights is not None:
             means["weights"] = self._weights.result()
         return Means(means, self._clients, self._samples)
 
     def _total(self, name: str, shape: tuple[int, ...], like: Tensor, weight: int) -> _Total:
-        """The sum of this name, ready for another payload `like` this one with a weight."""
+        """Return the sum of this name, ready for another payload `like` this one with a weight."""
         if name not in self._totals:
             counted = like.dtype == torch.bool
             empty = torch.zeros(shape, dtype=torch.int32 if counted else torch.float64, device=like.device)
@@ -99,7 +99,7 @@ class Sums:
 
 
 class RingSums:
-    """The sum of the words of clients that have at most `most_samples` samples each."""
+    """The sum of the words of clients with at most `most_samples` samples each."""
 
     def __init__(self, form: SumForm, order: Order, most_samples: int) -> None:
         self.form, self.order, self.most_samples = form, order, most_samples
@@ -107,17 +107,17 @@ class RingSums:
         self._clients = self._samples = 0
 
     def add(self, words: Words, clients: int, samples: int) -> None:
-        """The words of so many clients, summed, who have so many samples together."""
+        """Add the summed words of so many clients with so many samples in total."""
         np.add(self._total, words, out=self._total)
         self._clients += clients
         self._samples += samples
 
     def merge(self, other: RingSums) -> None:
-        """Take in the sums over other clients."""
+        """Merge the sums over other clients."""
         self.add(other._total, other._clients, other._samples)
 
     def mean(self) -> Means:
-        """What a method's update takes."""
+        """Return the means that a method's update takes."""
         return self.form.means(self._total, self.order, self._clients, self._samples, self.most_samples)
 
 
@@ -135,14 +135,14 @@ class _Total:
     weight: int = 0
 
     def mean(self, trim: float) -> Tensor:
-        """The mean; of counts without the `trim` share at each end, which of noughts and ones leaves (s − t) / (1 − 2t) of a share s."""
+        """Return the mean; of counts, without the `trim` share at each end, which turns a share s into (s − t) / (1 − 2t)."""
         mean = self.sum / self.weight
         if trim and not self.sum.is_floating_point():
             mean = ((mean - trim) / (1 - 2 * trim)).clamp_(0, 1)
         return mean.to(self.dtype)
 
     def weigh(self, more: int) -> None:
-        """So much weight is about to be added; counts that might not fit move to a wider type."""
+        """Prepare for adding so much weight; counts that might overflow move to a wider type."""
         self.weight += more
         if self.sum.dtype == torch.int32 and self.weight > torch.iinfo(torch.int32).max:
             self.sum = self.sum.long()

@@ -1,4 +1,4 @@
-"""Federated evaluation: what clients say of the global model, on data that they hold out from training.
+"""Federated evaluation: clients' metrics of the global model, on data that they hold out from training.
 
 It is one more exchange after those of a round: the model goes down as it is, metrics come up. So it takes the same way as training
 (messages, guard, byte counts), and a client on another machine builds it from the experiment as it builds every exchange.
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 def assessment(metrics: Sequence[str]) -> Exchange:
-    """The exchange in which clients tell these metrics of the model."""
+    """Return the exchange in which clients send these metrics of the model."""
     return Exchange({"weights": Values()}, (Judge(tuple(metrics)),), {"metrics": Values("metrics", on="scalars", copies=len(metrics))})
 
 
 def assess(plan: Plan, state: State, index: int, ledger: ClientRecords) -> dict[str, Any]:
-    """What the clients that hold data out say of the model after a round: the mean over samples, the mean over clients, and each client's.
+    """Return held-out metrics of the model after a round: the mean over samples, the mean over clients, and each client's.
 
     A client whose answer is late or cannot be is left out and named; nothing else becomes of it.
     """
@@ -77,7 +77,7 @@ def assess(plan: Plan, state: State, index: int, ledger: ClientRecords) -> dict[
 
 
 def _in_sum(plan: Plan, engine: Secretive, summing: Summing, order: Order, clients: Sequence[int], size: int) -> dict[str, Any]:
-    """The same where the server learns sums alone: the mean over samples, and nothing of single clients."""
+    """The same with secure sums: the mean over samples, and nothing about single clients."""
     held_out = {client: plan.held_out[client] for client in clients}
     found = engine.figures(order, held_out, partial(FigureForm.of_metrics, plan.metrics, summing.table))
     means = {name: value for name, value in found.means.items() if math.isfinite(value)}  # or a client had none
@@ -87,7 +87,7 @@ def _in_sum(plan: Plan, engine: Secretive, summing: Summing, order: Order, clien
     return {
         "mean": {} if reason is not None else means,
         "mean_of_clients": {},
-        "samples": sum(held_out[client] for client in found.clients),
+        "samples": found.samples,
         "clients": [],
         "missing": [{"client": client, "reason": reason} for client, reason in sorted(found.missing.items())],
         "bytes": size + found.bytes,
@@ -95,12 +95,12 @@ def _in_sum(plan: Plan, engine: Secretive, summing: Summing, order: Order, clien
 
 
 def impossible(declared: Sequence[Metric], told: Mapping[str, float]) -> str | None:
-    """Why nobody can have measured these metrics; None if somebody can."""
+    """Return why these metrics are impossible; None if they are possible."""
     return next((reason for metric in declared if (reason := metric.impossible(told[metric.name])) is not None), None)
 
 
 def _mean(told: Mapping[int, Mapping[str, float]], weights: Mapping[int, int]) -> dict[str, float]:
-    """Means of clients' metrics by name; empty without clients."""
+    """Return means of clients' metrics by name; empty without clients."""
     total = sum(weights.values())
     names = next(iter(told.values()), {})
     return {name: sum(weights[client] * metrics[name] for client, metrics in told.items()) / total for name in names}

@@ -1,4 +1,4 @@
-"""The average of late models: one more vector at the server. Clients never see it, so it costs no byte.
+"""The average of late models: one more vector at the server, which clients never see and which costs no bytes.
 
 tail: the mean of the models after each of the last rounds
 ema:  A ← A + (1 − decay)·(W − A) after every round, from the first model on
@@ -24,18 +24,18 @@ _MEMORY = "average"
 
 @dataclass(frozen=True)
 class LateAverage:
-    """Which models enter the average of a run, and with what share."""
+    """Which models enter the average of a run, and with which weight."""
 
     name: AverageName = "off"
     rounds: int = 1
     """All rounds of the run."""
     share: float = 0.4
-    """Of the rounds, the last ones: those of the tail."""
+    """Share of the rounds in the tail, counted from the end."""
     decay: float = 0.9
-    """Of the exponential average, a round."""
+    """Decay of the exponential average per round."""
 
     def entering(self, index: int) -> float:
-        """The share with which the model after a round enters. 0: there is no average yet; 1: it begins with this model."""
+        """Return the weight of the model after a round. 0: no average yet; 1: it begins with this model."""
         match self.name:
             case "off":
                 return 0.0
@@ -48,7 +48,7 @@ class LateAverage:
                 assert_never(self.name)
 
     def enter(self, before: State, after: State, index: int) -> State:
-        """`after` a round, with its model in the average that the state `before` remembers."""
+        """Return the state `after` a round, with its model added to the average in the state `before`."""
         share = self.entering(index)
         if share == 0:
             return after
@@ -61,13 +61,13 @@ class LateAverage:
 
 
 def _moved(past: Tensor, old: Mask, after: State) -> Tensor:
-    """An average on the mask `old` as one on the new mask; links that were not active begin with their weight."""
+    """Convert an average from the mask `old` to the new mask; newly active links begin with their weight."""
     joined = torch.zeros(len(old.bits) + len(past) - old.number, dtype=torch.bool, device=past.device)
     joined[: len(old.bits)] = after.mask.bits & ~old.bits
     return torch.where(after.mask.compact(joined), after.values, after.mask.compact(old.expand(past)))
 
 
 def average_of(state: State) -> State | None:
-    """The average so far, as a state of its own; None where there is none."""
+    """Return the average so far, as its own state; None if there is none."""
     values = state.memory.get(_MEMORY)
     return None if values is None else State(values, state.mask)

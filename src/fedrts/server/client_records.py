@@ -1,4 +1,4 @@
-"""What the server knows of its clients and must not forget: who holds which mask, was asked for what, rejected, late or has left."""
+"""What the server must remember about its clients: masks held, requests, rejections, lateness, departures."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 from fedrts.client.privacy import countable
 from fedrts.server.guard import Guard, Lateness, Strikes
 from fedrts.server.mask_memory import MaskMemory
-from fedrts.server.outliers import LargeInARow
+from fedrts.server.outliers import Suspicion
 from fedrts.sparse.mask import Mask
 from fedrts.wire.fields import Field
 
 
 @dataclass
 class ClientRecords:
-    """Kept beside a run's state, and in its checkpoints."""
+    """Records kept beside a run's state, and in its checkpoints."""
 
     traffic: MaskMemory
     strikes: Strikes
     lateness: Lateness
-    large: LargeInARow
+    large: Suspicion
     messages: int = 0
     """Downloads and uploads so far that dense averaging would have needed too."""
     uploads: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -42,19 +42,19 @@ class ClientRecords:
     """The units that each client cancelled, and on which clients have not agreed since: bool `[U]`."""
 
     def cancel(self, found: Mapping[int, Tensor], agreed: Tensor) -> None:
-        """A round was played: the units that clients cancelled in it, and those on which they `agreed`, bool `[U]` each."""
+        """Record a round: the units that clients cancelled in it, and those on which they `agreed`, bool `[U]` each."""
         units = {client: earlier & ~agreed for client, earlier in self.cancelled.items()}
         for client, more in found.items():
             units[client] = more | units.get(client, torch.zeros_like(more))
         self.cancelled = {client: some for client, some in units.items() if bool(some.any())}
 
     def remember(self, left: Mapping[int, Tensor], kept: Mapping[int, int] | None = None) -> None:
-        """A round was applied: clients whose replies counted in it remember what is left, or keep it under these names."""
+        """Record an applied round: clients whose replies counted keep their residuals, or keep them under these names."""
         self.residuals |= {client: residual.cpu() for client, residual in left.items()}
         self.kept |= kept or {}
 
     def count(self, clients: Iterable[int], fields: Mapping[str, Field]) -> None:
-        """`clients` were asked for an upload of these fields."""
+        """Record that `clients` were asked for an upload of these fields."""
         values, indices = countable(fields)
         for client in clients:
             before = self.uploads.get(client, (0, 0))
@@ -62,10 +62,10 @@ class ClientRecords:
 
     @staticmethod
     def of(guard: Guard) -> ClientRecords:
-        return ClientRecords(MaskMemory(), Strikes(guard.strikes), Lateness(guard.strikes), LargeInARow(guard.strikes))
+        return ClientRecords(MaskMemory(), Strikes(guard.strikes), Lateness(guard.strikes), Suspicion(guard.strikes))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything as tensors: masks as packed bits, clients as numbers."""
+        """Return everything as tensors: masks as packed bits, clients as numbers."""
         names = list(self.traffic.masks)
         holds = [(client, names.index(name)) for client, name in self.traffic.holds.items()]
         packed = [mask.packed() for mask in self.traffic.masks.values()]
@@ -86,7 +86,7 @@ class ClientRecords:
             "holds": torch.tensor(holds, dtype=torch.int64).reshape(-1, 2),
             "rounds": torch.tensor(list(self.traffic.rounds.items()), dtype=torch.int64).reshape(-1, 2),
             "strikes": torch.tensor(list(self.strikes.counts.items()), dtype=torch.int64).reshape(-1, 2),
-            "large": torch.tensor(list(self.large.counts.items()), dtype=torch.int64).reshape(-1, 2),
+            "large": torch.tensor(list(self.large.weights.items()), dtype=torch.float64).reshape(-1, 2),
             "uploads": torch.tensor([(client, *counts) for client, counts in self.uploads.items()], dtype=torch.int64).reshape(-1, 3),
             "late": torch.tensor(
                 [(client, count, self.lateness.again.get(client, 0)) for client, count in self.lateness.counts.items()], dtype=torch.int64
@@ -97,7 +97,7 @@ class ClientRecords:
 
     @staticmethod
     def restored(tensors: Mapping[str, Tensor], sizes: Sequence[int], guard: Guard, device: torch.device | str) -> ClientRecords:
-        """The ledger again, from its `tensors`."""
+        """Restore the records from `tensors`."""
         ledger = ClientRecords.of(guard)
         ledger.messages = int(tensors["messages"])
         for packed in tensors["masks"].numpy():
@@ -108,7 +108,7 @@ class ClientRecords:
             ledger.traffic.holds[client] = names[number]
         ledger.traffic.rounds.update(dict(tensors.get("rounds", torch.zeros(0, 2, dtype=torch.int64)).tolist()))
         ledger.strikes.counts.update(dict(tensors["strikes"].tolist()))
-        ledger.large.counts.update(dict(tensors.get("large", torch.zeros(0, 2, dtype=torch.int64)).tolist()))
+        ledger.large.weights.update({int(client): weight for client, weight in tensors.get("large", torch.zeros(0, 2)).tolist()})
         counts = tensors.get("uploads", torch.zeros(0, 3, dtype=torch.int64))
         ledger.uploads = {client: (values, indices) for client, values, indices in counts.tolist()}
         for client, late, again in tensors.get("late", torch.zeros(0, 3, dtype=torch.int64)).tolist():

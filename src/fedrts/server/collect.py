@@ -1,4 +1,4 @@
-"""What becomes of replies: each is judged, and what may count of it is added to the sums.
+"""Handling of replies: each is judged, and what may count is added to the sums.
 
 A tally is the same wherever it is made: in the server's process over all clients of a round, or by several workers, each over its
 share of them, whose tallies are then added in the order of the shares.
@@ -45,7 +45,7 @@ EXCUSED = (DROPPED, LATE, LATE_AGAIN, UNREACHABLE, UNASKED, WITHDRAWN, REMOVED)
 
 @dataclass(frozen=True)
 class Question:
-    """An order as it was put to clients, with all that is needed to judge and add up what they answer."""
+    """An order as sent to clients, with everything needed to judge and add up the replies."""
 
     order: Order
     state: State
@@ -67,36 +67,36 @@ class Question:
 
     @property
     def form(self) -> SumForm:
-        """What the words of clients mean that sum in secret."""
+        """The meaning of the words of clients that sum in secret."""
         assert self.summing is not None
         return self.summing.form(self.order, self.method, len(self.samples))
 
     def sums(self) -> Sums | RingSums:
-        """What replies are added to."""
+        """Return the sums to which replies are added."""
         if self.summing is None:
             return Sums(reduction(self.guard, self.order), self.guard.vote_trim)
         return RingSums(self.form, self.order, self.most_samples)
 
     def opened(self, message: Message) -> Message:
-        """What a client means by its message."""
+        """Decode a client's message."""
         return {name: entry.open(message[name], self.order.opening_frame) for name, entry in self.order.exchange.up.items()}
 
     def contribution(self, message: Message) -> Message:
-        """What a client with this message adds."""
+        """Return the contribution of a client with this message."""
         return self.added(self.opened(message))
 
     def added(self, opened: Message) -> Message:
-        """What a client adds that means this."""
+        """Return the contribution of this decoded message."""
         return self.method.contribution(opened, self.state, self.order.round)
 
     def hearing(self) -> Hearing | None:
-        """What is said of units, while the topology may still become another."""
+        """Return the record about units, while the topology may still change."""
         return None if self.order.round.frozen or self.method.dense else Hearing(self.order)
 
 
 @dataclass
 class Tally:
-    """What the replies to a question came to."""
+    """The result of the replies to a question."""
 
     sums: Sums | RingSums
     counted: list[int] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Tally:
     """Who did not answer, with the excuse."""
     upload_bytes: int = 0
     resent_bytes: int = 0
-    """Of second downloads."""
+    """Bytes of second downloads."""
     flops: float = 0.0
     left: dict[int, Tensor] = field(default_factory=dict)
     """What the clients whose replies counted remember of their changes."""
@@ -120,7 +120,7 @@ class Tally:
     """What each client whose reply counted says of the model's units `[2, U]`."""
 
     def add(self, other: Tally) -> None:
-        """Take in the tally of other clients' replies to the same question."""
+        """Merge the tally of other clients' replies to the same question."""
         self.sums.merge(other.sums)  # type: ignore[arg-type]  # of the same question
         self.counted += other.counted
         self.rejected += other.rejected
@@ -184,14 +184,14 @@ def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
 
 
 def _words(question: Question, sums: RingSums, contribution: Message, reply: Reply) -> Words:
-    """What a client's reply becomes before it leaves."""
+    """Turn a client's reply into words before it leaves."""
     assert question.summing is not None
     key = question.summing.key(reply.round, reply.client)
     return sums.form.words(contribution, question.order, reply.samples / sums.most_samples, key)
 
 
 def _examined(question: Question, replies: Iterable[Reply | Failure]) -> Iterator[tuple[Reply | Failure, float, Finding]]:
-    """Every reply, when it came, and what is wrong with it; those that came together are measured together."""
+    """Yield every reply, its time, and its fault; replies that arrive together are measured together."""
     for some in each("clients", _together(replies)):
         with phase("guard"):
             found = findings(
@@ -201,7 +201,7 @@ def _examined(question: Question, replies: Iterable[Reply | Failure]) -> Iterato
 
 
 def _together(replies: Iterable[Reply | Failure]) -> Iterator[list[tuple[Reply | Failure, float]]]:
-    """Replies with the time when each came, in lists of those that came together."""
+    """Yield lists of replies that arrived together, each with its time."""
     some: list[tuple[Reply | Failure, float]] = []
     for reply in replies:
         some.append((reply, reply.at or time.monotonic()))

@@ -1,4 +1,4 @@
-"""What the rounds ask of an engine, which runs the clients."""
+"""The interface of an engine, which runs the clients."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from fedrts.tasks import Metrics
 
 
 class Engine(Protocol):
-    """Runs exchanges with clients, and evaluates the server's model."""
+    """Run exchanges with clients, and evaluate the server's model."""
 
     @property
     def label(self) -> str:
-        """Which engine this is and how it works, in a few words."""
+        """A short name of this engine and its mode."""
         ...
 
     def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply | Failure]:
-        """The replies of `clients` to an order, as they come; none of them is to be trusted."""
+        """Yield the untrusted replies of `clients` to an order, as they come."""
         ...
 
     def evaluate(self, state: State) -> Metrics:
-        """Metrics of the server's model on the test set, and `valid_…` of the followed ones where there is a validation set."""
+        """Return metrics of the server's model on the test set, and `valid_…` of the followed ones if there is a validation set."""
         ...
 
 
 @runtime_checkable
 class Adding(Protocol):
-    """An engine whose workers judge and add up the replies of their clients themselves, so that only sums come back."""
+    """An engine whose workers judge and add up their clients' replies themselves, so that only sums come back."""
 
     def answer(self, question: Question) -> Tally: ...
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What clients say of a model, in sum."""
+    """Sums of the clients' metrics of a model."""
 
     means: dict[str, float]
     """Over samples, by name; empty where there was no sum."""
@@ -48,20 +48,22 @@ class Figures:
     missing: dict[int, str]
     """Who is not, and why."""
     bytes: int
+    samples: int = 0
+    """Of all who are in it."""
 
 
 @runtime_checkable
 class Secretive(Protocol):
-    """An engine that learns sums alone of what clients say of a model."""
+    """An engine that learns only sums over clients."""
 
     def figures(self, order: Order, samples: Mapping[int, int], form: Callable[[int], FigureForm]) -> Figures: ...
 
 
 @runtime_checkable
 class Remote(Protocol):
-    """An engine whose clients are other people's machines: they leave for good, and some are late again and again."""
+    """An engine whose clients are other people's machines, which may leave for good or be late repeatedly."""
 
     @property
     def departed(self) -> Mapping[int, str]:
-        """Clients that take part no more, each with the reason."""
+        """Clients that no longer take part, each with the reason."""
         ...

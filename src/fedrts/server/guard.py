@@ -1,4 +1,4 @@
-"""No reply is trusted: what is checked before a client's answer touches a sum, and who is no longer asked."""
+"""Checks before a client's reply touches a sum, and the record of clients that are no longer asked."""
 
 from __future__ import annotations
 
@@ -50,72 +50,82 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Guard(Table):
-    """Under which rules clients' replies count."""
+    """The rules under which clients' replies count."""
 
     quorum: Number | None = Field(
-        None, gt=0, le=1, description="share of a round's clients that must send a usable reply; default 0.3, for sites 1"
+        None, gt=0, le=1, description="share of a round's clients that must send a usable reply; default: 0.3; for sites: 1"
     )
     over_select: Number = Field(0.0, ge=0, le=10, description="share of extra clients to ask")
     deadline: Number = Field(0.0, ge=0, description="seconds after which a round's replies are too late; 0: never")
-    attempts: int = Field(5, ge=1, description="how often a round is tried, with other clients, before the run stops")
+    attempts: int = Field(5, ge=1, description="attempts at a round, each with other clients, before the run stops")
     norm_bound: Number = Field(100.0, gt=0, description="largest update, as a multiple of max(norm of the model, 1)")
-    undo_bound: Number = Field(0.5, gt=0, description="how far an update may go back along the model, as a multiple of max(its norm, 1)")
+    undo_bound: Number = Field(
+        0.5, gt=0, description="largest step of an update against the model's own direction, as a multiple of max(norm of the model, 1)"
+    )
     median_bound: Number = Field(
-        50.0, gt=1, description="update above which a round is repeated without the client, as a multiple of the round's median"
+        20.0, gt=1, description="update size above which the round is repeated without the client, as a multiple of the round's median"
     )
     large_bound: Number = Field(
-        4.0, gt=1, description="update that counts as large, as a multiple of the round's median: `strikes` in a row are the last"
+        3.0,
+        gt=1,
+        description="update size that counts as large, as a multiple of the round's median; several within a few rounds put the client out",
     )
     reducer: Annotated[str, Named(reducers.reducers)] = Field(
         "mean",
-        description="of the weights: mean, clip (at norm_bound), trimmed_mean, median, geometric_median, aligned, centred_clip, krum, "
-        "multi_krum",
+        description="reducer of the weights: mean, clip (at norm_bound), trimmed_mean, median, geometric_median, aligned, centred_clip, "
+        "krum, multi_krum",
     )
     mixing: Annotated[str, Named(reducers.mixings)] = Field(
-        "none", description="of the weights, before they are reduced: none, bucketing (means of random pairs), nearest (of neighbours)"
+        "none",
+        description="mixing of the updates before they are reduced: none, bucketing (means of random pairs), nearest (means of neighbours)",
     )
     trim: Number = Field(
         0.2,
         ge=0,
         lt=0.5,
-        description="share that may be hostile: cut off at each end by trimmed_mean, left out by aligned, krum, nearest",
+        description="share of clients that may be hostile: trimmed_mean cuts it off at each end; aligned, krum and nearest leave it out",
     )
-    vote_trim: Number = Field(0.0, ge=0, lt=0.5, description="share cut off at each end of votes and indicators")
-    statistic_bound: Number = Field(1e9, gt=0, description="largest BatchNorm statistic; inputs that are not normalised may need more")
-    value_bound: Number = Field(1e9, gt=0, description="largest number in other uploads: gradients, squares, losses")
-    max_share: Number = Field(1.0, gt=0, le=1, description="largest share that one client may have in any mean")
+    vote_trim: Number = Field(0.0, ge=0, lt=0.5, description="share of votes and indicators to cut off at each end")
+    statistic_bound: Number = Field(1e9, gt=0, description="largest allowed BatchNorm statistic; unnormalised inputs may need more")
+    value_bound: Number = Field(1e9, gt=0, description="largest allowed number in other uploads: gradients, squares, losses")
+    max_share: Number = Field(1.0, gt=0, le=1, description="largest share of one client in any mean")
     max_claim: Number | None = Field(
-        None, ge=1, description="samples that count of one client, as a multiple of the round's median; default none, for sites 10"
+        None, ge=1, description="limit on one client's sample count, as a multiple of the round's median; default: none; for sites: 10"
     )
     strikes: int = Field(3, ge=1, description="rejected replies after which a client is no longer asked")
 
     @staticmethod
     def preset(name: str) -> Mapping[str, Any]:
-        """The keys of a guard by one word: `guard = "robust"`."""
+        """Expand a guard named by one word: `guard = "robust"`."""
         if name not in PRESETS:
             raise InputError(f"guard must be a table of keys, or {' or '.join(map(repr, PRESETS))} (got {name!r})")
         return PRESETS[name]
 
     def needed(self, per_round: int) -> int:
-        """Usable replies, below which a round is repeated with other clients."""
+        """Return the number of usable replies below which a round is repeated with other clients."""
         return max(1, math.ceil((QUORUM if self.quorum is None else self.quorum) * per_round - _ROUNDING))
 
     def asked(self, per_round: int) -> int:
-        """Clients that are asked; the first replies count."""
+        """Return the number of clients to ask; the first replies count."""
         return math.ceil(per_round * (1 + self.over_select) - _ROUNDING)
 
     def bound(self, norm: float) -> float:
-        """The largest norm of an update to weights of a `norm`: beyond it a reply is rejected, or scaled down by its reducer."""
+        """Return the largest norm of an update to weights of a `norm`; larger ones are rejected, or scaled down by the reducer."""
         return self.norm_bound * max(norm, 1.0)
+
+    def claims(self, samples: Mapping[int, int]) -> Mapping[int, int]:
+        """n_k, cut to `max_claim` medians."""
+        if self.max_claim is None or not samples:
+            return samples
+        most = max(1, int(self.max_claim * statistics.median(samples.values())))
+        return {client: min(claimed, most) for client, claimed in samples.items()}
 
     def weights(self, samples: Mapping[int, int]) -> dict[int, int]:
         """n_k, cut to `max_claim` medians, and so that no client has more than `max_share` of their sum.
 
         With fewer clients than 1/max_share all have equal ones.
         """
-        if self.max_claim is not None and samples:
-            most = max(1, int(self.max_claim * statistics.median(samples.values())))
-            samples = {client: min(claimed, most) for client, claimed in samples.items()}
+        samples = self.claims(samples)
         weights = sorted(samples.values())
         if self.max_share >= 1 or not weights:
             return dict(samples)
@@ -129,14 +139,14 @@ class Guard(Table):
 
 @dataclass
 class Strikes:
-    """In how many rounds each client's reply was rejected."""
+    """The number of rounds in which each client's reply was rejected."""
 
     limit: int
     counts: dict[int, int] = field(default_factory=dict)
     _last: dict[int, int] = field(default_factory=dict)
 
     def add(self, client: int, round_index: int) -> None:
-        """One strike at most for each client and round."""
+        """Add at most one strike per client and round."""
         if self._last.get(client) == round_index:
             return
         self._last[client] = round_index
@@ -145,7 +155,7 @@ class Strikes:
             note(f"client {client} is asked no more: {self.limit} of its replies were rejected")
 
     def quarantine(self, client: int, reason: str) -> None:
-        """It is asked no more, however few of its replies were rejected."""
+        """Stop asking a client, however few of its replies were rejected."""
         self.counts[client] = self.limit
         note(f"client {client} is asked no more: {reason}")
 
@@ -156,7 +166,7 @@ class Strikes:
 
 @dataclass
 class Lateness:
-    """Clients that are late again and again: each time they are left in peace for twice as many rounds."""
+    """Clients that are late repeatedly: each time they are skipped for twice as many rounds."""
 
     limit: int
     """Late rounds in a row after which a client is asked less often."""
@@ -167,7 +177,7 @@ class Lateness:
     _last: dict[int, int] = field(default_factory=dict)
 
     def add(self, client: int, round_index: int) -> bool:
-        """It was late, in a round once at most; true when it is asked less often from now on."""
+        """Record a late client, at most once per round; return whether it is asked less often from now on."""
         if self._last.get(client) != round_index:
             self._last[client] = round_index
             self.counts[client] = count = self.counts.get(client, 0) + 1
@@ -178,18 +188,18 @@ class Lateness:
         return client in self.again
 
     def clear(self, client: int) -> None:
-        """It answered in time."""
+        """Record that a client replied in time."""
         self.counts.pop(client, None)
         self.again.pop(client, None)
 
     def resting(self, round_index: int) -> set[int]:
-        """Who is not asked in a round."""
+        """Return the clients that are not asked in a round."""
         return {client for client, again in self.again.items() if round_index < again}
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a reply does not count, and whether that speaks against its client."""
+    """Why a reply does not count, and whether that counts against its client."""
 
     reason: str
     blamed: bool
@@ -198,7 +208,7 @@ class Rejection:
 def judge(
     reply: Reply | Failure, fault: str | None, order: Order, samples: Mapping[int, int], counted: Collection[int]
 ) -> Rejection | None:
-    """None if a reply with this `fault` may count. `samples`: n_k of the clients that were asked; `counted`: whose replies count."""
+    """Return None if a reply with this `fault` may count. `samples`: n_k of the clients asked; `counted`: clients whose replies count."""
     if isinstance(reply, Failure):
         return Rejection(reply.reason, blamed=reply.client in samples and reply.client not in counted)
     if (reason := stray(reply, order, samples, counted)) is not None:
@@ -207,7 +217,7 @@ def judge(
 
 
 def stray(reply: Reply, order: Order, samples: Mapping[int, int], answered: Collection[int]) -> str | None:
-    """Why a reply is none to this order, whoever sent it (late, doubled, replayed, misaddressed): it is dropped, and nobody is blamed."""
+    """Return why a reply does not belong to this order (late, doubled, replayed, misaddressed): it is dropped, and nobody is blamed."""
     if reply.client not in samples:
         return "this client was not asked"
     if reply.client in answered:
@@ -218,7 +228,7 @@ def stray(reply: Reply, order: Order, samples: Mapping[int, int], answered: Coll
 
 
 def faults(replies: Sequence[Reply | Failure], order: Order, guard: Guard, samples: Mapping[int, int]) -> list[str | None]:
-    """What is wrong with each of several replies to `order`; None if nothing. `samples`: n_k as known here."""
+    """Return the fault of each of several replies to `order`; None if there is none. `samples`: n_k as known here."""
     return [finding.fault for finding in findings(replies, order, guard, samples)]
 
 
@@ -252,7 +262,7 @@ def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]
 
 
 def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
-    """What is too large, or what no BatchNorm gives; `message` has the right fields and shapes."""
+    """Check for values that are too large or impossible for BatchNorm; `message` has the right fields and shapes."""
     for name, entry in order.exchange.up.items():
         payload = message[name]
         if isinstance(entry, Values) and entry.on == "statistics":
@@ -279,7 +289,7 @@ def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
 
 
 def _numbers(payload: Payload) -> Tensor | None:
-    """The numbers of an upload that has any, as they are."""
+    """Return the numbers of an upload that has any, as they are."""
     numbers = payload.values if isinstance(payload, Selection) else payload
     return numbers if isinstance(numbers, Tensor) and numbers.is_floating_point() else None
 
@@ -289,7 +299,7 @@ def _of_size(name: str, bound: float, largest: float) -> str | None:
 
 
 def _of_update(guard: Guard, norm: float, size: float, along: float) -> str | None:
-    """The verdict on an update's size and on its product with the model of a `norm` that was sent."""
+    """Judge an update's size and its product with the sent model of a `norm`."""
     if size > (bound := guard.bound(norm)):
         return f"an update of norm {size:.3g}, above the bound of {bound:.3g}"
     if -along > max(guard.undo_bound * max(norm, 1.0), _BACKWARDS * size) * norm:
@@ -298,7 +308,7 @@ def _of_update(guard: Guard, norm: float, size: float, along: float) -> str | No
 
 
 def _of_statistics(statistics: Tensor, order: Order, guard: Guard) -> Iterator[Check]:
-    """Of every row of `statistics [copies, s]`: what no BatchNorm gives."""
+    """Check every row of `statistics [copies, s]` for values that are impossible for BatchNorm."""
     if not statistics.shape[1]:
         return
     largest = torch.linalg.vector_norm(statistics, ord=torch.inf, dim=1)
@@ -307,7 +317,7 @@ def _of_statistics(statistics: Tensor, order: Order, guard: Guard) -> Iterator[C
 
 
 def _of_extremes(bound: float, *extremes: float) -> str | None:
-    """The verdict on the least variance and the largest statistic of one row after the other."""
+    """Judge the smallest variance and the largest statistic, row by row."""
     for least, largest in zip(extremes[::2], extremes[1::2], strict=True):
         if least < 0:
             return "a negative variance"

@@ -32,15 +32,15 @@ class MaskMemory:
     """Client → round of its last download, where downloads go on from there (`Missed`)."""
 
     def missed_by(self, client: int, round: int) -> int | None:
-        """How many broadcasts a client lacks in a round; None where it never had one."""
+        """Return how many broadcasts a client lacks in a round; None if it never had one."""
         return round - self.rounds[client] if client in self.rounds else None
 
     def held_by(self, client: int) -> Mask | None:
-        """The mask that a client holds, as far as the server can tell the difference to it."""
+        """Return the mask that a client holds, if the server can still compute the difference to it."""
         return self.masks.get(self.holds.get(client, b""))
 
     def send(self, client: int, mask: Mask) -> None:
-        """Note that a client was sent a mask."""
+        """Record that a client was sent a mask."""
         self.holds[client] = mask.fingerprint
         for oldest in self.masks.keep(mask):
             self.holds = {client: held for client, held in self.holds.items() if held != oldest}
@@ -49,7 +49,7 @@ class MaskMemory:
 
 @dataclass
 class Lengths:
-    """Lengths of one exchange's downloads; what is the same for several clients, or in several rounds, is computed once."""
+    """Lengths of one exchange's downloads; parts common to several clients or rounds are computed once."""
 
     fields: Mapping[str, Field]
     message: Message
@@ -64,7 +64,7 @@ class Lengths:
         )
 
     def download(self, held: Mask | None) -> int:
-        """Bytes of the download to a client that holds `held`."""
+        """Return the bytes of the download to a client that holds `held`."""
         return self._of_fields + self._of_mask(held)
 
     def _of_mask(self, held: Mask | None) -> int:
@@ -76,7 +76,7 @@ class Lengths:
 
 
 def addressed(order: Order, clients: Sequence[int], traffic: MaskMemory) -> tuple[Order, int]:
-    """The order with what each client holds before it, and the bytes of all downloads; from now on they hold the order's."""
+    """Return the order with each client's held mask, and the bytes of all downloads; record that they now hold the order's."""
     down, index = order.exchange.down, order.round.index
     in_steps = any(isinstance(entry, Missed) for entry in down.values())
     lengths: dict[int | None, Lengths] = {}

@@ -1,4 +1,4 @@
-"""Which clients cut units off: found unit by unit as replies come in, so that nothing as large as a model is kept for each client."""
+"""Which clients cut off units, found unit by unit as replies come in, without keeping anything model-sized per client."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _WATCHED = 1 << 16
 
 
 class Hearing:
-    """What the clients of one order say of its units `[U]`, as `sparse.units.lost` counts them."""
+    """What the clients of one order say about its units `[U]`, as `sparse.units.lost` counts them."""
 
     def __init__(self, order: Order) -> None:
         self.order, self.mask = order, order.frame.mask
 
     @cached_property
     def _watched(self) -> Tensor:
-        """Places among the active links."""
+        """Return the watched places among the active links."""
         links = self.mask.number
         return torch.arange(0, links, -(-links // _WATCHED) or 1, device=self.mask.bits.device)
 
@@ -59,11 +59,11 @@ class Hearing:
         return torch.stack([share.float(), self.norms(values)])
 
     def norms(self, values: Tensor) -> Tensor:
-        """The norm of the active links' `values [A + …]` at each unit."""
+        """Return the norm of the active links' `values [A + …]` at each unit."""
         return self._added(values[: self.mask.number][self._watched].double().square()).sqrt().float()
 
     def _added(self, numbers: Tensor) -> Tensor:
-        """The sum of the watched links' numbers at each unit."""
+        """Return the sum of the watched links' numbers at each unit."""
         return torch.bincount(self._ends.flatten(), numbers.double().repeat(2), minlength=number(self.order.frame.layout.layers))
 
 
@@ -83,16 +83,16 @@ def cancelling(words: Mapping[int, Tensor], shares: Mapping[int, float], mean: T
 
 
 def agreed(words: Mapping[int, Tensor], mean: Tensor) -> Tensor:
-    """The units bool `[U]` of whose weights most is left in the mean."""
+    """Return the units, bool `[U]`, whose weights mostly survive in the mean."""
     return mean * _LOUD > torch.stack([word[1] for word in words.values()]).quantile(0.5, dim=0)
 
 
 def not_keeping(words: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The units bool `[U]` most of whose links each client does not count among those to keep."""
+    """Return the units, bool `[U]`, of which each client does not keep most links."""
     return {client: word[0] < _MOST for client, word in words.items()}
 
 
 def ranked(found: Mapping[int, Tensor], lost: Tensor) -> dict[int, int]:
-    """The clients of whom something was `found` for units that were `lost`, with the number of units: those of most units first."""
+    """Return the clients with `found` units among the `lost` ones, with the number of units, most units first."""
     counts = {client: int((units & lost).count_nonzero()) for client, units in found.items()}
     return {client: count for client, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])) if count}

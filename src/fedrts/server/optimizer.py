@@ -25,7 +25,7 @@ _MEMORY = "server_{}".format
 
 @dataclass(frozen=True)
 class ServerOptimizer(ABC):
-    """Where the server steps after a round; the options are the keys `train.server_…`."""
+    """How the server steps after a round; the options are the keys `train.server_…`."""
 
     default_rate: ClassVar[float] = 1.0
 
@@ -36,16 +36,16 @@ class ServerOptimizer(ABC):
     tau: float = 1e-3
 
     def start(self) -> dict[str, float]:
-        """The moments that it remembers, by name, with what each is where there is no past."""
+        """Return the moments that it remembers, by name, with their initial values."""
         return {}
 
     def moments(self, change: Tensor, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The moments after a round with this `change` of the parameters."""
+        """Return the moments after a round with this `change` of the parameters."""
         return {}
 
     @abstractmethod
     def direction(self, change: Tensor, moments: Mapping[str, Tensor]) -> Tensor:
-        """Along which a step is `rate` long."""
+        """Return the direction of a step of length `rate`."""
 
     def step(self, before: State, after: State, parameters: int) -> State:
         """`after` with its `parameters` (the first values of the weights) where the optimiser puts them; statistics stay averages.
@@ -72,7 +72,7 @@ get = optimizers.get
 
 @register("sgd")
 class Averaging(ServerOptimizer):
-    """Along the change itself: with rate 1, federated averaging."""
+    """Step along the change itself: federated averaging at rate 1."""
 
     def step(self, before: State, after: State, parameters: int) -> State:
         return after if self.rate == 1 else super().step(before, after, parameters)
@@ -83,7 +83,7 @@ class Averaging(ServerOptimizer):
 
 @register("momentum")
 class FedAvgM(ServerOptimizer):
-    """Along a sum of changes that fades."""
+    """Step along a decaying sum of changes."""
 
     def start(self) -> dict[str, float]:
         return {"first": 0.0}
@@ -97,7 +97,7 @@ class FedAvgM(ServerOptimizer):
 
 @register("adam")
 class FedAdam(ServerOptimizer):
-    """Along the mean change, divided by its size of late."""
+    """Step along the mean change, divided by its recent size."""
 
     default_rate = 0.01
 

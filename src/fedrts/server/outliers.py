@@ -1,14 +1,15 @@
-"""Replies measured against each other, once all of a round are in: whose is far larger than the others', and whose is so again and again.
+"""Replies measured against each other, once all of a round are in: whose is far larger than the others', and whose is large too often.
 
 One large update proves nothing: honest clients whose training takes a bad turn send one now and then. So there are two bounds, both in
-multiples of the round's median. Beyond the far one the round is repeated without the client. Beyond the near one a reply counts, and
-a client that sends several in a row is asked no more. Replies are still added up as they come: only their sizes are kept.
+multiples of the round's median. Beyond the far one the round is repeated without the client. Beyond the near one a reply counts and
+weighs against its client; who sends several within a few rounds is asked no more. Replies are still added up as they come: only their
+sizes are kept.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 FEWEST = 3
@@ -35,7 +36,7 @@ STATISTICS = Measure("statistics", 5.0, 0.05, "statistics that move {:.3g} times
 
 @dataclass(frozen=True)
 class Excess:
-    """By how much a reply is larger than those of its round."""
+    """By how much a reply exceeds those of its round."""
 
     ratio: float
     """In multiples of the median, less the slack: comparable whatever was measured."""
@@ -43,7 +44,7 @@ class Excess:
 
 
 def excesses(measured: Mapping[str, Mapping[int, float]], samples: Mapping[int, int], norm: float) -> dict[int, Excess]:
-    """The largest excess of every client whose reply counts. `norm`: that of the model, `samples`: n_k of the clients."""
+    """Return the largest excess of every client whose reply counts. `norm`: the model's; `samples`: n_k of the clients."""
     found: dict[int, Excess] = {}
     for measure, unit in ((UPDATE, max(norm, 1.0)), (STATISTICS, 1.0)):
         sizes = measured.get(measure.name, {})
@@ -58,15 +59,24 @@ def excesses(measured: Mapping[str, Mapping[int, float]], samples: Mapping[int, 
     return found
 
 
+_FORGIVEN = 0.25
+"""What a usual reply takes off: an attacker that rests after each large reply gains less than one that stays below the bound."""
+
+
 @dataclass
-class LargeInARow:
-    """How many replies of each client were large, one after the other."""
+class Suspicion:
+    """How much the large replies of each client weigh against it.
+
+    A large reply weighs as much as it is larger than the bound, less than the `limit` (one proves nothing); a usual one takes some away.
+    """
 
     limit: int
-    counts: dict[int, int] = field(default_factory=dict)
+    weights: dict[int, float] = field(default_factory=dict)
 
-    def add(self, counted: Collection[int], large: Collection[int]) -> list[int]:
-        """A round was played; who has sent too many by now."""
-        for client in counted:
-            self.counts.pop(client, None) if client not in large else self.counts.update({client: self.counts.get(client, 0) + 1})
-        return [client for client in counted if self.counts.get(client, 0) >= self.limit]
+    def add(self, ratios: Mapping[int, float]) -> list[int]:
+        """A round was played, whose replies were so many times as large as the bound; against whom too much weighs by now."""
+        for client, ratio in ratios.items():
+            more = min(ratio, max(self.limit - 1, 1)) if ratio > 1 else -_FORGIVEN
+            self.weights[client] = max(0.0, self.weights.get(client, 0.0) + more)
+        self.weights = {client: weight for client, weight in self.weights.items() if weight}
+        return [client for client in ratios if self.weights.get(client, 0.0) >= self.limit]

@@ -27,7 +27,7 @@ _clocks: list[Clock] = []
 
 
 def phase(name: str) -> AbstractContextManager[object]:
-    """What happens inside belongs to the phase `name`."""
+    """Attribute the block to the phase `name`."""
     assert name in PHASES
     seen: AbstractContextManager[object] = record_function(span(name)) if profiler._is_profiler_enabled else nullcontext()
     return _clocked(name, seen) if _clocks else seen
@@ -46,7 +46,7 @@ def _clocked(name: str, seen: AbstractContextManager[object]) -> Iterator[None]:
 
 @contextmanager
 def timed(clock: Clock) -> Iterator[None]:
-    """Tell a clock of all phases of this process that end while the block runs."""
+    """Report to a clock all phases of this process that end during the block."""
     _clocks.append(clock)
     try:
         yield
@@ -55,7 +55,7 @@ def timed(clock: Clock) -> Iterator[None]:
 
 
 def each(name: str, items: Iterable[Item]) -> Iterator[Item]:
-    """`items`; waiting for them belongs to the phase `name`."""
+    """Yield `items`; waiting for them belongs to the phase `name`."""
     iterator = iter(items)
     while True:
         with phase(name):
@@ -67,5 +67,5 @@ def each(name: str, items: Iterable[Item]) -> Iterator[Item]:
 
 
 def span(name: str) -> str:
-    """What a phase is called in a trace."""
+    """Return the name of a phase in a trace."""
     return _PREFIX + name

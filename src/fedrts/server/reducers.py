@@ -1,4 +1,4 @@
-"""Reducers: what takes the place of the weighted mean where replies are not trusted.
+"""Reducers replace the weighted mean when replies are not trusted. Add one with `@register("name")` or by import path.
 
 A class registered with `@register("name")`, or named by import path, is all that a new one needs.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Reducer(ABC):
-    """Combines the clients' weights into one vector. Every exchange has a new one, which is given one client after the other."""
+    """Combine the clients' weights into one vector. Every exchange has a new reducer, which receives one client after the other."""
 
     mergeable: ClassVar[bool] = False
     """Whether results over parts of the clients can be merged, so that no process needs all clients' weights."""
@@ -40,20 +40,20 @@ class Reducer(ABC):
 
     @classmethod
     def of(cls, guard: Guard, order: Order) -> Reducer | None:
-        """The one for an exchange, whose `order` has what the clients were sent; None: the weighted mean."""
+        """Make the reducer of an exchange, whose `order` has what the clients received; None: the weighted mean."""
         return cls()
 
     @abstractmethod
     def add(self, weights: Tensor, weight: int) -> None:
-        """One client's weights on the mask, and its number of samples."""
+        """Add one client's weights on the mask, and its number of samples."""
 
     def merge(self, other: Any) -> None:
-        """Take in another one of the same kind, of other clients."""
+        """Merge another one of the same kind, over other clients."""
         raise NotImplementedError(f"{type(self).__name__} says mergeable = {self.mergeable} and has no merge")
 
     @abstractmethod
     def result(self) -> Tensor:
-        """The combined weights."""
+        """Return the combined weights."""
 
 
 reducers: Registry[type[Reducer]] = Registry("reducer", base=Reducer)
@@ -73,22 +73,22 @@ mixings: Registry[Mixing] = Registry("mixing")
 
 @mixings.register("none")
 def unmixed(weights: Tensor, parameters: int, guard: Guard, key: int) -> Tensor:
-    """Leaves the weights as they are."""
+    """Leave the weights as they are."""
     return weights
 
 
 def few(trim: float, clients: int) -> int:
-    """How many clients a share `trim` of them is, rounded down: 0.29 of 100 are 29, whatever floating point says."""
+    """Return the number of clients in a share `trim`, rounded down: 0.29 of 100 is 29, despite floating point."""
     return int(trim * clients + 1e-9)
 
 
 def those(trait: str) -> str:
-    """The names of the reducers with a trait, for a remedy: `'mean' or 'clip'`."""
+    """Return the names of the reducers with a trait, for a remedy: `'mean' or 'clip'`."""
     return " or ".join(repr(name) for name in names() if getattr(get(name), trait))
 
 
 def unlike(guard: Guard, trait: str) -> str | None:
-    """The guard's setting that rules a trait out, as a user writes it; None if its reducer has the trait."""
+    """Return the guard's setting that rules out a trait, as a user writes it; None if its reducer has the trait."""
     if mixings.get(guard.mixing) is not unmixed:
         return f"guard.mixing = '{guard.mixing}'"
     return None if getattr(get(guard.reducer), trait) else f"guard.reducer = '{guard.reducer}'"
@@ -105,7 +105,7 @@ def check_reducer(guard: Guard, fields: Mapping[str, Field]) -> None:
 
 
 def reduction(guard: Guard, order: Order) -> Reducer | None:
-    """The reducer of the weights that the guard asks for in an exchange; None for the mean."""
+    """Return the reducer of the weights for an exchange; None for the mean."""
     if order.reference is None or order.values is None or "weights" not in order.exchange.up:
         return None
     check_reducer(guard, order.exchange.up)
@@ -115,7 +115,7 @@ def reduction(guard: Guard, order: Order) -> Reducer | None:
 
 @register("mean")
 class Weighted(Reducer):
-    """The mean weighted by numbers of samples: what sums come to by themselves."""
+    """The mean weighted by sample counts."""
 
     mergeable = takes_own_masks = is_sum = True
 
@@ -127,7 +127,7 @@ class Weighted(Reducer):
 @register("clip")
 @dataclass
 class Clipped(Reducer):
-    """The mean of updates that are scaled down to a norm of at most `bound`: one client moves the model by p_k · bound at most."""
+    """The mean of updates clipped to a norm of `bound`: one client moves the model by at most p_k · bound."""
 
     mergeable = bounds_updates = True
 
@@ -156,7 +156,7 @@ class Clipped(Reducer):
 @register("trimmed_mean")
 @dataclass
 class Sorted(Reducer):
-    """Per coordinate, the mean of the clients' values without the `trim` share at each end; half of them gives the median."""
+    """The coordinate-wise mean without the `trim` share at each end; half of them gives the median."""
 
     trim: float
     _held: list[Tensor] = field(default_factory=list)
@@ -177,7 +177,7 @@ class Sorted(Reducer):
 
 @register("median")
 class Median(Sorted):
-    """Per coordinate, the median of the clients' values."""
+    """The coordinate-wise median."""
 
     @classmethod
     def of(cls, guard: Guard, order: Order) -> Median:
@@ -186,7 +186,7 @@ class Median(Sorted):
 
 @dataclass
 class Together(Reducer):
-    """Holds every client's weights and combines their updates into one; statistics are medians, coordinate by coordinate."""
+    """Combine all clients' updates into one; statistics are coordinate-wise medians."""
 
     reference: Tensor
     parameters: int
@@ -214,15 +214,17 @@ class Together(Reducer):
 
     @abstractmethod
     def reduced(self, updates: Tensor, shares: Tensor) -> Tensor:
-        """One update `[N]` of the clients' `[k, N]`, float64; `shares [k]` of their samples add up to 1."""
+        """Reduce the clients' updates `[k, N]`, float64, to one `[N]`; `shares [k]` of their samples add up to 1."""
 
 
 _STEPS = 32
-"""Of Weiszfeld's algorithm; it converges geometrically."""
+"""Iterations of Weiszfeld's algorithm, which converges geometrically."""
 
 
 def geometric_median(updates: Tensor, shares: Tensor) -> Tensor:
-    """The point `[N]` with the least sum of distances to `updates [k, N]`, by smoothed Weiszfeld steps; `shares [k]` weigh them."""
+    """Return the point `[N]` with the smallest sum of distances to `updates [k, N]`, by smoothed Weiszfeld steps; `shares [k]` weigh
+    them.
+    """
     centre = shares @ updates
     least = 1e-6 * torch.linalg.vector_norm(updates, dim=1).median().clamp(min=1e-12)
     for _ in range(_STEPS):
@@ -233,7 +235,7 @@ def geometric_median(updates: Tensor, shares: Tensor) -> Tensor:
 
 @register("geometric_median")
 class GeometricMedian(Together):
-    """The update with the least sum of distances to all others (RFA: Pillutla et al., 2022)."""
+    """The update with the smallest sum of distances to all others (RFA: Pillutla et al., 2022)."""
 
     def reduced(self, updates: Tensor, shares: Tensor) -> Tensor:
         return geometric_median(updates, shares)
@@ -259,7 +261,7 @@ class Aligned(Together):
 
 @register("centred_clip")
 class CentredClip(Together):
-    """The mean of updates that are cut to the median distance around the last round's (Karimireddy, He and Jaggi, 2021)."""
+    """The mean of updates clipped to the median distance from the last round's (Karimireddy, He and Jaggi, 2021)."""
 
     remembers = True
 
@@ -274,14 +276,14 @@ class CentredClip(Together):
 
 @register("multi_krum")
 class MultiKrum(Together):
-    """The mean of the updates whose neighbours are nearest, without the `trim` share (Blanchard et al., 2017)."""
+    """The mean of the updates with the nearest neighbours, without the `trim` share (Blanchard et al., 2017)."""
 
     def reduced(self, updates: Tensor, shares: Tensor) -> Tensor:
         chosen = self.lonely(updates).topk(self.kept(len(updates)), largest=False).indices
         return updates[chosen].mean(0)
 
     def lonely(self, updates: Tensor) -> Tensor:
-        """Krum's score of every update: the sum of its squared distances to the k − f − 2 nearest others."""
+        """Return Krum's score of every update: the sum of its squared distances to the k − f − 2 nearest others."""
         near = max(1, len(updates) - few(self.trim, len(updates)) - 2)
         distances = torch.cdist(updates, updates).square()
         distances.fill_diagonal_(torch.inf)
@@ -293,7 +295,7 @@ class MultiKrum(Together):
 
 @register("krum")
 class Krum(MultiKrum):
-    """The one update whose neighbours are nearest (Blanchard et al., 2017)."""
+    """The one update with the nearest neighbours (Blanchard et al., 2017)."""
 
     def kept(self, clients: int) -> int:
         return 1
@@ -301,7 +303,7 @@ class Krum(MultiKrum):
 
 @dataclass
 class Mixed(Reducer):
-    """Weights that are mixed with each other before another reducer, or the mean, makes one of them."""
+    """Mix weights with each other before another reducer, or the mean, combines them."""
 
     mixing: Mixing
     parameters: int

@@ -58,7 +58,7 @@ class Plan:
     guard: Guard = field(default_factory=Guard)
     value_type: ValueType = "float32"
     download_type: ValueType | None = None
-    """Of downloads alone; None: as `value_type`."""
+    """Value type of downloads; None: as `value_type`."""
     feedback: bool = False
     """Do clients add what rounding left of a change to their next one?"""
     dropout: float = 0.0
@@ -86,11 +86,11 @@ class Plan:
         return chosen if asked > self.per_round else sorted(chosen)
 
     def needed(self, departed: Collection[int] = ()) -> int:
-        """Usable replies without which a round is repeated; of a federation that some have left."""
+        """Return the usable replies without which a round is repeated, given the clients that have left."""
         return self.guard.needed(min(self.per_round, len(self.samples) - len(departed)))
 
     def drops_out(self, index: int, attempt: int, client: int) -> bool:
-        """Does the simulation let this client vanish after its download?"""
+        """Whether the simulation drops this client after its download."""
         return self.dropout > 0 and float(random.uniform(random.key(self.seed, "dropout", index, attempt, client), 1)) < self.dropout
 
     def round(self, index: int, mask: Mask, exchange: int = 0) -> Round:
@@ -109,7 +109,7 @@ class Plan:
 
 
 def sampled(seed: int, index: int, attempt: int, clients: int, count: int) -> list[int]:
-    """The first `count` of the clients in the order in which a round asks them."""
+    """Return the first `count` clients in the order in which a round asks them."""
     order: list[int] = random.first(random.key(seed, "sample", max(index, 0), attempt), clients, count).tolist()
     return order
 
@@ -146,16 +146,16 @@ class Record:
 
     @property
     def metric_keys(self) -> tuple[str, ...]:
-        """The keys of its line that say how good the model is."""
+        """Return the keys of its line that describe the quality of the model."""
         return (*_METRIC_FIELDS, *self.metrics)
 
     def value(self, metric: Metric) -> float | None:
-        """A metric on the test set; None where it was not evaluated."""
+        """Return a metric on the test set; None if it was not evaluated."""
         found: float | None = self.metrics.get(metric.name) if metric.name in self.metrics else getattr(self, metric.name, None)
         return found
 
     def evaluated(self, declared: Sequence[Metric], found: Metrics) -> None:
-        """Take in what an evaluation gave: the metrics that lines have ever had, and all that are followed."""
+        """Record an evaluation: the metrics that lines have always had, and all followed ones."""
         own = [name for name in found if name in _METRIC_FIELDS]
         for name in own:
             setattr(self, name, found[name])
@@ -169,7 +169,7 @@ _METRIC_FIELDS = ("loss", "accuracy", "perplexity", "valid_accuracy")
 
 
 def _unevaluated(declared: Sequence[Metric]) -> dict[str, float | None]:
-    """Of a line's further metrics, none."""
+    """Return a line without further metrics."""
     return {metric.name: None for metric in followed(declared) if metric.name not in _METRIC_FIELDS}
 
 
@@ -182,7 +182,7 @@ def _finite(name: str, value: float) -> float | None:
 
 @dataclass(frozen=True)
 class Played:
-    """What a round leaves behind."""
+    """The result of a round."""
 
     state: State
     record: Record
@@ -191,7 +191,7 @@ class Played:
 
 
 class TooFewError(InputError):
-    """A round that cannot be played: too few replies were usable, however often it was tried."""
+    """A round failed: too few replies were usable in all attempts."""
 
     def __init__(self, message: str, missing: dict[int, str]) -> None:
         super().__init__(message)
@@ -200,7 +200,7 @@ class TooFewError(InputError):
 
 
 def play(plan: Plan, state: State, first: int, ledger: ClientRecords | None = None) -> Iterator[Played]:
-    """Rounds from `first` (-1: the set-up) to the last, each with the state after it."""
+    """Play rounds from `first` (-1: the set-up) to the last; yield each with the state after it."""
     ledger = ledger or ClientRecords.of(plan.guard)
     for index in range(first, plan.rounds):
         if index < 0 and not plan.method.exchanges(plan.round(index, state.mask)):
@@ -211,7 +211,7 @@ def play(plan: Plan, state: State, first: int, ledger: ClientRecords | None = No
 
 
 def play_round(plan: Plan, before: State, index: int, ledger: ClientRecords | None = None) -> Played:
-    """One round, attempted until enough replies are usable; `before` is left as it is."""
+    """Play one round, with attempts until enough replies are usable; `before` is left unchanged."""
     started = time.perf_counter()
     ledger = ledger or ClientRecords.of(plan.guard)
     record = Record(index, plan.schedule.is_outer(index), [], metrics=_unevaluated(plan.metrics))
@@ -243,7 +243,7 @@ def play_round(plan: Plan, before: State, index: int, ledger: ClientRecords | No
 
 
 def _complaints(record: Record) -> str:
-    """Why replies of a round did not count: every reason, and whose they were."""
+    """Return why replies of a round did not count: every reason, and the clients concerned."""
     told: dict[str, set[int]] = {}
     for entry in record.rejected:
         told.setdefault(str(entry["reason"]), set()).add(entry["client"])
@@ -319,7 +319,7 @@ def _against(plan: Plan, order: Order, found: Tally, means: Means, lost: Tensor,
 
 
 def _not_asked(plan: Plan, index: int, ledger: ClientRecords, record: Record) -> set[int]:
-    """Who is left out of a round: the quarantined, those who have left (recorded once), and where enough others are those late again."""
+    """Return who is left out of a round: quarantined and departed clients (recorded once) and, if possible, those late again."""
     departed = plan.engine.departed if isinstance(plan.engine, Remote) else {}
     record.rejected += [{"client": client, "reason": reason} for client, reason in departed.items() if client not in ledger.departed]
     ledger.departed = {client: ledger.departed.get(client, index) for client in departed}
@@ -329,12 +329,12 @@ def _not_asked(plan: Plan, index: int, ledger: ClientRecords, record: Record) ->
 
 
 def _far_out(plan: Plan, order: Order, found: Tally, ledger: ClientRecords, record: Record) -> set[int]:
-    """Whose replies are so much larger than the others' that the round has to do without them.
+    """Return the clients whose replies are so large that the round is repeated without them.
 
-    Of those that are only large it is remembered, and who sends several in a row is asked no more.
+    Of those that are only large it is remembered, and who sends several within a few rounds is asked no more.
     """
     guard, index = plan.guard, order.round.index
-    excess = excesses(found.measured, {client: plan.samples[client] for client in found.counted}, order.reference_norm)
+    excess = excesses(found.measured, guard.claims({client: plan.samples[client] for client in found.counted}), order.reference_norm)
     far = {client for client, found_here in excess.items() if found_here.ratio > guard.median_bound}
     if far:
         record.rejected += [
@@ -343,19 +343,18 @@ def _far_out(plan: Plan, order: Order, found: Tally, ledger: ClientRecords, reco
         for client in far:
             ledger.strikes.add(client, index)
         return far
-    large = {client for client, found_here in excess.items() if found_here.ratio > guard.large_bound}
-    for client in ledger.large.add(sorted(excess), large):
-        ledger.strikes.quarantine(client, f"it sent {excess[client].reason}, the last of {guard.strikes} large replies in a row")
+    for client in ledger.large.add({client: excess[client].ratio / guard.large_bound for client in sorted(excess)}):
+        ledger.strikes.quarantine(client, f"it sent {excess[client].reason}, the last of several large replies within a few rounds")
     return far
 
 
 def updated(plan: Plan, state: State, order: Order, means: Means) -> State:
-    """The next state, of the means over the clients that answered an order."""
+    """Return the next state from the means over the clients that answered an order."""
     return plan.method.update(state, means, order.round, lambda purpose: plan.key(order.round.index, purpose))
 
 
 def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list[int], ledger: ClientRecords, record: Record) -> Tally:
-    """Send an order to `clients` and add up what may count of their replies; `record.clients` are those that did."""
+    """Send an order to `clients` and add up the usable replies; `record.clients` are those that counted."""
     samples = {client: plan.samples[client] for client in clients}
     gone = [client for client in clients if plan.drops_out(order.round.index, attempt, client)]
     order, size = addressed(order, clients, ledger.traffic)
@@ -395,7 +394,7 @@ def density(layout: Layout, mask: Mask) -> float:
 
 
 def describe(plan: Plan, before: State, after: State, index: int) -> dict[str, Any]:
-    """How an outer round changed the topology: overlap, links by layer, what the method believes of them."""
+    """Describe how an outer round changed the topology: overlap, links by layer, the method's beliefs."""
     gained = after.mask.bits & ~before.mask.bits
     names = [entry.name for entry in plan.layout.layers]
     changed = [int(part.count_nonzero()) for part in gained.split(list(after.mask.sizes))]
@@ -416,7 +415,7 @@ def describe(plan: Plan, before: State, after: State, index: int) -> dict[str, A
 
 
 def _histogram(belief: Tensor | None, at: Tensor) -> list[int] | None:
-    """Counts in 20 equal bins of [0, 1]."""
+    """Return counts in 20 equal bins of [0, 1]."""
     if belief is None:
         return None
     bins = (belief[at] * BINS).long().clamp_(0, BINS - 1)
@@ -425,4 +424,4 @@ def _histogram(belief: Tensor | None, at: Tensor) -> list[int] | None:
 
 
 BINS = 20
-"""Of the histograms of what a method believes."""
+"""Number of bins in the histograms of a method's beliefs."""

@@ -1,1 +1,1 @@
-"""Small read-only web servers: pages for a person, numbers for a program; nothing can be changed through them."""
+"""Small read-only web servers that show pages to people and numbers to programs."""

@@ -35,14 +35,14 @@ TEXT, HTML, JSON = "text/plain; charset=utf-8", "text/html; charset=utf-8", "app
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where to listen."""
+    """The address to listen on."""
 
     host: str
     port: int
 
     @staticmethod
     def of(text: str, flag: str) -> Endpoint:
-        """`PORT`, which means this machine alone, or `HOST:PORT`."""
+        """Parse `PORT`, which means this machine only, or `HOST:PORT`."""
         host, _, port = text.rpartition(":")
         host = host.strip("[]") or "127.0.0.1"
         if not port.isdecimal() or int(port) > 65535 or any(sign.isspace() or sign == "/" for sign in host):
@@ -51,7 +51,7 @@ class Endpoint:
 
     @property
     def is_local(self) -> bool:
-        """Does it stay on this machine?"""
+        """Whether it is reachable only from this machine."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -64,7 +64,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody asks for."""
+    """A request."""
 
     path: str
     query: dict[str, list[str]]
@@ -74,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What they get."""
+    """The response to a request."""
 
     status: int
     body: bytes = b""
@@ -157,7 +157,7 @@ class _Server:
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 
     async def _answer(self, head: bytes) -> tuple[Answer, bool]:
-        """What a request gets, and whether only the head of that."""
+        """Return the response to a request, and whether only its head is wanted."""
         request, method = _parsed(head)
         if request is None:
             return Answer(400, b"this is no request\n"), False

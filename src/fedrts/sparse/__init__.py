@@ -1,1 +1,1 @@
-"""The mathematics of sparse models, as plain functions on tensors; knows nothing of clients, messages or methods."""
+"""The mathematics of sparse models, as plain functions on tensors; independent of clients, messages and methods."""

@@ -28,7 +28,7 @@ ArmBlock = tuple[int, int]
 
 
 def known_unit(unit: str) -> str:
-    """The unit in its one spelling."""
+    """Return the unit in its canonical spelling."""
     if unit in (LINK, KERNEL):
         return unit
     found = _BLOCK.fullmatch(unit)
@@ -38,7 +38,7 @@ def known_unit(unit: str) -> str:
 
 
 def asked_block(unit: str) -> ArmBlock | None:
-    """Channels of an arm as the unit says them; None: links are arms."""
+    """Return the channels of an arm as the unit states them; None: links are arms."""
     if unit == LINK:
         return None
     found = _BLOCK.fullmatch(unit)
@@ -46,7 +46,7 @@ def asked_block(unit: str) -> ArmBlock | None:
 
 
 def block_of(unit: str, shape: Sequence[int]) -> ArmBlock | None:
-    """Channels of an arm in a layer of this shape: the largest block that divides both the layer and the unit's; None: links are arms."""
+    """Return the channels of an arm in a layer of this shape: the largest block that divides both; None: links are arms."""
     asked = asked_block(unit)
     if asked is None or len(shape) < 2:
         return None
@@ -55,7 +55,7 @@ def block_of(unit: str, shape: Sequence[int]) -> ArmBlock | None:
 
 
 def smaller(unit: str, shapes: Mapping[str, Sequence[int]]) -> str | None:
-    """Which layers have other arms than the unit asks for, in a few words; None where all have what they can have."""
+    """Say which layers have smaller arms than the unit asks for; None if there are none."""
     asked = asked_block(unit)
     if asked is None:
         return None
@@ -71,7 +71,7 @@ def smaller(unit: str, shapes: Mapping[str, Sequence[int]]) -> str | None:
 
 
 def places(shape: Sequence[int], block: ArmBlock | None) -> Tensor:
-    """The arm of every link of a layer, int64 `[n]`; arms are counted row by row of the grid of blocks."""
+    """Return the arm of every link of a layer, int64 `[n]`, counted row by row of the grid of blocks."""
     size = math.prod(shape)
     if block is None:
         return torch.arange(size)
@@ -97,7 +97,7 @@ class Layers(tuple[int, ...]):
         return made
 
     def __reduce__(self) -> tuple[type[Layers], tuple[tuple[int, ...], tuple[int, ...], Tensor | None]]:
-        """What is cached is not copied along."""
+        """Pickle without cached values."""
         return Layers, (tuple(self), self.each, self.arm_of)
 
     @staticmethod
@@ -106,33 +106,33 @@ class Layers(tuple[int, ...]):
 
     @property
     def grouped(self) -> bool:
-        """Has any arm more than one link?"""
+        """Whether any arm has more than one link."""
         return self.arm_of is not None
 
     @cached_property
     def arms(self) -> tuple[int, ...]:
-        """U^l: arms of each layer."""
+        """U^l, the arms of each layer."""
         return tuple(size // each for size, each in zip(self, self.each, strict=True))
 
     @cached_property
     def links_of_arms(self) -> Tensor:
-        """How many links each arm has, int64 `[U]`."""
+        """The number of links of each arm, int64 `[U]`."""
         return torch.tensor(self.each, dtype=torch.int64).repeat_interleave(torch.tensor(self.arms, dtype=torch.int64))
 
     def in_arms(self, links: Sequence[int]) -> tuple[int, ...]:
-        """How many whole arms of each layer have at most so many `links[l]`."""
+        """Return how many whole arms of each layer have at most so many `links[l]`."""
         return tuple(count // each for count, each in zip(links, self.each, strict=True))
 
     def in_links(self, arms: Sequence[int]) -> tuple[int, ...]:
-        """How many links so many `arms[l]` of each layer have."""
+        """Return how many links so many `arms[l]` of each layer have."""
         return tuple(count * each for count, each in zip(arms, self.each, strict=True))
 
     def whole(self, links: Sequence[int]) -> tuple[int, ...]:
-        """`links[l]`, rounded down to whole arms."""
+        """Round `links[l]` down to whole arms."""
         return self.in_links(self.in_arms(links))
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over the links of every arm: `[..., S]` → `[..., U]`, in float64 where arms have several."""
+        """Return the mean over the links of every arm: `[..., S]` → `[..., U]`, in float64 if arms have several."""
         if not self.grouped:
             return values
         parts, begin = [], 0
@@ -144,7 +144,7 @@ class Layers(tuple[int, ...]):
         return torch.cat(parts, dim=-1)
 
     def scored(self, scores: Tensor) -> Tensor:
-        """What arms score whose links have `scores [..., S]`: their norm, per link, `[..., U]`; scores of arms `[..., U]` stay.
+        """Return the scores `[..., U]` of arms from their links' `scores [..., S]`, as a norm per link; scores of arms stay.
 
         The norm is that of the scores over √(links of the arm), so that arms of different sizes compare: ±√|mean(x·|x|)|, where scores
         below 0 count against those above.
@@ -159,17 +159,17 @@ class Layers(tuple[int, ...]):
         return found.to(scores.dtype) if scores.is_floating_point() else found
 
     def spread(self, values: Tensor) -> Tensor:
-        """What every link has of its arm: `[..., U]` → `[..., S]`; values of links stay."""
+        """Give every link the value of its arm: `[..., U]` → `[..., S]`; values of links stay."""
         if self.arm_of is None or values.shape[-1] == sum(self):
             return values
         return values[..., self.arm_of.to(values.device)]
 
     def picked(self, bits: Tensor) -> Tensor:
-        """Of `bits [..., S]` that are constant in every arm, one of each: `[..., U]`."""
+        """Return one entry per arm of `bits [..., S]` that are constant in every arm: `[..., U]`."""
         return bits[..., self._first.to(bits.device)] if self.grouped else bits
 
     def touched(self, bits: Tensor) -> Tensor:
-        """`bits [S]` with all links of an arm set of which one is."""
+        """Return `bits [S]` extended to all links of every arm with a set link."""
         if self.arm_of is None:
             return bits
         arms = torch.zeros(sum(self.arms), dtype=torch.bool, device=bits.device)
@@ -177,7 +177,7 @@ class Layers(tuple[int, ...]):
         return self.spread(arms)
 
     def among(self, bits: Tensor, counts: Sequence[int]) -> Layers:
-        """The layers of those links alone whose `bits [S]` are set, whole arms with `counts[l]` links in each layer."""
+        """Return the layers restricted to the links whose `bits [S]` are set, whole arms with `counts[l]` links in each layer."""
         if self.arm_of is None:
             return Layers(counts)
         rank = torch.cumsum(self.picked(bits), 0) - 1
@@ -186,17 +186,17 @@ class Layers(tuple[int, ...]):
 
     @cached_property
     def _together(self) -> bool:
-        """Do the links of every arm lie side by side, arm after arm?"""
+        """Whether the links of every arm are contiguous, arm after arm."""
         return self.arm_of is None or not bool((self.arm_of[1:] < self.arm_of[:-1]).any())
 
     @cached_property
     def _order(self) -> Tensor:
-        """Links in the order of their arms, int64 `[S]`."""
+        """Return links in the order of their arms, int64 `[S]`."""
         assert self.arm_of is not None
         return self.arm_of.argsort(stable=True)
 
     @cached_property
     def _first(self) -> Tensor:
-        """The first link of every arm, int64 `[U]`."""
+        """Return the first link of every arm, int64 `[U]`."""
         last = torch.cumsum(self.links_of_arms, 0).to(self._order.device)
         return self._order[last - self.links_of_arms.to(last.device)]

@@ -14,7 +14,7 @@ from fedrts.sparse.arms import Layers
 from fedrts.sparse.layout import Layout, Shape
 
 _HALVINGS = 60
-"""Of an interval, until no float lies between its ends."""
+"""Bisections of an interval, until no float lies between its ends."""
 
 
 def links_to_keep(layout: Layout, density: float, count: str = "all") -> int:
@@ -39,7 +39,7 @@ def links_to_keep(layout: Layout, density: float, count: str = "all") -> int:
 
 
 def _smallest_density(needed: int, total: int) -> float:
-    """The smallest density of few digits with floor(density · total) ≥ needed."""
+    """Return the smallest density with few digits for which floor(density · total) ≥ needed."""
     for digits in range(2, 16):
         step = 10.0**-digits
         density: float = round(math.ceil(needed / total / step) * step, digits)
@@ -65,7 +65,7 @@ def erk(shapes: Sequence[Shape], kept: int) -> list[int]:
 
 
 def proportional(sizes: Sequence[int], kept: int, raw: Sequence[float]) -> list[int]:
-    """Densities in the proportions of `raw`, as far as no layer exceeds 1."""
+    """Return densities in the proportions of `raw`, as far as no layer exceeds 1."""
     return _whole(densities([(size,) for size in sizes], kept, raw), sizes, kept)
 
 
@@ -73,7 +73,7 @@ BUDGETS = {"erk": erk, "er": er, "uniform": uniform}
 
 
 def layer_counts(layout: Layout, density: float, count: str = "all", kind: str = "erk") -> list[int]:
-    """K^l of a model at this density, by the budget of that name."""
+    """Return K^l of a model at this density, by the named budget."""
     kept = links_to_keep(layout, density, count)
     counts = BUDGETS[kind]([entry.shape for entry in layout.layers], kept)
     return _in_whole_arms(counts, layout.sizes.each, layout.sizes, layout.sizes, kept) if layout.sizes.grouped else counts
@@ -126,7 +126,7 @@ def _scaled(shapes: Sequence[Shape], kept: int, raw: Callable[[Shape], float]) -
 
 
 def _whole(fractions: Sequence[float], sizes: Sequence[int], kept: int) -> list[int]:
-    """density·n^l as counts in [1, n^l] that sum to `kept`."""
+    """Return density·n^l as counts in [1, n^l] that sum to `kept`."""
     wanted, layers = [fraction * size for fraction, size in zip(fractions, sizes, strict=True)], Layers.of(sizes)
     if layers.grouped:
         return _in_whole_arms(wanted, layers.each, layers, layers, kept)

@@ -1,4 +1,4 @@
-"""What a model costs: multiply-accumulates (MAC) of a forward pass, and the bytes of a sparse model by the accountings on paper.
+"""The cost of a model: multiply-accumulates (MAC) of a forward pass, and the bytes of a sparse model by the accountings on paper.
 
 Counted are matrix products, convolutions and attention, wherever a model computes them, from the shapes that they really have. Not
 counted: additions, normalisation, activations, look-ups in an embedding, the loss. As in the paper one MAC counts as one FLOP and a
@@ -24,14 +24,14 @@ from fedrts.sparse.mask import Mask
 from fedrts.sparse.mode import training
 
 VALUE_BYTES = 4
-"""Of a value in the accountings on paper."""
+"""Bytes of a value in the accountings on paper."""
 
 Length = Callable[[Shape, float, int], float]
 """(shape of a tensor, its active entries, bits of a value) → bits of the sparse tensor."""
 
 
 def bitmap(shape: Shape, active: float, bits: int) -> float:
-    """n + m·b: one bit an entry says where the values are; n·b where none is missing."""
+    """Return n + m·b: one bit per entry marks where the values are; n·b if none is missing."""
     size = math.prod(shape)
     return size * bits if active >= size else size + active * bits
 
@@ -55,13 +55,13 @@ def by_density(shape: Shape, active: float, bits: int) -> float:
 
 
 def _bits_for(count: float) -> int:
-    """⌈log2 count⌉."""
+    """Return ⌈log2 count⌉."""
     return math.ceil(math.log2(max(count, 1)))
 
 
 @dataclass(frozen=True)
 class Book:
-    """An accounting on paper: how many bytes it charges for a model of some density at some time of the schedule."""
+    """An accounting on paper: the bytes of a model of some density at some time of the schedule."""
 
     layout: Layout
     active: tuple[float, ...]
@@ -72,13 +72,13 @@ class Book:
 
     @staticmethod
     def paper(layout: Layout, density: float, fraction: float) -> Book:
-        """What reproduces the published tables: the same density everywhere, and a bitmap at every density."""
+        """The accounting of the published tables: the same density everywhere, and a bitmap at every density."""
         counted = as_published(layout)
         return Book(counted, tuple(density * size for size in counted.sizes), bitmap, fraction)
 
     @staticmethod
     def rules(layout: Layout, counts: Sequence[int], fraction: float) -> Book:
-        """What the paper's text says: each layer coded by its own density, of `counts` = K^l links."""
+        """The accounting of the paper's text: each layer coded by its own density, of `counts` = K^l links."""
         return Book(layout, tuple(counts), by_density, fraction)
 
     @property
@@ -114,13 +114,13 @@ class Macs:
     """MACs per sample of a forward pass."""
 
     layers: tuple[float, ...]
-    """Of the products with each prunable tensor: these shrink with the layer's density."""
+    """MACs of the products with each prunable tensor, which shrink with the layer's density."""
     rest: float
-    """Of all other products: with what is never pruned (the output layer), and of activations with each other (attention)."""
+    """MACs of all other products: with what is never pruned (the output layer), and of activations with each other (attention)."""
 
     @staticmethod
     def of(module: nn.Module, layout: Layout, sample: trees.Tensors) -> Macs:
-        """Counted in one forward pass over `sample` (a batch of inputs)."""
+        """Count in one forward pass over `sample` (a batch of inputs)."""
         named = dict(module.named_parameters(remove_duplicate=False))
         counter = _Counter([named[entry.name] for entry in layout.layers], [*module.parameters(), *module.buffers()])
         with training(module, False), torch.no_grad(), _in_single_products(), counter:
@@ -133,16 +133,16 @@ class Macs:
         return sum(self.layers) + self.rest
 
     def forward(self, mask: Mask) -> float:
-        """MACs per sample where every layer costs its density's share."""
+        """Return MACs per sample if every layer costs its density's share."""
         return self.at(mask.counts, mask.sizes)
 
     def at(self, counts: Sequence[int], sizes: Sequence[int]) -> float:
-        """The same of layers that keep `counts` of their `sizes` links."""
+        """Return the same for layers that keep `counts` of their `sizes` links."""
         return self.rest + sum(macs * active / size for macs, active, size in zip(self.layers, counts, sizes, strict=True))
 
 
 class _Counter(Watching):
-    """Watches every operation, and which tensors were made of weights alone (views, masked or standardised weights)."""
+    """Count every operation, and track tensors made of weights alone (views, masked or standardised weights)."""
 
     def __init__(self, prunable: Sequence[Tensor], constants: Sequence[Tensor]) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class _Counter(Watching):
         return result
 
     def _add(self, macs: float, factors: Sequence[Tensor]) -> None:
-        """A product of two factors belongs to a layer if one was made of that layer alone and the other of none."""
+        """Assign a product of two factors to a layer if one factor was made of that layer alone and the other of none."""
         layers = [layer for factor in factors for layer in self.made_of.get(id(factor), ())]
         if len(layers) == 1 and len(factors) == 2:
             self.layers[layers[0]] += macs
@@ -213,7 +213,7 @@ _COUNTED: dict[str, FlopCount] = {
 
 @contextmanager
 def _in_single_products() -> Iterator[None]:
-    """PyTorch may run a whole encoder layer or LSTM as one operation, which shows none of its products: not while we count."""
+    """Keep PyTorch from running a whole encoder layer or LSTM as one operation, which would hide its products."""
     libraries: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cudnn)
     before = torch.backends.mha.get_fastpath_enabled(), [library.enabled for library in libraries]
 

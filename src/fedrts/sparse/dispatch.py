@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Watching(TorchDispatchMode):
-    """A mode that never meets `torch.compile`, and so need not import it, which takes a second."""
+    """A mode that bypasses `torch.compile` and so need not import it, which takes a second."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -29,24 +29,24 @@ get = curves.get
 
 @register("cubic")
 def cubic(progress: float) -> float:
-    """Fast at first, slow in the end (Zhu and Gupta, 2018; GraNet, Liu et al., 2021)."""
+    """Fall fast at first and slowly at the end (Zhu and Gupta, 2018; GraNet, Liu et al., 2021)."""
     return (1 - progress) ** 3
 
 
 @register("cosine")
 def cosine(progress: float) -> float:
-    """Half a cosine."""
+    """Fall along half a cosine."""
     return (1 + math.cos(math.pi * progress)) / 2
 
 
 @register("linear")
 def linear(progress: float) -> float:
-    """The same step in every outer round."""
+    """Fall by the same step in every outer round."""
     return 1 - progress
 
 
 def left(curve: str, progress: float) -> float:
-    """What is left of the way; nothing once progress is 1."""
+    """Return the remaining share of the way; 0 once progress is 1."""
     if progress >= 1:
         return 0.0
     try:
@@ -60,7 +60,7 @@ def left(curve: str, progress: float) -> float:
 
 @dataclass(frozen=True)
 class Fall:
-    """From density `start` to `end` along a curve, with layers of `layout` in the proportions of a budget."""
+    """The fall from density `start` to `end` along a curve, with layers of `layout` in the proportions of a budget."""
 
     start: float
     end: float

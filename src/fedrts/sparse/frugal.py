@@ -1,4 +1,4 @@
-"""Modules that train with less memory: activations kept sparsely or as bits, and convolutions that need no BatchNorm (FedMef)."""
+"""Modules that train with less memory: sparse or one-bit activations, and convolutions without BatchNorm (FedMef)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pack(flags: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, count: int) -> Tensor:
-    """The first `count` bits of uint8 `packed`, as bool."""
+    """Return the first `count` bits of uint8 `packed`, as bool."""
     return (packed[:, None] & _BITS.to(packed.device)).ne(0).flatten()[:count]
 
 
@@ -44,7 +44,7 @@ class _BitReLU(torch.autograd.Function):
 
 
 class BitReLU(nn.Module):
-    """ReLU that keeps one bit an element for its backward pass, where the plain one keeps its output."""
+    """ReLU that keeps one bit per element for its backward pass instead of its output."""
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = _BitReLU.apply(x)[0]  # type: ignore[no-untyped-call]
@@ -52,19 +52,19 @@ class BitReLU(nn.Module):
 
 
 def largest(x: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Values and int32 positions of the ⌈share·m⌉ largest magnitudes of `x [m elements]`."""
+    """Return values and int32 positions of the ⌈share·m⌉ largest magnitudes of `x [m elements]`."""
     flat = x.flatten()
     places = flat.abs().topk(math.ceil(share * len(flat)), sorted=False).indices
     return flat[places], places.to(torch.int32)
 
 
 def scattered(values: Tensor, places: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    """The tensor that is 0 but for `values` at `places`."""
+    """Return the tensor that is 0 except for `values` at `places`."""
     return values.new_zeros(math.prod(shape)).scatter(0, places.long(), values).view(shape)
 
 
 class _SparselySaved(torch.autograd.Function):
-    """A convolution or linear map: exact forward and exact gradient of its input; that of the weight sees a pruned input."""
+    """A convolution or linear map with exact output and input gradient; its weight gradient uses a pruned input."""
 
     generate_vmap_rule = True
 
@@ -140,11 +140,11 @@ class StandardisedConv2d(nn.Conv2d):
 
 
 class _StandardisedSparseInputConv2d(StandardisedConv2d, SparseInputConv2d):
-    """Both: `StandardisedConv2d._conv_forward` hands the standardised weight to `SparseInputConv2d`'s."""
+    """Combine both: `StandardisedConv2d._conv_forward` passes the standardised weight to `SparseInputConv2d`'s."""
 
 
 def save_activations_sparsely(module: Net, share: float, linear: bool = False) -> Net:
-    """`module` whose ReLUs keep bits and whose convolutions (and linear layers) keep the largest `share` of their inputs."""
+    """Convert `module`: ReLUs keep bits, and convolutions (and linear layers) keep the largest `share` of their inputs."""
     kinds: dict[type[nn.Module], type[nn.Module]] = {
         nn.Conv2d: SparseInputConv2d,
         StandardisedConv2d: _StandardisedSparseInputConv2d,
@@ -161,17 +161,17 @@ def save_activations_sparsely(module: Net, share: float, linear: bool = False) -
 
 
 def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Parts by name; `named_children` leaves out the second name of a shared one."""
+    """Yield parts by name, including second names of shared ones, which `named_children` leaves out."""
     return [(name, child) for name, child in module._modules.items() if child is not None]
 
 
 def _pads_with_zeros(module: nn.Module) -> bool:
-    """By numbers of zeros, or not at all (a linear layer)."""
+    """Whether it pads with zeros by number, or not at all (a linear layer)."""
     return getattr(module, "padding_mode", "zeros") == "zeros" and not isinstance(getattr(module, "padding", 0), str)
 
 
 def standardise_convolutions(module: Net) -> Net:
-    """`module` with weight-standardised convolutions (gain 1, and a bias) and without BatchNorm."""
+    """Convert `module` to weight-standardised convolutions (gain 1, with bias) without BatchNorm."""
     for part in list(module.modules()):
         for name, child in _children(part):
             if isinstance(child, nn.modules.batchnorm._BatchNorm):

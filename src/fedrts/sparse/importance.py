@@ -24,7 +24,7 @@ def magnitude(weights: Tensor) -> Tensor:
 
 
 def fisher(weights: Tensor, squares: Tensor) -> Tensor:
-    """w²·F with the diagonal F of the empirical Fisher information: what the loss gains when the link goes, to second order."""
+    """w²·F with the diagonal F of the empirical Fisher information: the loss change when the link goes, to second order."""
     return weights.square() * squares
 
 
@@ -32,7 +32,7 @@ SCORES: dict[str, Score] = {"magnitude": magnitude, "fisher": fisher}
 
 
 def get(name: str) -> Score:
-    """The score of a name or import path `pkg.module:name`."""
+    """Return the score of a name or import path `pkg.module:name`."""
     if name in SCORES:
         return SCORES[name]
     if ":" not in name:
@@ -41,7 +41,7 @@ def get(name: str) -> Score:
 
 
 def needs_squares(score: Score) -> bool:
-    """Does this score look at squared gradients, as its second required argument?"""
+    """Whether this score uses squared gradients, its second required argument."""
     try:
         parameters = inspect.signature(score).parameters.values()
     except ValueError:  # a builtin, such as torch.abs

@@ -53,7 +53,7 @@ class Entry:
 
     @cached_property
     def grid(self) -> tuple[int, ...]:
-        """The shape of the layer in arms."""
+        """The layer's shape in arms."""
         return self.shape if self.block is None else (self.shape[0] // self.block[0], self.shape[1] // self.block[1])
 
 
@@ -71,7 +71,9 @@ class Layout:
 
     @staticmethod
     def of(module: nn.Module, prunable: Prunable | None = None, prune_output: bool = False, unit: str = LINK) -> Layout:
-        """The layout of `module` in arms of a `unit` (see `sparse.arms`); `prunable` replaces the default rule (see `default_rule`)."""
+        """Build the layout of `module` in arms of a `unit` (see `sparse.arms`); `prunable` replaces the default rule (see
+        `default_rule`).
+        """
         rule = prunable or default_rule(module, prune_output)
         layers: list[Entry] = []
         dense: list[Entry] = []
@@ -111,7 +113,7 @@ class Layout:
 
     @cached_property
     def sizes(self) -> Layers:
-        """`n^l`: weights in each prunable layer, and how they come together in arms."""
+        """`n^l`: the weights of each prunable layer, and their grouping into arms."""
         sizes = [entry.size for entry in self.layers]
         if all(entry.block is None for entry in self.layers):
             return Layers(sizes)
@@ -121,17 +123,17 @@ class Layout:
 
     @cached_property
     def arms(self) -> int:
-        """`U`: all arms; as many as prunable weights where every link is one."""
+        """`U`: the number of arms; equals the number of prunable weights if every link is an arm."""
         return sum(self.sizes.arms)
 
     @cached_property
     def links(self) -> int:
-        """`P`: all prunable weights."""
+        """`P`: the number of prunable weights."""
         return sum(self.sizes)
 
     @cached_property
     def parameters(self) -> int:
-        """`N_all`: prunable and dense parameters, tied ones counted once and frozen ones not at all."""
+        """`N_all`: prunable and dense parameters, counting tied ones once and excluding frozen ones."""
         return self.links + sum(entry.size for entry in self.dense)
 
     @cached_property
@@ -141,14 +143,14 @@ class Layout:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for two layouts exactly when their vectors mean the same."""
+        """A fingerprint, equal for two layouts exactly when their vectors mean the same."""
         text = repr([(kind, e.names, e.shape) for kind in ("layers", "dense", "buffers") for e in getattr(self, kind)])
         if self.sizes.grouped:
             text += repr([entry.block for entry in self.layers])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def variances(self) -> list[slice]:
-        """Where among the buffers (the last part of the vector) BatchNorm's running variances are."""
+        """Positions of BatchNorm's running variances among the buffers (the last part of the vector)."""
         begin = starts([entry.size for entry in self.buffers])
         return [slice(a, b) for entry, a, b in zip(self.buffers, begin, begin[1:], strict=False) if entry.name.endswith("running_var")]
 
@@ -183,13 +185,13 @@ class Layout:
         return {entry.name: part.view(entry.shape) for entry, part in zip(entries, parts, strict=True)}
 
     def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
-        """A state dict that `load_state_dict(strict=True)` accepts: own copies, tied names and constants included."""
+        """Return a state dict for `load_state_dict(strict=True)`: copies, with tied names and constants."""
         views = self.views(vector.detach().cpu())
         tensors = {name: views[entry.name].clone() for entry in self.entries for name in entry.names}
         return tensors | {name: value.detach().cpu().clone() for name, value in (*self.constants.items(), *self.frozen.items())}
 
     def by_name(self, links: Tensor) -> dict[str, Tensor]:
-        """A vector over the prunable weights `[P]` (a mask, a posterior) as tensors by parameter name."""
+        """Return a vector over the prunable weights `[P]` (a mask, a posterior) as tensors by parameter name."""
         parts = links.detach().cpu().split(list(self.sizes))
         return {entry.name: part.reshape(entry.shape).clone() for entry, part in zip(self.layers, parts, strict=True)}
 
@@ -222,7 +224,7 @@ class Layout:
             buffers[name].copy_(value)
 
     def unbind(self, module: nn.Module) -> None:
-        """Leave `module` without numbers, until it is bound again: nobody who holds it holds a vector."""
+        """Detach `module` from its numbers until it is bound again, so that holding it holds no vector."""
         held = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
         for entry in self.entries:
             tensor = held[entry.name]
@@ -258,19 +260,19 @@ def output_layer(module: nn.Module) -> nn.Module | None:
 
 
 def starts(sizes: Sequence[int]) -> list[int]:
-    """Where each layer begins: `[0, n^1, n^1+n^2, …]`, one longer than `sizes`."""
+    """Return where each layer begins: `[0, n^1, n^1+n^2, …]`, one longer than `sizes`."""
     return [0, *accumulate(sizes)]
 
 
 def _block(name: str) -> str:
-    """The block of a layer: its name up to the first part that ends with a digit, or all of it."""
+    """Return the block of a layer: its name up to the first part that ends with a digit, or all of it."""
     parts = name.split(".")
     numbered = next((place for place, part in enumerate(parts) if part[-1:].isdigit()), len(parts))
     return ".".join(parts[: numbered + 1])
 
 
 def _is_statistic(buffer: Tensor) -> bool:
-    """Numbers that training may change and averaging may mix; counters and masks of −∞ are constants."""
+    """Whether training may change the buffer and averaging may mix it; counters and masks of −∞ are constants."""
     return buffer.is_floating_point() and bool(torch.isfinite(buffer).all())
 
 

@@ -33,12 +33,12 @@ class Mask:
         self.sizes = Layers.of(sizes)
 
     def __reduce__(self) -> tuple[type[Mask], tuple[Tensor, tuple[int, ...]]]:
-        """What is cached is not copied along."""
+        """Pickle without cached values."""
         return Mask, (self.bits, self.sizes)
 
     @staticmethod
     def of_arms(bits: Tensor, sizes: Sequence[int]) -> Mask:
-        """The mask of the arms whose `bits [U]` are set."""
+        """Make the mask of the arms whose `bits [U]` are set."""
         return Mask(Layers.of(sizes).spread(bits), sizes)
 
     @staticmethod
@@ -47,12 +47,12 @@ class Mask:
 
     @staticmethod
     def top(scores: Tensor, counts: Sequence[int], sizes: Sequence[int]) -> Mask:
-        """The mask of the `counts[l]` largest `scores [P]` of each layer; of arms `[U]`, where links are grouped."""
+        """Make the mask of the `counts[l]` largest `scores [P]` of each layer; of arms `[U]` if links are grouped."""
         return Mask(top(scores, counts, sizes), sizes)
 
     @staticmethod
     def top_of_all(scores: Tensor, number: int, sizes: Sequence[int]) -> Mask:
-        """The mask of the `number` largest `scores [P]` of all layers together, of which every layer has at least its best one."""
+        """Make the mask of the `number` largest `scores [P]` of all layers together; every layer keeps at least its best one."""
         layers = Layers.of(sizes)
         scores = layers.scored(scores)
         best = top_arms(scores, layers.each, layers)
@@ -64,17 +64,17 @@ class Mask:
         return Mask(torch.from_numpy(np.unpackbits(packed, count=sum(sizes)).astype(np.bool_)), sizes)
 
     def packed(self) -> np.ndarray:
-        """One bit a link, uint8 `[⌈P / 8⌉]`."""
+        """Return one bit per link, uint8 `[⌈P / 8⌉]`."""
         return np.packbits(self.bits.cpu().numpy())
 
     @cached_property
     def arms(self) -> Mask:
-        """Which arms are active: `bits [U]`, divided into layers of so many arms; this mask itself where every link is an arm."""
+        """The mask over arms: `bits [U]`, divided into layers; this mask itself if every link is an arm."""
         return Mask(self.sizes.picked(self.bits), self.sizes.arms) if self.sizes.grouped else self
 
     @cached_property
     def counts(self) -> Layers:
-        """K^l: active links in each layer, and their arms."""
+        """K^l: the active links of each layer, and their arms."""
         return self.sizes.among(self.bits, by_layer(self.bits, self.sizes))
 
     @cached_property
@@ -99,17 +99,17 @@ class Mask:
 
     @cached_property
     def places(self) -> Tensor:
-        """At the inactive links, their places in `inactive`: int32 `[P]`."""
+        """For each inactive link, its place in `inactive`: int32 `[P]`."""
         return torch.cumsum(~self.bits, 0, dtype=torch.int32).sub_(1)
 
     @cached_property
     def number(self) -> int:
-        """A: all active links."""
+        """A: the number of active links."""
         return sum(self.counts)
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """8 bytes that name this mask."""
+        """A fingerprint of 8 bytes."""
         return hashlib.blake2b(self.packed().tobytes(), digest_size=8).digest()
 
     @property
@@ -117,7 +117,7 @@ class Mask:
         return self.number == len(self.bits)
 
     def compact(self, vector: Tensor) -> Tensor:
-        """Values on the mask and the unpruned rest: `[..., n]` → `[..., A + n - P]`."""
+        """Return values on the mask and the unpruned rest: `[..., n]` → `[..., A + n - P]`."""
         if self.is_full:
             return vector.clone()
         return torch.cat([vector.index_select(-1, self.active), vector[..., len(self.bits) :]], dim=-1)
@@ -133,7 +133,7 @@ class Mask:
         return vector
 
     def gained(self, before: Mask) -> int:
-        """Links that are active here and were not in `before`."""
+        """Return links that are active here and were not in `before`."""
         return 0 if self is before else int((self.bits & ~before.bits).count_nonzero())
 
     def to(self, device: torch.device | str) -> Mask:
@@ -149,7 +149,7 @@ class Mask:
 
 
 def flat_indices(bits: Tensor) -> Tensor:
-    """Ascending indices of the set ones among `bits [n]`."""
+    """Return ascending indices of the set ones among `bits [n]`."""
     if bits.device.type == "cpu":
         return torch.from_numpy(np.flatnonzero(bits.numpy()))
     return bits.nonzero().squeeze(-1)

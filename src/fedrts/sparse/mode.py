@@ -1,4 +1,4 @@
-"""Training mode and evaluation mode of a module, for a while."""
+"""Temporary training or evaluation mode of a module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def training(module: nn.Module, wanted: bool = True) -> Iterator[None]:
-    """The module in training mode, or without it in evaluation mode; then as it was."""
+    """Put the module into training (or evaluation) mode during the block, then restore it."""
     before = module.training
     module.train(wanted)
     try:

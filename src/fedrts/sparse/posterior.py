@@ -1,4 +1,4 @@
-"""One Beta posterior per link: the memory of Thompson sampling (Eq. 2 and 6)."""
+"""One Beta posterior per link, the memory of Thompson sampling (Eq. 2 and 6)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def observe(alpha: Tensor, beta: Tensor, outcome: Tensor, scale: float, at: Tens
 
 
 def faded(alpha: Tensor, beta: Tensor, keep: float, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(α, β) ← (1 + ρ(α−1), 1 + ρ(β−1)) at the links `at [m]` (None: at all): a share ρ = `keep` of what was observed is left."""
+    """(α, β) ← (1 + ρ(α−1), 1 + ρ(β−1)) at the links `at [m]` (None: all): keeps a share ρ = `keep` of the observations."""
     if keep == 1:
         return alpha, beta
     if at is None:
@@ -57,7 +57,7 @@ def draw(alpha: Tensor, beta: Tensor, key: int) -> Tensor:
 
 
 def _betas(alpha: np.ndarray, beta: np.ndarray, key: int) -> np.ndarray:
-    """Beta variates, float32: chunks of fixed size with a stream each, spread over the cores."""
+    """Draw Beta variates, float32, in fixed-size chunks with a stream each, spread over the cores."""
     out = np.empty(alpha.shape, dtype=np.float32)
 
     def fill(start: int) -> None:

@@ -1,4 +1,4 @@
-"""Randomness without state: every number is a hash of what it is for.
+"""Stateless randomness: every number is a hash of its purpose.
 
 A *key* is a 64-bit integer made by `key(seed, purpose, round, client, …)`. From a key come streams of bits indexed by a
 counter, in integer tensor operations only, so that every engine and device sees the same numbers; nothing has to be
@@ -19,24 +19,24 @@ _MIX_2 = 0x94D049BB133111EB
 
 
 def key(*parts: int | str) -> int:
-    """A 64-bit key of `parts`; equal on every machine and Python version."""
+    """Hash `parts` to a 64-bit key, the same on every machine and Python version."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def _signed(value: int) -> int:
-    """The two's-complement int64 that has the bits of a 64-bit unsigned `value`."""
+    """Return the int64 with the bits of a 64-bit unsigned `value`."""
     value &= 0xFFFFFFFFFFFFFFFF
     return value - (1 << 64) if value >> 63 else value
 
 
 def _upper(by: int) -> int:
-    """What is left of 64 bits after a logical shift to the right; an arithmetic one repeats the sign."""
+    """Shift 64 bits logically to the right; an arithmetic shift would repeat the sign."""
     return (1 << (64 - by)) - 1
 
 
 def signed(key: int) -> int:
-    """A key as the int64 that has its bits: how keys stand in tensors."""
+    """Return a key as the int64 with its bits, the form of keys in tensors."""
     return _signed(key)
 
 
@@ -69,7 +69,7 @@ def uniform_halves(key: int, count: int, device: torch.device | str = "cpu") -> 
 
 
 def permutation(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """A random order of `range(count)`, int64 `[count]`."""
+    """Return a random order of `range(count)`, int64 `[count]`."""
     return torch.argsort(bits(key, count, device), stable=True)
 
 
@@ -82,7 +82,7 @@ def first(key: int, count: int, picks: int) -> Tensor:
 
 
 def permutations(keys: Sequence[int], counts: Sequence[int]) -> list[Tensor]:
-    """`permutation(key, count)` of several keys at once."""
+    """Return `permutation(key, count)` of several keys at once."""
     most = max(counts, default=0)
     x = bits(torch.tensor([_signed(key) for key in keys], dtype=torch.int64), most)
     x[torch.arange(most) >= torch.tensor(counts)[:, None]] = torch.iinfo(torch.int64).max  # numbers that do not count come last
@@ -90,10 +90,10 @@ def permutations(keys: Sequence[int], counts: Sequence[int]) -> list[Tensor]:
 
 
 def choose(key: int, count: int, picks: int) -> list[int]:
-    """`picks` different numbers out of `range(count)`, in ascending order."""
+    """Return `picks` different numbers out of `range(count)`, in ascending order."""
     return sorted(first(key, count, picks).tolist())
 
 
 def seed(key: int) -> int:
-    """The key as a seed that generators of other libraries accept (63 bits)."""
+    """Return the key as a seed that other libraries' generators accept (63 bits)."""
     return key >> 1

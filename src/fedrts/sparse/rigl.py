@@ -23,7 +23,7 @@ def step(strength: Tensor, promise: Tensor, mask: Mask, quota: Sequence[int], ou
 
 
 def weakest_dropped(strength: Tensor, mask: Mask, quota: Sequence[int]) -> Mask:
-    """`mask` without the `quota[l]` active links of least `strength [P]` in each layer."""
+    """Return `mask` without the `quota[l]` active links of smallest `strength [P]` in each layer."""
     remaining = [active - q for active, q in zip(mask.counts, quota, strict=True)]
     kept = mask.bits.clone()
     kept[mask.active] = top(strength[mask.active], remaining, mask.counts)

@@ -30,11 +30,11 @@ class Schedule:
         return t % self.interval == 0 and self.first_outer <= t < self._stop
 
     def is_frozen(self, t: int) -> bool:
-        """Has the topology changed for the last time before round t?"""
+        """Whether the topology has changed for the last time before round t."""
         return t >= self.end and not self.is_outer(t)
 
     def outers_before(self, t: int) -> int:
-        """How many outer rounds there are before round t."""
+        """Return how many outer rounds there are before round t."""
         first = -(-self.first_outer // self.interval)
         return max(0, -(-min(t, self._stop) // self.interval) - first)
 
@@ -44,12 +44,12 @@ class Schedule:
         return self.end + self.outer_at_end
 
     def progress(self, t: int) -> float:
-        """From 0 at the first outer round to 1 at the last one before T_end, and 1 from then on."""
+        """Return 0 at the first outer round, 1 at the last one before T_end, and 1 from then on."""
         first, last = -(-self.first_outer // self.interval) * self.interval, (self.end - 1) // self.interval * self.interval
         return min((t - first) / max(last - first, 1), 1.0)
 
     def targets(self, t: int, counts: Sequence[int]) -> tuple[int, ...]:
-        """Links of each layer after round t: as many as before, or fewer after an outer round of a falling density."""
+        """Return the links of each layer after round t: as before, or fewer after an outer round of a falling density."""
         return tuple(counts) if self.fall is None or not self.is_outer(t) else self.fall.targets(self.progress(t), counts)
 
     def fraction(self, t: int) -> float:

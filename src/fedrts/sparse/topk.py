@@ -50,7 +50,7 @@ def top_arms_of_all(scores: Tensor, number: int, sizes: Sequence[int]) -> Tensor
 
 
 def _fitting(scores: Tensor, number: int, each: Tensor) -> Tensor:
-    """Of arms with `scores [U]` and `each [U]` links, the best until one does not fit; then the best of those that still do."""
+    """Return the best arms, by `scores [U]` with `each [U]` links, until one does not fit; then the best that still fit."""
     order = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(descending=True, stable=True)
     order = order[scores[order] > -torch.inf]
     sizes = each[order]
@@ -99,7 +99,7 @@ def top_indices(scores: Tensor, k: Sequence[int], mask: Tensor, sizes: Sequence[
 
 
 def top_arms_among(scores: Tensor, k: Sequence[int], mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Those of `top_indices` as an indicator of arms, `bool [U]`."""
+    """Return `top_indices` as an indicator of arms, `bool [U]`."""
     layers = Layers.of(sizes)
     arms = layers.picked(mask)
     chosen = torch.zeros_like(arms)
@@ -115,7 +115,7 @@ def top_among(scores: Tensor, k: Sequence[int], candidates: Tensor, available: S
 
 
 def by_layer(bits: Tensor, sizes: Sequence[int]) -> tuple[int, ...]:
-    """How many of the `bits [S]` are set in each layer; a device is waited for once."""
+    """Return how many of the `bits [S]` are set in each layer, waiting for the device once."""
     parts = [part.count_nonzero() for part in bits.split(list(sizes))]
     return tuple(torch.stack(parts).tolist()) if parts else ()
 
@@ -134,7 +134,7 @@ def _largest(scores: np.ndarray, k: int, chosen: np.ndarray) -> None:
 
 
 def _settle_ties(scores: np.ndarray, threshold: np.ndarray, k: int, chosen: np.ndarray) -> None:
-    """The k largest of `scores [S]` where several equal the threshold, or some are NaN."""
+    """Return the k largest of `scores [S]` if several equal the threshold, or some are NaN."""
     if np.isnan(scores).any():
         _largest(np.where(np.isnan(scores), -np.inf, scores), k, chosen)
         return

@@ -1,4 +1,4 @@
-"""Units of a sparse model that no link reaches, or none leaves, or whose links are all 0: they are there, and do nothing."""
+"""Units of a sparse model without input or output links, or whose links are all 0: they exist, but do nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CutOff:
 
 
 def cut_off(layers: Sequence[Entry], mask: Mask, before: Mask | None = None) -> list[CutOff]:
-    """The layers around which `mask` cuts units off; with a mask `before`, only units that were connected in that one."""
+    """Return the layers around which `mask` cuts off units; with a mask `before`, only units that it connected."""
     earlier = list(_connected(layers, before)) if before is not None else [None] * len(layers)
     found = []
     for entry, now, past in zip(layers, _connected(layers, mask), earlier, strict=True):
@@ -37,8 +37,9 @@ def cut_off(layers: Sequence[Entry], mask: Mask, before: Mask | None = None) -> 
 
 
 def lost(layers: Sequence[Entry], mask: Mask, before: Mask) -> Tensor:
-    """Which units had links in the mask `before` and have none in `mask`: bool `[U]`, of every layer its own, then those before it."""
-    now, past = (torch.cat([has for pair in _connected(layers, some) for has in pair]) for some in (mask, before))
+    """Return which units had links in `before` and have none in `mask`: bool `[U]`, for every layer its own, then those before it."""
+    none = mask.bits[:0]  # a dense method's model may have no layers
+    now, past = (torch.cat([none, *(has for pair in _connected(layers, some) for has in pair)]) for some in (mask, before))
     return past & ~now
 
 
@@ -48,7 +49,7 @@ def number(layers: Sequence[Entry]) -> int:
 
 
 def ends(layers: Sequence[Entry], mask: Mask) -> Tensor:
-    """The two units that each active link joins, by their places in `lost`: `[2, A]`."""
+    """Return the two units that each active link joins, by their places in `lost`: `[2, A]`."""
     own, before, links, units = [], [], 0, 0
     for index, (entry, active) in enumerate(zip(layers, mask.active.split(list(mask.counts)), strict=True)):
         outputs, inputs = _around(index, entry)
@@ -60,7 +61,7 @@ def ends(layers: Sequence[Entry], mask: Mask) -> Tensor:
 
 
 def start_key(seed: int, round_index: int) -> int:
-    """From which the new weights of a round come: the same ones at the server and all clients."""
+    """The key of a round's new weights: the same at the server and all clients."""
     return random.key(seed, "units that start anew", round_index)
 
 
@@ -93,7 +94,7 @@ _SHARE = 0.1
 
 
 def _around(index: int, entry: Entry) -> tuple[int, int]:
-    """How many units a layer has, and how many there are before it: all inputs of the first layer, which are the data's, as one."""
+    """Return how many units a layer has, and how many precede it; the first layer's inputs, which are data, count as one."""
     return entry.shape[0], entry.shape[1] if index and len(entry.shape) > 1 else 1
 
 

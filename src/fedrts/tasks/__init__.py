@@ -1,4 +1,4 @@
-"""What a model is trained for: the loss of a batch and the metrics of a test set."""
+"""Tasks: the loss of a batch and the metrics of a test set."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class Task(Protocol):
     """
 
     def loss(self, module: nn.Module, x: Any, y: Any, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
-        """Mean loss of a batch of inputs `x` with targets `y`, the outputs divided by `temperature`.
+        """Return the mean loss of a batch of inputs `x` with targets `y`, with outputs divided by `temperature`.
 
         `twice`: its gradient will be differentiated again.
         """
         ...
 
     def evaluate(self, module: nn.Module, x: Any, y: Any, batch_size: int) -> Metrics:
-        """Metrics over all samples, by name: `loss`, and what `metrics` says (`batches` divides them)."""
+        """Return metrics over all samples, by name: `loss`, and those in `metrics`; `batches` splits them."""
         ...
 
 
 def declared(task: Task) -> tuple[Metric, ...]:
-    """What a task's evaluation gives, in the order in which clients tell it."""
+    """Return the metrics that a task's evaluation gives, in the order in which clients send them."""
     given = getattr(task, "metrics", (ACCURACY,))
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise InputError(f"the task's metrics are {given!r}: give a list of names, or of fedrts.tasks.metrics.Metric")
@@ -67,7 +67,7 @@ def _beside_loss(task: Task) -> list[Metric]:
 
 
 def evaluated(task: Task, module: nn.Module, x: Tensors, y: Tensors, batch_size: int) -> Metrics:
-    """The metrics that a task gives; an `InputError` where one is no number."""
+    """Evaluate a task's metrics; an `InputError` if one is not a number."""
     found = task.evaluate(module, x, y, batch_size)
     for name, value in found.items():
         if not isinstance(value, Real) or isinstance(value, bool):
@@ -76,7 +76,7 @@ def evaluated(task: Task, module: nn.Module, x: Tensors, y: Tensors, batch_size:
 
 
 def logits(output: Any) -> Tensor:
-    """The one tensor of an output that the ready-made losses go by."""
+    """Return the tensor of an output that the built-in losses use."""
     found = trees.answer(output)
     if not isinstance(found, Tensor):
         raise InputError(f"the model gives a {type(found).__name__}, not one tensor or one called logits: give a loss of your own")
@@ -91,6 +91,11 @@ def cross_entropy(output: Any, target: Tensor, smoothing: float = 0.0) -> Tensor
     The same as there up to rounding, in operations that vmap takes as they are: it takes the other ones apart into a dozen pieces.
     """
     found = logits(output)
+    if target.is_floating_point() and target.dim() < found.dim():
+        raise InputError(
+            f"cross-entropy takes whole numbers as labels, and targets are {str(target.dtype).removeprefix('torch.')}: make labels whole "
+            "(y.long()); for numbers say task='regression', or give a loss"
+        )
     if found.dim() != 2 or target.is_floating_point():
         return F.cross_entropy(found, target, label_smoothing=smoothing)
     likelihood = found.log_softmax(-1)
@@ -100,7 +105,7 @@ def cross_entropy(output: Any, target: Tensor, smoothing: float = 0.0) -> Tensor
 
 @dataclass(frozen=True)
 class Classification:
-    """One label per sample, or any target that one's own `criterion` and `correct` understand."""
+    """One label per sample, or any target that your own `criterion` and `correct` understand."""
 
     criterion: Loss = cross_entropy
     correct: CountRight | None = None
@@ -114,7 +119,7 @@ class Classification:
         return criterion(output if temperature == 1 else cooled(output, temperature), y)
 
     def judged(self, module: nn.Module, x: Tensors, y: Tensors) -> tuple[float, Any]:
-        """Mean loss of a batch, and the output."""
+        """Return the mean loss of a batch, and the output."""
         output = trees.called(module, x)
         return float(self.criterion(output, y)), output
 
@@ -128,7 +133,7 @@ class Classification:
         return {"loss": loss / trees.count(y), "accuracy": correct / trees.count(y)}
 
     def check_count(self, module: nn.Module, x: Tensors, y: Tensors) -> None:
-        """Does `correct` count? What is no number of samples does not, nor does a mean, which a batch and its halves have alike."""
+        """Check that `correct` returns numbers of samples, and not a mean, which is the same for a batch and its halves."""
         count = self.correct or labelled_rightly
         with training(module, False), torch.no_grad():
             output, rows = trees.called(module, x), trees.count(y)
@@ -153,11 +158,11 @@ class Prediction(Classification):
     metrics: tuple[str | Metric, ...] = ()
 
     def shown(self, output: Any, y: Tensors) -> tuple[Any, Any]:
-        """Output and targets of a batch as metrics see them."""
+        """Return output and targets of a batch as metrics see them."""
         return output, y
 
     def weight(self, y: Tensors) -> int:
-        """How much the mean loss of a batch with these targets counts among those of others: by its samples."""
+        """Return the weight of a batch's mean loss: its number of samples."""
         return trees.count(y)
 
     def evaluate(self, module: nn.Module, x: Tensors, y: Tensors, batch_size: int) -> Metrics:
@@ -191,7 +196,7 @@ def _no_batch(x: Tensors, y: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class OfBatches(Prediction):
-    """Trained by a `criterion(model, batch)` that calls the model itself; metrics go by the model's outputs for the batch's inputs."""
+    """Train with a `criterion(model, batch)` that calls the model itself; metrics use the model's outputs for the batch's inputs."""
 
     join: Join = _no_batch
 
@@ -212,7 +217,7 @@ class OfBatches(Prediction):
 
 
 def of_batches(loss: Loss) -> bool:
-    """Is this a loss of (model, batch)? Its parameters' names say so."""
+    """Whether this is a loss of (model, batch), by its parameters' names."""
     try:
         names = [parameter.name for parameter in inspect.signature(loss).parameters.values()][:2]
     except (TypeError, ValueError):  # written in C
@@ -221,12 +226,12 @@ def of_batches(loss: Loss) -> bool:
 
 
 def cooled(output: Any, temperature: float) -> Any:
-    """An output whose numbers are divided by a temperature."""
+    """Return an output whose numbers are divided by a temperature."""
     return trees.mapped(lambda part: part / temperature if isinstance(part, Tensor) and part.is_floating_point() else part, output)
 
 
 def _number(counted: Tensor) -> float:
-    """What `correct` says of a batch."""
+    """Return what `correct` counts for a batch."""
     if isinstance(counted, Tensor) and counted.numel() != 1:
         raise InputError(f"`correct` must give one number, of the right answers in a batch (it gives {list(counted.shape)}): add .sum()")
     return float(counted)
@@ -234,7 +239,7 @@ def _number(counted: Tensor) -> float:
 
 @contextmanager
 def _measuring(metric: str, *seen: Any) -> Iterator[None]:
-    """An error inside is one line that says which metric could not be measured."""
+    """Turn an error during the block into one line that names the metric."""
     try:
         yield
     except Exception as error:  # whatever a user's own metric raises
@@ -243,7 +248,7 @@ def _measuring(metric: str, *seen: Any) -> Iterator[None]:
 
 
 def _form(part: Any) -> str:
-    """The shape of an output or a target, or what it is instead."""
+    """Return the shape of an output or a target, or what it is instead."""
     return str(list(part.shape)) if isinstance(part, Tensor) else type(part).__name__
 
 
@@ -281,7 +286,7 @@ def judged_by(task: Task, more: Sequence[str | Metric]) -> Task:
 
 
 def smoothed(task: Task, share: float) -> Task:
-    """A task whose training loss spreads this `share` of every label evenly over all classes."""
+    """Return a task whose training loss spreads this `share` of every label evenly over all classes."""
     if getattr(task, "criterion", cross_entropy) is not cross_entropy or not hasattr(task, "smoothing"):
         raise InputError("train.smoothing smooths the labels of cross-entropy, and this loss is your own: set it to 0")
     smooth = copy.copy(task)
@@ -290,17 +295,22 @@ def smoothed(task: Task, share: float) -> Task:
 
 
 def check(task: Task, module: nn.Module, x: Tensors, y: Tensors, test_x: Tensors, test_y: Tensors) -> None:
-    """Try a task on a few training and test samples, with a model that is not changed: mistakes show before any training."""
+    """Try a task on a few training and test samples without changing the model, so that mistakes show before training."""
     try:
-        with training(module, False), torch.no_grad():
+        with training(module, False), torch.enable_grad():
             loss = task.loss(module, x, y)
-        if not isinstance(loss, Tensor) or loss.dim() != 0:
-            raise InputError(f"the loss must be a tensor with one number, the mean over a batch; it gave {loss!r}")
+            if not isinstance(loss, Tensor) or loss.dim() != 0:
+                raise InputError(f"the loss must be a tensor with one number, the mean over a batch; it gave {loss!r}")
+            if not loss.requires_grad:
+                raise InputError("the loss has no gradient by the model's parameters: does it detach the outputs, or make numbers of them?")
+            torch.autograd.grad(loss, [part for part in module.parameters() if part.requires_grad], allow_unused=True)
         found = evaluated(task, module, test_x, test_y, trees.count(test_y))
     except InputError:
         raise
     except Exception as error:  # whatever a user's own code raises
-        raise InputError(f"the model, its loss and these targets do not go together: {reason(error)}") from error
+        own = isinstance(task, Classification) and not isinstance(task, OfBatches) and task.criterion is not cross_entropy
+        names = " (the loss is called as loss(output, target); one of (model, batch) has parameters of these names)" if own else ""
+        raise InputError(f"the model, its loss and these targets do not go together: {reason(error)}{names}") from error
     if missing := [metric.name for metric in declared(task) if metric.name not in found]:
         raise InputError(
             f"the task's evaluate gives no {' and no '.join(missing)}: it needs a loss, and the metrics that the task's `metrics` names "
@@ -318,7 +328,7 @@ def check(task: Task, module: nn.Module, x: Tensors, y: Tensors, test_x: Tensors
 
 @runtime_checkable
 class Projecting(Protocol):
-    """A language model whose logits are `hidden(x) [batch, time, width] @ output_matrix [vocabulary, width]ᵀ`."""
+    """A language model with logits `hidden(x) [batch, time, width] @ output_matrix [vocabulary, width]ᵀ`."""
 
     output_matrix: Tensor
 
@@ -350,7 +360,7 @@ class Language:
         return F.cross_entropy(found, target, ignore_index=self.padding, label_smoothing=self.smoothing)
 
     def evaluate(self, module: nn.Module, x: Tensors, y: Tensor, batch_size: int) -> Metrics:
-        """`perplexity`: mean over stories of exp(mean token NLL); `perplexity_corpus`: exp of the mean over all tokens."""
+        """Return `perplexity`, the mean over stories of exp(mean token NLL), and `perplexity_corpus`, exp of the mean over all tokens."""
         perplexity = accuracy = nll = tokens = 0.0
         stories = 0
         for inputs, targets, _ in batches(module, x, y, batch_size):
@@ -372,7 +382,7 @@ class Language:
         }
 
     def _judged(self, module: nn.Module, x: Tensors, y: Tensor) -> tuple[Tensor, Tensor]:
-        """NLL of every target `[batch, time]` (0 for padding), and whether it was the likeliest token."""
+        """Return NLL of every target `[batch, time]` (0 for padding), and whether it was the likeliest token."""
         losses, hits = [], []
         for found, target in _in_parts(module, x, y):
             losses.append(F.cross_entropy(found, target, ignore_index=self.padding, reduction="none"))
@@ -418,14 +428,14 @@ class TokenLabels(Prediction):
         return int((y != IGNORED).sum())
 
     def _mean(self, output: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Mean loss of the labels that count; 0 where none does."""
+        """Return the mean loss of the labels that count; 0 if none does."""
         target = y.long().flatten()
         total = F.cross_entropy(output.flatten(0, 1), target, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
         return total / (target != IGNORED).sum().clamp(min=1)
 
 
 def _in_parts(module: nn.Module, x: Tensors, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits `[rows, vocabulary]` and targets `[rows]` of some tokens at a time, where the model allows it."""
+    """Yield logits `[rows, vocabulary]` and targets `[rows]` of some tokens at a time, if the model allows it."""
     if not isinstance(module, Projecting):
         yield logits(trees.called(module, x)).flatten(0, 1), y.flatten()
         return
@@ -436,7 +446,7 @@ def _in_parts(module: nn.Module, x: Tensors, y: Tensor) -> Iterator[tuple[Tensor
 
 
 def batches(module: nn.Module, x: Tensors, y: Tensors, batch_size: int) -> Iterator[tuple[Tensors, Tensors, int]]:
-    """Inputs and targets in order, with the number of samples that they are; the module is in evaluation mode, without gradients."""
+    """Yield inputs and targets in order, with their number of samples; the module is in evaluation mode, without gradients."""
     with training(module, False), torch.no_grad():
         for inputs, targets in zip(trees.split(x, batch_size), trees.split(y, batch_size), strict=True):
             yield trees.opened(inputs), trees.opened(targets), trees.count(targets)

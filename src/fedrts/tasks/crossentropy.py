@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear layer over many classes, some rows at a time: never do all logits exist together."""
+"""Cross-entropy of a linear layer over many classes in chunks of rows, so that all logits never exist at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, ignored
 
 
 def rows_at_once(classes: int) -> int:
-    """Rows whose logits may exist together."""
+    """Return the number of rows whose logits may exist at once."""
     return max(1, LOGITS_AT_ONCE // classes)
 
 
@@ -31,7 +31,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(hidden: Tensor, weight: Tensor, target: Tensor, ignored: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, and its gradients `[n, width]` and `[classes, width]`."""
+        """Return the loss, and its gradients `[n, width]` and `[classes, width]`."""
         counted = target != ignored
         share = (counted.to(hidden.dtype) / counted.sum()).unsqueeze(-1)  # what each row adds to the mean
         label = target.where(counted, 0).unsqueeze(-1)
@@ -63,7 +63,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """A gradient that depends on its inputs in a way which autograd cannot see: differentiating it is an error, not zero."""
+    """A gradient that hides its dependence on its inputs from autograd: differentiating it is an error, not zero."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""How the ready-made metrics are measured: sums over batches where these suffice, otherwise functions of all rows."""
+"""How the built-in metrics are measured: by sums over batches where possible, otherwise by functions of all rows."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Judgement = Callable[[Any, Any], "float | Tensor"]
 
 @runtime_checkable
 class Meter(Protocol):
-    """Judges one test set, batch by batch; made anew for each."""
+    """Evaluates one test set, batch by batch; new for each."""
 
     def update(self, output: Any, target: Any) -> None:
-        """See the outputs `[m, …]` and targets `[m, …]` of a batch."""
+        """Process the outputs `[m, …]` and targets `[m, …]` of a batch."""
         ...
 
     def compute(self) -> float:
-        """The metric of all batches; NaN where it is not defined."""
+        """Return the metric of all batches; NaN if it is undefined."""
         ...
 
 
 class AllRows:
-    """Keeps all rows, on the CPU, for a function of them."""
+    """Keep all rows, on the CPU, for a function of them."""
 
     def __init__(self, function: Judgement) -> None:
         self.function = function
@@ -52,7 +52,7 @@ def _kept(part: Any) -> trees.Tensors:
 
 
 class RightAnswers:
-    """The share of samples that `count(output, target)` counts as right; without it, of labels at which the output is largest."""
+    """The share of samples that `count(output, target)` counts as right; by default, of labels with the largest output."""
 
     def __init__(self, count: Callable[[Tensor, Tensor], Tensor] | None = None) -> None:
         self.count = count
@@ -69,7 +69,7 @@ class RightAnswers:
 
 
 def labelled_rightly(output: Any, target: Any) -> Tensor:
-    """How many of the outputs `[m, classes]` are largest at the label `[m]`."""
+    """Count the outputs `[m, classes]` that are largest at the label `[m]`."""
     output, target = compared(output, target)
     if output.dim() != 2 or target.dim() != 1 or target.is_floating_point():
         forms = f"outputs {list(output.shape)} and {str(target.dtype).removeprefix('torch.')} targets {list(target.shape)}"
@@ -123,7 +123,7 @@ class Explained:
 
 
 def compared(output: Any, target: Any) -> tuple[Tensor, Tensor]:
-    """The one tensor of outputs, and that of targets, which a ready-made metric goes by."""
+    """Return the output tensor and the target tensor that a built-in metric compares."""
     given = {"output": trees.answer(output), "target": target}
     found = [part for part in given.values() if isinstance(part, Tensor)]
     for what, part in given.items():
@@ -145,7 +145,7 @@ def _padding_apart(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def beside(output: Any, target: Any) -> Tensor:
-    """The outputs in the form of the targets: `[m, 1]` may stand for `[m]`."""
+    """Return the outputs in the shape of the targets: `[m, 1]` may stand for `[m]`."""
     output, target = compared(output, target)
     if output.dim() == target.dim() + 1 and output.shape[-1] == 1:
         output = output.squeeze(-1)
@@ -185,7 +185,7 @@ class MicroF1(MacroF1):
 
 
 def _counted(output: Any, target: Any, classes: int) -> list[Tensor]:
-    """Of every class, of which there are `classes` at least: how often it was rightly predicted, predicted, and there."""
+    """Count for every class (at least `classes` of them) how often it was rightly predicted, predicted, and present."""
     output, target = compared(output, target)
     if _several(target):
         predicted, there = (beside(output, target) > 0).cpu(), (target > 0).cpu()
@@ -196,7 +196,7 @@ def _counted(output: Any, target: Any, classes: int) -> list[Tensor]:
 
 
 def said(output: Any, target: Any) -> Tensor:
-    """The class of every target: the largest of the outputs `[m, classes, …]`, or, of one output each, 1 above 0 (a logit)."""
+    """Return the predicted class of every target: the largest of `[m, classes, …]`, or, for one output each, 1 above 0 (a logit)."""
     output, target = compared(output, target)
     if output.dim() == target.dim() + 1 and output.shape[1] > 1:
         largest: Tensor = output.argmax(1).flatten()
@@ -224,12 +224,12 @@ def area_under_roc(output: Any, target: Any) -> float:
 
 
 def _several(target: Tensor) -> bool:
-    """Has every sample several labels of its own, each of which is there or is not `[m, labels]`?"""
+    """Whether every sample has several labels, each present or not `[m, labels]`."""
     return target.dim() == 2 and target.shape[1] > 1
 
 
 def _mean(values: list[float]) -> float:
-    """Of those that are defined."""
+    """Return the mean of the defined ones."""
     there = [value for value in values if not math.isnan(value)]
     return sum(there) / len(there) if there else math.nan
 

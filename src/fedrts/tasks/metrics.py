@@ -47,7 +47,7 @@ TAKEN = {
 
 @dataclass(frozen=True)
 class Metric:
-    """What others must know of a metric, and how it is measured.
+    """The declaration of a metric, and how it is measured.
 
     `Metric("dice", "Dice coefficient", lower_is_better=False, format="percent", meter=DiceMeter)`
     """
@@ -79,7 +79,7 @@ class Metric:
             )
 
     def __call__(self) -> Meter:
-        """A new meter."""
+        """Return a new meter."""
         if self.meter is None:
             raise InputError(f"the metric '{self.name}' cannot be added to a task: only one whose evaluate gives it has it")
         return self.meter()
@@ -89,7 +89,7 @@ class Metric:
         return self.label[:1].upper() + self.label[1:]
 
     def text(self, value: float, *, signed: bool = False, decimals: int | None = None) -> str:
-        """A value with digits that suit the metric."""
+        """Format a value with digits that suit the metric."""
         sign, share = "+" if signed else "", self.format == "percent"
         places = 4 if share and self.decimals is None else self.decimals
         if places is None:
@@ -99,19 +99,19 @@ class Metric:
         return f"{value:{sign}.4g}" if unreadable else fixed
 
     def impossible(self, value: float) -> str | None:
-        """Why nobody can have measured this; None if somebody can."""
+        """Return why a value is impossible; None if it is possible."""
         if self.format != "percent" or 0 <= value <= 1:
             return None
         article = "an" if re.match(r"[aeiouAEIOU]|[FHLMNRSX](?![a-z])", self.label) else "a"
         return f"{article} {self.label} of {value:.3g}"
 
     def as_dict(self) -> dict[str, Any]:
-        """What a summary says of it, for readers who lack its code."""
+        """Return what a summary says about it, for readers without its code."""
         return {"label": self.label, "format": self.format, "lower_is_better": self.lower_is_better}
 
 
 def may_be_named(name: str) -> bool:
-    """Can a metric have this name, or is it no word, or another key's?"""
+    """Whether a metric can have this name: it must be a word, and not another key's."""
     return bool(_NAME.fullmatch(name)) and name not in TAKEN and not _DERIVED.search(name)
 
 
@@ -159,12 +159,12 @@ register(Metric("auroc", "AUROC", False, "percent", partial(AllRows, area_under_
 
 
 def addable() -> list[str]:
-    """The names of those that can be measured beside a task's own."""
+    """Return the names of metrics that can be added to a task's own."""
     return [name for name in names() if get(name).meter is not None]
 
 
 def declaration(entry: object) -> Metric:
-    """The metric of a name or an import path, or the metric itself."""
+    """Return the metric of a name or an import path, or the metric itself."""
     if isinstance(entry, Metric):
         return entry
     if isinstance(entry, str):
@@ -178,7 +178,7 @@ def declaration(entry: object) -> Metric:
 
 
 def _of_object(meter: Meter) -> Metric:
-    """The metric of an object with update and compute, as torchmetrics has them: every test set gets a copy of it."""
+    """Return the metric of an object with update and compute, as in torchmetrics; every test set gets a copy."""
     better = getattr(meter, "higher_is_better", None)
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(meter).__name__).lower()
     if not isinstance(better, bool):
@@ -190,29 +190,29 @@ def _of_object(meter: Meter) -> Metric:
 
 
 def known(name: str) -> Metric:
-    """The registered metric of a name, otherwise a plain number of which more is taken to be better; follows no import path."""
+    """Return the registered metric of a name, otherwise a plain number for which higher is better; follows no import path."""
     return get(name) if name in names() else Metric(name, name, lower_is_better=False)
 
 
 def leading(declared: Sequence[Metric]) -> Metric:
-    """What a task is judged by: the first of its metrics that is not the loss, or the loss where there is no other."""
+    """Return the leading metric of a task: its first metric other than the loss, or else the loss."""
     return next((metric for metric in declared if metric.name != LOSS.name), LOSS)
 
 
 def described(declared: Sequence[Metric], found: Iterable[str]) -> tuple[Metric, ...]:
-    """The declared metrics, and those that an evaluation gave beside them."""
+    """Return the declared metrics, and those that an evaluation gave as well."""
     own = {metric.name for metric in declared}
     return (*declared, *(known(name) for name in found if name not in own and may_be_named(name)))
 
 
 def followed(declared: Sequence[Metric]) -> list[Metric]:
-    """Those of which a run keeps more than the last value; the leading one always is."""
+    """Return the metrics of which a run keeps more than the last value; always includes the leading one."""
     first = leading(declared)
     return [metric for metric in declared if metric.followed or metric is first]
 
 
 def told_of(declared: Sequence[Metric]) -> dict[str, dict[str, Any]]:
-    """`metrics` of a summary, the leading one first; empty where they are what earlier versions wrote too."""
+    """Return `metrics` of a summary, the leading one first; empty if they are what earlier versions wrote too."""
     first = leading(declared)
     if first.name == ACCURACY.name and {metric.name for metric in declared} <= {metric.name for metric in _EARLIER}:
         return {}

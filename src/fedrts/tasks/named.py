@@ -30,7 +30,7 @@ names = tasks.names
 
 
 def made(name: str, targets: Tensors) -> Task:
-    """The task of a name for these training targets."""
+    """Make the task of a name for these training targets."""
     maker = tasks.get(name)
     if not isinstance(targets, Tensor):
         raise InputError(f"task = '{name}' takes one tensor of targets, and these are several: give a loss of your own")
@@ -46,7 +46,7 @@ def classification(targets: Tensor) -> Task:
 
 @register("imbalanced")
 def imbalanced(targets: Tensor) -> Task:
-    """One label per sample, some of them rare: every class counts alike in the loss; F1 (macro) leads, AUROC and accuracy beside it."""
+    """One label per sample, some rare: every class has equal weight in the loss; metrics F1 (macro, leads), AUROC and accuracy."""
     counts = torch.bincount(_labels("imbalanced", targets)).double()
     weights = len(targets) / ((counts > 0).sum() * counts.clamp(min=1))
     return Prediction(partial(balanced, weights=tuple(weights.tolist())), metrics=("f1", "auroc", "accuracy"))
@@ -54,7 +54,7 @@ def imbalanced(targets: Tensor) -> Task:
 
 @register("language")
 def language(targets: Tensor) -> Task:
-    """Tokens `[n, time]` that are the inputs too, as transformers has `labels`: each predicts the next; −100 (padding) does not count."""
+    """Tokens `[n, time]` that are also the inputs, like `labels` in transformers: each predicts the next; −100 (padding) does not count."""
     _tokens("language", targets)
     return Continuation()
 
@@ -68,7 +68,7 @@ def tokens(targets: Tensor) -> Task:
 
 @register("multilabel")
 def multilabel(targets: Tensor) -> Task:
-    """Several labels per sample, each there or not `[n, labels]`: F1 (macro) leads, micro F1 and AUROC beside it."""
+    """Several labels per sample, each present or not `[n, labels]`; metrics F1 (macro, leads), micro F1 and AUROC."""
     if targets.dim() != 2 or not bool(((targets == 0) | (targets == 1)).all()):
         raise InputError(f"task = 'multilabel' takes targets [n, labels] of zeros and ones, not {list(targets.shape)} of {targets.dtype}")
     return Prediction(each_or_not, metrics=("f1", "f1_micro", "auroc"))
@@ -76,7 +76,7 @@ def multilabel(targets: Tensor) -> Task:
 
 @register("regression")
 def regression(targets: Tensor) -> Task:
-    """Numbers `[n]` or `[n, k]`: squared error of standardised targets; MAE leads, RMSE and R² beside it, in the targets' own units."""
+    """Numbers `[n]` or `[n, k]`: squared error of standardised targets; metrics MAE (leads), RMSE and R² in the targets' units."""
     if targets.dim() not in (1, 2):
         raise InputError(f"task = 'regression' takes targets [n] or [n, k], not {list(targets.shape)}: give a loss and metrics of your own")
     columns = targets.double().reshape(len(targets), -1)
@@ -85,7 +85,7 @@ def regression(targets: Tensor) -> Task:
 
 
 def balanced(output: Any, target: Tensor, weights: tuple[float, ...]) -> Tensor:
-    """Cross-entropy of labels `[m]`, each times the weight of its class; a class that training never saw has the mean weight."""
+    """Cross-entropy of labels `[m]`, weighted by class; a class missing from training has the mean weight."""
     answers = logits(output)
     losses = F.cross_entropy(answers, target.long(), reduction="none")
     known = answers.new_ones(answers.shape[-1])

@@ -1,4 +1,4 @@
-"""Helpers that tests and benchmarks share: small federations (`federations`), and what it means that engines agree (`agreement`).
+"""Helpers shared by tests and benchmarks: small federations (`federations`) and what it means for engines to agree (`agreement`).
 
 `accepted` has the cases of what `fedrts.train` takes.
 

@@ -1,4 +1,4 @@
-"""What `fedrts.train` takes as data, loss and metrics, and what it refuses: cases that tests run and docs/python.md lists.
+"""The data, losses and metrics that `fedrts.train` accepts or refuses, as cases that tests run and docs/python.md lists.
 
 `tests/unit/test_accepted.py` trains every case; `docs/generate.py` writes the table from the same list, so that it cannot go stale.
 """
@@ -27,7 +27,7 @@ class Case:
     """One thing that a user may give."""
 
     part: str
-    """Of the table."""
+    """Section of the table."""
     what: str
     arguments: Callable[[], dict[str, Any]]
     """What `fedrts.train` is given, beside the usual."""
@@ -198,7 +198,7 @@ class ShareAbove:
         self.above, self.seen = self.above + int((output > 0).sum()), self.seen + output.numel()
 
     def compute(self) -> float:
-        """Of all batches."""
+        """Return the metric of all batches."""
         return self.above / self.seen
 
 
@@ -347,6 +347,25 @@ CASES = [
     ),
     Case(
         BATCHES,
+        "inputs of float64",
+        lambda: everyone(lambda x, y: [(row.double(), label) for row, label in zip(x, y, strict=True)]),
+        same=True,
+        as_="they become what the model's parameters are",
+    ),
+    Case(
+        BATCHES,
+        "clients of different shapes",
+        lambda: {"clients": [TensorDataset(*rows(0)), TensorDataset(rows(1)[0][:, :3], rows(1)[1])], "test": 0.25},
+        refused="the input has shape [3] there and shape [4] here",
+    ),
+    Case(
+        BATCHES,
+        "words in NumPy arrays",
+        lambda: everyone(lambda x, y: (x.numpy(), np.where(y, "yes", "no"))),
+        refused="an array must hold numbers, and holds <U3",
+    ),
+    Case(
+        BATCHES,
         "text in samples",
         lambda: everyone(lambda x, y: [("so", label) for label in y]),
         refused="must be numbers, and is str",
@@ -382,6 +401,12 @@ CASES = [
         lambda: _two(dictionaries, TwoInputs(lambda logits: (logits, logits.sum()))),
         refused="the model gives a tuple",
     ),
+    Case(
+        LOSSES,
+        "numbers for targets, with the default loss",
+        lambda: everyone(lambda x, y: TensorDataset(x, x[:, 0])),
+        refused="cross-entropy takes whole numbers as labels",
+    ),
     Case(LOSSES, "dropout", lambda: {**everyone(TensorDataset), "model": Dropping()}, why="the model draws random numbers while it trains"),
     Case(TASKS, '`task="regression"`', lambda: {**everyone(_numbers), "task": "regression", "model": net(1)}, as_="MAE, RMSE, R²"),
     Case(
@@ -411,7 +436,7 @@ CASES = [
 
 def table() -> list[list[str]]:
     """The rows of the table, with its heading."""
-    found = [["what you give", "is it taken?"]]
+    found = [["what you give", "is it accepted?"]]
     for part in dict.fromkeys(case.part for case in CASES):
         found.append([f"**{part}**", ""])
         found += [[case.what, case.outcome] for case in CASES if case.part == part]

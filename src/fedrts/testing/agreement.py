@@ -1,4 +1,4 @@
-"""What it means that the batched engine agrees with the serial one: in float64 the same masks, weights within 1e-9."""
+"""What agreement of the batched with the serial engine means: in float64 the same masks, and weights within 1e-9."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ INPUTS = ("x", "test_x")
 
 
 def unequal(method: str, model: str, **keywords: object) -> Assembled:
-    """The run in which every method is compared: clients of unequal sizes, a topology that changes often."""
+    """The run on which every method is compared: clients of unequal sizes, and a topology that changes often."""
     return toy(method, model, **{"clients": UNEQUAL, "topology": OFTEN, "train": {"epochs": 2}, "rounds": 5, **keywords})
 
 
 def in_double(run: Assembled) -> tuple[Workbench, Setup]:
-    """The same run in float64: module, data and initial weights."""
+    """Return the same run in float64: module, data and initial weights."""
     bench, data = run.bench, run.data
     wide = {name: trees.mapped(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, getattr(data, name)) for name in INPUTS}
     data = replace(data, **wide)
@@ -45,7 +45,7 @@ def in_double(run: Assembled) -> tuple[Workbench, Setup]:
 
 
 def both(run: Assembled, slots: int = 3, together: int = 4, make_kernel: MakeKernel = Vectorised, workers: int = 1) -> list[list[Played]]:
-    """The states and records of every round in float64, of the serial and of the batched engine."""
+    """Return the states and records of every round in float64, from the serial and from the batched engine."""
     bench, setup = in_double(run)
     device = bench.device
     serial = SerialEngine(bench, [part.to(device) for part in run.rows], 64)
@@ -55,7 +55,7 @@ def both(run: Assembled, slots: int = 3, together: int = 4, make_kernel: MakeKer
 
 
 def agree(first: Sequence[Played], second: Sequence[Played]) -> None:
-    """In every round: the same masks, weights within 1e-9, the same bytes, nothing rejected."""
+    """Assert that every round has the same masks, weights within 1e-9, the same bytes, and no rejections."""
     for a, b in zip(first, second, strict=True):
         assert a.state.mask == b.state.mask, f"round {a.record.round}: other masks"
         torch.testing.assert_close(a.state.weights, b.state.weights, rtol=0, atol=1e-9)
@@ -67,7 +67,7 @@ def agree(first: Sequence[Played], second: Sequence[Played]) -> None:
 
 
 def largest_difference(first: Sequence[Played], second: Sequence[Played]) -> float:
-    """The largest difference of two weights, over all rounds."""
+    """Return the largest difference of two weights, over all rounds."""
     return max(float((a.state.weights - b.state.weights).abs().max()) for a, b in zip(first, second, strict=True))
 
 

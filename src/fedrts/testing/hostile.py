@@ -32,7 +32,7 @@ _BACK, _LONG = 0.45, 3.5
 
 @dataclass(frozen=True)
 class Scene:
-    """What hostile clients see before they answer."""
+    """What hostile clients see before they reply."""
 
     order: Order
     reference: Tensor
@@ -52,7 +52,7 @@ Attack = Callable[[Message, Scene], Message]
 
 
 def _moved(change: Callable[[Tensor, Scene], Tensor]) -> Attack:
-    """Other parameters: `change` gives the update `[N]` in place of the honest one; statistics stay."""
+    """Change parameters: `change` gives the update `[N]` in place of the honest one; statistics stay."""
 
     def attack(message: Message, scene: Scene) -> Message:
         weights, n = carried(message["weights"], Tensor).clone(), scene.parameters
@@ -63,7 +63,7 @@ def _moved(change: Callable[[Tensor, Scene], Tensor]) -> Attack:
 
 
 def _huge(update: Tensor, scene: Scene) -> Tensor:
-    """A random direction, as long as the first guard allowed."""
+    """A random direction, as long as the original guard allowed."""
     direction = random.uniform(random.key(scene.order.round.index, "huge"), len(update)).to(update) - 0.5
     length = _FURTHEST * max(scene.order.reference_norm, 1.0)
     return direction * (length / float(torch.linalg.vector_norm(direction)))
@@ -91,7 +91,7 @@ def _mean_shift(update: Tensor, scene: Scene) -> Tensor:
 
 
 def _statistics(message: Message, scene: Scene) -> Message:
-    """Honest parameters with statistics that no data have."""
+    """Honest parameters with impossible statistics."""
     weights = carried(message["weights"], Tensor).clone()
     weights[scene.parameters :] = _STATISTIC
     return {**message, "weights": weights}
@@ -136,7 +136,7 @@ ATTACKS: dict[str, Attack] = {
 
 @dataclass
 class Infiltrated:
-    """An engine some of whose clients are hostile, and wait for the honest ones' answers before they give theirs."""
+    """An engine with hostile clients, which wait for the honest replies before they send their own."""
 
     engine: Any
     hostile: frozenset[int]
@@ -173,7 +173,7 @@ class Infiltrated:
 
 
 def infiltrated(engine: SerialEngine, hostile: frozenset[int], attack: str) -> Infiltrated:
-    """`engine` with hostile clients of this attack; where they lie about labels, these are changed in its data."""
+    """Return `engine` with hostile clients of this attack; if they lie about labels, its data is changed."""
     if attack == "label flip":
         data = engine.bench.data
         for client in hostile:

@@ -1,4 +1,4 @@
-"""What a live page says beside the report: how far a run is, who takes part, whose replies did not count, what went on record."""
+"""The live page beyond the report: progress, who takes part, whose replies did not count, and recent events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WRITTEN = ("experiment.toml", "history.jsonl", "topology.jsonl", "clients.json"
 
 
 def stamp(folder: Path) -> str:
-    """Another one as soon as there is something new to show."""
+    """Return a stamp that changes whenever there is something new to show."""
     found = ["running" if RunFolder(folder).is_running else ""]
     for name in _WRITTEN:
         try:
@@ -38,7 +38,7 @@ def stamp(folder: Path) -> str:
 
 
 def live(folder: Path) -> Report:
-    """The report of a run folder as it is now, with what only a running one has before it."""
+    """Return the current report of a run folder, preceded by what only a running one has."""
     found = find([folder])
     runs = [run for run in found.runs if Path(run.path) == folder]
     if not runs:
@@ -61,8 +61,8 @@ def _how_far(folder: Path, run: Run) -> str:
     ended = ""
     if run.history:
         at = datetime.fromtimestamp((folder / "history.jsonl").stat().st_mtime, UTC)
-        ended = f", the last one ended at {at:%Y-%m-%d %H:%M:%S} UTC"
-    return f"{run.played} of {run.settings['rounds']} rounds are over{ended}."
+        ended = f"; the last one ended at {at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{run.played} of {run.settings['rounds']} rounds are finished{ended}."
 
 
 def _people(folder: Path, known: roster.Roster) -> ReportTable | None:
@@ -71,11 +71,11 @@ def _people(folder: Path, known: roster.Roster) -> ReportTable | None:
     titles = ("client", "name", "key", "samples", "since", "state")
     rows = [[row[title] for title in titles] for row in people.rows(folder, known)]
     columns = [Column(title, "integer" if title == "samples" else "text") for title in titles]
-    return ReportTable("people", "Who takes part", "Clients that have introduced themselves, and where each is.", columns, rows)
+    return ReportTable("people", "Clients", "Clients that have connected, and the state of each.", columns, rows)
 
 
 def _missing(run: Run, known: roster.Roster) -> ReportTable | None:
-    """A row for every client and reason."""
+    """Return a row for every client and reason."""
     rounds: dict[tuple[int, str], list[int]] = {}
     for line in run.history:
         for entry in line["rejected"]:
@@ -87,7 +87,7 @@ def _missing(run: Run, known: roster.Roster) -> ReportTable | None:
         for (client, reason), which in sorted(rounds.items(), key=lambda item: -item[1][-1])
     ]
     columns = [Column("client"), Column("what"), Column("why"), Column("times", "integer"), Column("last round", "integer")]
-    caption = "Replies that do not count, and clients that rounds went without; the newest first."
+    caption = "Replies that do not count, and clients that were missing from rounds; newest first."
     return ReportTable("missing", "Rejected and missing", caption, columns, rows[: 10 * _RECENT])
 
 
@@ -96,12 +96,12 @@ def _events(folder: Path) -> ReportTable | None:
     if not found:
         return None
     rows = [[line["at"][:19].replace("T", " "), line["event"], _words(line)] for line in reversed(found)]
-    caption = f"The last {_RECENT} entries of {AUDIT} that are no messages: who came, went or was refused, and why. Times are UTC."
-    return ReportTable("record", "On record", caption, [Column("at"), Column("event"), Column("what")], rows)
+    caption = f"The last {_RECENT} entries of {AUDIT} other than messages: who connected, left or was refused, and why. Times are UTC."
+    return ReportTable("record", "Events", caption, [Column("at"), Column("event"), Column("what")], rows)
 
 
 def _recorded(file: Path) -> Iterator[dict[str, Any]]:
-    """Events near the end of an audit log; whole lines alone."""
+    """Return events near the end of an audit log, complete lines only."""
     try:
         with open(file, "rb") as log:
             log.seek(0, 2)

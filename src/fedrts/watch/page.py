@@ -1,4 +1,4 @@
-"""Answers to a browser: the page, and whether there is a newer one."""
+"""Responses to a browser: the page, and whether there is a newer one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEADERS = {"Content-Security-Policy": f"{_POLICY}; frame-ancestors 'none'; base
 
 
 class LivePage:
-    """The live page of one run folder. However many look at it, it is made once for every change."""
+    """The live page of one run folder, rendered once per change, however many people watch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -22,7 +22,7 @@ class LivePage:
         self._made: tuple[str, bytes] | None = None
 
     def __call__(self, request: Request) -> Answer:
-        """Two addresses, and no file of any folder."""
+        """Serve two addresses, and no file of any folder."""
         if request.path == "/stamp":
             return Answer(200, self._stamp().encode())
         if request.path != "/":

@@ -1,1 +1,1 @@
-"""What travels between server and clients: fields of a message and what they cost."""
+"""Messages between server and clients: their fields and what each costs."""

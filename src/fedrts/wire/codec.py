@@ -45,7 +45,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Header:
-    """What a message belongs to."""
+    """The identity of a message."""
 
     kind: Kind
     layout: bytes
@@ -57,7 +57,7 @@ class Header:
 
 
 class MaskForm(IntEnum):
-    """How a download tells the mask."""
+    """How a download encodes the mask."""
 
     HELD = 0
     """Not at all: the client holds it."""
@@ -84,12 +84,12 @@ def size(kind: Kind, fields: Mapping[str, Field], message: Mapping[str, Payload]
 
 
 def most(fields: Mapping[str, Field], frame: Frame) -> int:
-    """No upload of these fields is longer."""
+    """Return the largest size of an upload of these fields."""
     return _HEADER.size + _CHECKSUM.size + sum(field.most(frame) for field in fields.values())
 
 
 def peek(data: bytes | memoryview) -> Header:
-    """The header of a message whose checksum is right."""
+    """Read the header of a message with a valid checksum."""
     view = memoryview(data)
     if len(view) < _HEADER.size + _CHECKSUM.size:
         raise WireError(f"a message of {len(view)} bytes is too short to be one")
@@ -127,7 +127,7 @@ def open_upload(data: bytes | memoryview, frame: Frame) -> tuple[Header, Reader]
 
 
 def read_fields(reader: Reader, fields: Mapping[str, Field], frame: Frame) -> Message:
-    """All payloads; nothing may be left after them."""
+    """Read all payloads; nothing may remain after them."""
     message = {name: field.read(reader, frame) for name, field in fields.items()}
     reader.end()
     return message
@@ -148,7 +148,7 @@ def _opened(data: bytes | memoryview, kind: Kind, layout: Layout) -> tuple[Heade
 
 
 def _mask_sizes(frame: Frame, held: Mask | None, whole: int | None = None) -> dict[MaskForm, int]:
-    """Bytes of the positions in every form that a client with `held` understands."""
+    """Return bytes of the positions in every form that a client with `held` understands."""
     if held is not None and held.fingerprint == frame.mask.fingerprint:
         return {MaskForm.HELD: 0}
     if whole is None:

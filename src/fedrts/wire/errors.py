@@ -1,4 +1,4 @@
-"""What a receiver raises on bytes it cannot accept."""
+"""Errors of a receiver that cannot accept some bytes."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ class WireError(ValueError):
 
 
 class MaskMissingError(WireError):
-    """A download counts on a mask that the client does not hold."""
+    """A download assumes a mask that the client does not hold."""

@@ -63,21 +63,21 @@ class Alphabet:
 
     @property
     def base(self) -> int:
-        """How many levels there are."""
+        """The number of levels."""
         return 2 * self.top + 1
 
     @cached_property
     def group(self) -> int:
-        """Levels of one symbol."""
+        """The number of levels per symbol."""
         return next(group for group in range(8, 0, -1) if self.base**group <= _NOTHING)
 
     @property
     def symbols(self) -> int:
-        """How many symbols there are."""
+        """The number of symbols."""
         return int(self.base**self.group)
 
     def number(self, count: int) -> int:
-        """Symbols that hold `count` levels."""
+        """Return the number of symbols that hold `count` levels."""
         return -(-count // self.group)
 
     def join(self, levels: Tensor) -> Tensor:
@@ -94,18 +94,18 @@ class Alphabet:
         return np.take(np.ascontiguousarray(digits, np.int8), symbols, axis=0).reshape(-1)
 
     def shares(self, symbols: Counts) -> Counts:
-        """How frequent each level is among so many of each of the `symbols`: 0 for a level that does not occur, 1023 for one alone."""
+        """Return each level's share, given counts of the `symbols`: 0 for a missing level, 1023 for the only one."""
         levels = sum(symbols.reshape(-1, self.base, self.base**place).sum((0, 2)) for place in range(self.group))
         total = max(int(np.sum(levels)), 1)
         return np.where(levels, np.maximum((2 * _WHOLE * levels + total) // (2 * total), 1), 0)
 
     def packed_size(self, number: int) -> int:
-        """Bytes of `number` symbols that are packed."""
+        """Return the bytes of `number` packed symbols."""
         return bytes_of(number * self.width)
 
     @property
     def width(self) -> int:
-        """Bits that tell symbols apart."""
+        """Bits needed to distinguish symbols."""
         return (self.symbols - 1).bit_length()
 
 
@@ -116,13 +116,13 @@ def size(levels: Tensor, top: int) -> int:
 
 
 def most(count: int, top: int) -> int:
-    """Bytes that `count` levels take at most."""
+    """Return the largest number of bytes of `count` levels."""
     alphabet = Alphabet(top)
     return 1 + alphabet.packed_size(alphabet.number(count))
 
 
 def encode(levels: Tensor, top: int) -> bytes:
-    """The form and the payload of `levels int8 [m]`."""
+    """Encode `levels int8 [m]` as form and payload."""
     alphabet = Alphabet(top)
     joined = alphabet.join(levels)
     plan, symbols = _Plan(alphabet, _histogram(alphabet, joined)), joined.cpu().numpy()
@@ -157,17 +157,17 @@ def decode(reader: Reader, count: int, top: int) -> Levels:
 
 
 def _histogram(alphabet: Alphabet, symbols: Tensor) -> Counts:
-    """How often each symbol occurs."""
+    """Count each symbol."""
     return torch.bincount(symbols, minlength=alphabet.symbols).cpu().numpy()
 
 
 def _heads_size(alphabet: Alphabet, number: int) -> int:
-    """Bytes of the shares and the lengths of segments of `number` symbols."""
+    """Return bytes of the shares and the segment lengths of `number` symbols."""
     return bytes_of(alphabet.base * _SHARE_BITS) + bytes_of(-(-number // SEGMENT) * _LENGTH_BITS)
 
 
 class _Plan:
-    """The form in which so many of each of the `symbols` travel, and its length."""
+    """The form for these counts of `symbols`, and its length."""
 
     def __init__(self, alphabet: Alphabet, symbols: Counts) -> None:
         number = int(symbols.sum())
@@ -195,7 +195,7 @@ class _Code:
 
     @staticmethod
     def of(alphabet: Alphabet, shares: Counts) -> _Code:
-        """The canonical code of least length for symbols whose weights are the products of their levels' `shares`."""
+        """Build the shortest canonical code for symbols whose weights are the products of their levels' `shares`."""
         weights = shares
         for _ in range(1, alphabet.group):
             weights = np.multiply.outer(weights, shares).reshape(-1)
@@ -288,7 +288,7 @@ def _code_lengths(weights: Counts) -> Counts:
 
 
 def _read_codes(reader: Reader, alphabet: Alphabet, shares: Counts, number: int) -> Symbols:
-    """`number` symbols in the code of these `shares`."""
+    """Read `number` symbols in the code of these `shares`."""
     lengths = reader.integers(-(-number // SEGMENT), _LENGTH_BITS).astype(np.int64)
     ends = np.cumsum(lengths)
     bits = int(ends[-1]) if number else 0

@@ -19,12 +19,12 @@ Integers = NDArray[np.integer[Any]]
 
 
 def bytes_of(bits: int) -> int:
-    """Bytes that hold `bits` bits."""
+    """Return the number of bytes for `bits` bits."""
     return (bits + 7) // 8
 
 
 def varint(value: int) -> bytes:
-    """LEB128: seven bits a byte, the lowest first, the high bit set on all bytes but the last."""
+    """Encode LEB128: seven bits per byte, lowest first; the high bit is set on all bytes but the last."""
     head = bytearray()
     while value > 127:
         head.append(value & 127 | 128)
@@ -43,7 +43,7 @@ def pack_bits(bits: Bits) -> bytes:
 
 
 def split_planes(integers: Integers, width: int) -> Bits:
-    """`[width, m]`: bit p of each of the `integers [m]` in plane p."""
+    """Split the `integers [m]` into bit planes `[width, m]`, with bit p in plane p."""
     planes = np.empty((width, len(integers)), np.bool_)
     for place, plane in enumerate(planes):
         np.not_equal(integers & (1 << place), 0, out=plane)
@@ -61,12 +61,12 @@ def join_planes(planes: Bits, dtype: np.dtype[Any]) -> Integers:
 
 
 def pack_integers(integers: Integers, width: int) -> bytes:
-    """`integers [m]` of `width` bits each, as `width` bit planes one after the other."""
+    """Pack `integers [m]` of `width` bits each as `width` bit planes in sequence."""
     return pack_bits(split_planes(integers, width))
 
 
 def raw(tensor: Tensor) -> bytes:
-    """The bytes of a tensor's values, of any type: numpy has no bfloat16."""
+    """Return the bytes of a tensor's values, of any type: numpy has no bfloat16."""
     return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
@@ -81,14 +81,14 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """Bytes not read yet."""
+        """The number of unread bytes."""
         return len(self._rest)
 
     def byte(self) -> int:
         return int(self.take(1)[0])
 
     def varint(self, most: int) -> int:
-        """A varint of value `most` or less."""
+        """Read a varint of value `most` or less."""
         value = shift = 0
         while True:
             byte = self.byte()
@@ -105,7 +105,7 @@ class Reader:
         return value
 
     def bits(self, number: int) -> Bits:
-        """The next `number` bits and the zeros that pad them to a byte."""
+        """Read the next `number` bits and the zeros that pad them to a byte."""
         bits = np.unpackbits(self.take(bytes_of(number)), bitorder="little").view(np.bool_)
         if bits[number:].any():
             raise WireError("padding bits are set")
@@ -116,18 +116,18 @@ class Reader:
         return join_planes(self.bits(number * width).reshape(width, number), np.min_scalar_type((1 << width) - 1))
 
     def tensor(self, number: int, dtype: torch.dtype) -> Tensor:
-        """The next `number` values of a type, as a tensor of its own."""
+        """Read the next `number` values of a type as a new tensor."""
         if number == 0:
             return torch.zeros(0, dtype=dtype)
         return torch.frombuffer(bytearray(self.take(number * dtype.itemsize).data), dtype=dtype)
 
     def end(self) -> None:
-        """Nothing may be left."""
+        """Check that nothing is left."""
         if self.left:
             raise WireError(f"{self.left} bytes too many")
 
     def take(self, number: int) -> NDArray[np.uint8]:
-        """The next `number` bytes."""
+        """Read the next `number` bytes."""
         if number > self.left:
             raise WireError(f"{number - self.left} bytes missing")
         taken, self._rest = self._rest[:number], self._rest[number:]

@@ -61,7 +61,7 @@ class Coding(IntEnum):
 
 
 def encode(bits: Bits, shape: Sequence[int], coding: Coding | None = None) -> tuple[Coding, bytes]:
-    """The coding and the payload of a layer's `bits [n]`: the smallest one unless a `coding` is asked for."""
+    """Encode a layer's `bits [n]`, in the smallest coding unless a `coding` is given; return coding and payload."""
     links = _Links(bits, shape)
     if coding is None:
         lengths = _sizes(links)
@@ -92,12 +92,12 @@ def size(bits: Bits, shape: Sequence[int], coding: Coding) -> int:
 
 
 def sizes(bits: Bits, shape: Sequence[int]) -> dict[Coding, int]:
-    """The `size` in every coding that can carry `bits [n]`."""
+    """Return the `size` in every coding that can carry `bits [n]`."""
     return _sizes(_Links(bits, shape))
 
 
 def sizes_at(places: Integers, shape: Sequence[int]) -> dict[Coding, int]:
-    """The same for the active links at ascending `places [m]`: work follows m and not the layer."""
+    """Return the same for the active links at ascending `places [m]`, in work that follows m and not the layer."""
     return _sizes(_Places(places, shape))
 
 
@@ -123,12 +123,12 @@ class _Grid:
         return _Grid(self.columns, self.rows)
 
     def transpose(self, bits: Bits) -> Bits:
-        """`bits [n]` of this layer in the order of the transposed one."""
+        """Return `bits [n]` of this layer in the order of the transposed one."""
         return bits.reshape(self.rows, self.columns).T.ravel()
 
 
 class _Links:
-    """The `bits [n]` of a layer, and what the codings need to know of them, each computed at most once."""
+    """The `bits [n]` of a layer, and what the codings need, each computed at most once."""
 
     def __init__(self, bits: Bits, shape: Sequence[int]) -> None:
         self.grid = _Grid.of(shape)
@@ -148,12 +148,12 @@ class _Links:
 
     @cached_property
     def rice(self) -> tuple[int, int]:
-        """The best Rice parameter k of the gaps, and the bits they then take."""
+        """The best Rice parameter k of the gaps, and the bits for it."""
         return _rice(self.gaps)
 
 
 class _Places(_Links):
-    """The same of links that are known by their places; what only some sizes need is made when one does."""
+    """The same for links known by their places; derived values are computed on demand."""
 
     def __init__(self, places: Integers, shape: Sequence[int]) -> None:
         self.grid, self.places = _Grid.of(shape), places
@@ -193,7 +193,7 @@ def _sizes(links: _Links) -> dict[Coding, int]:
 
 
 def _width(choices: int) -> int:
-    """⌈log2 choices⌉: bits to tell them apart."""
+    """Return ⌈log2 choices⌉."""
     return max(choices - 1, 0).bit_length()
 
 
@@ -271,7 +271,7 @@ def _decode_columns(reader: Reader, grid: _Grid) -> Bits:
 
 
 def _gaps(bits: Bits) -> Integers:
-    """Unset bits before each of the set ones `[m]` among `bits`, in the narrowest type that holds them."""
+    """Return the number of unset bits before each of the set ones `[m]` among `bits`, in the narrowest type."""
     parts, last = [np.empty(0, np.uint8)], -1
     for start in range(0, len(bits), _BLOCK):
         positions = np.flatnonzero(bits[start : start + _BLOCK])

@@ -75,18 +75,18 @@ class Quantised:
         return Quantised(_levels(single, scales, groups, top).to(torch.int8), scales, None if groups is None else tuple(groups), top)
 
     def values(self) -> Tensor:
-        """The float32 values `[m]` that were meant."""
+        """Return the float32 values `[m]`."""
         return self.levels.float() / self.top * _spread(self.scales, len(self.levels), self.groups)
 
 
 def _levels(values: Tensor, scales: Tensor, groups: Sequence[int] | None, top: int) -> Tensor:
-    """The nearest of −top … top to each of `values [m]` in units of scale / top."""
+    """Return the nearest of −top … top for each of `values [m]` in units of scale / top."""
     units = values / _spread(torch.where(scales > 0, scales, torch.ones_like(scales)), len(values), groups) * top
     return units.round().clamp(-top, top)
 
 
 def _norms(values: Tensor, groups: Sequence[int] | None, norm: Norm) -> Tensor:
-    """One number for each group of `values [m]`."""
+    """Return one number for each group of `values [m]`."""
     if groups is None:
         padded = F.pad(values, (0, blocks_of(len(values)) * BLOCK - len(values))).view(-1, BLOCK)
         return padded.abs().amax(1) if norm == "linf" else torch.linalg.vector_norm(padded, dim=1, dtype=torch.float64).float()
@@ -98,12 +98,12 @@ def _norms(values: Tensor, groups: Sequence[int] | None, norm: Norm) -> Tensor:
 
 
 def _spread(scales: Tensor, count: int, groups: Sequence[int] | None) -> Tensor:
-    """Every value's scale `[m]`."""
+    """Return every value's scale `[m]`."""
     if groups is None:
         return scales[:, None].expand(-1, BLOCK).reshape(-1)[:count]
     return scales.repeat_interleave(torch.tensor(groups, device=scales.device), output_size=count)
 
 
 def blocks_of(count: int) -> int:
-    """Scales of `count` values."""
+    """Return the number of scales for `count` values."""
     return -(-count // BLOCK)

@@ -1,4 +1,4 @@
-"""How values may travel: as they are, or in fewer bits. An entry of the table says all that there is to know of a type."""
+"""Types of values on the wire: full precision, or fewer bits. A table entry holds everything about a type."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Groups = Sequence[int] | None
 
 
 class ValueFormat(ABC):
-    """Values in a shorter type than the model's."""
+    """A shorter type than the model's."""
 
     lossless: ClassVar[bool] = False
     scaled: ClassVar[bool] = False
@@ -36,34 +36,34 @@ class ValueFormat(ABC):
     @property
     @abstractmethod
     def bits(self) -> int:
-        """Bits of one value; at most, where lengths differ."""
+        """Bits per value; an upper bound if lengths differ."""
 
     @abstractmethod
     def shorten(self, values: Tensor, key: int, groups: Groups, norm: Norm) -> Tensor | Quantised:
-        """`values [m]` in this type; where they are rounded at random, `key` decides."""
+        """Convert `values [m]` to this type; `key` determines random rounding."""
 
     @abstractmethod
     def nearest(self, values: Tensor, groups: Groups, norm: Norm) -> Tensor | Quantised:
-        """`values [m]` in this type, each the nearest that there is: not right on average, and never farther off than at random."""
+        """Convert `values [m]` to the nearest values of this type: biased, but never farther off than random rounding."""
 
     @abstractmethod
     def values(self, short: Tensor | Quantised) -> Tensor:
-        """What was meant `[m]`."""
+        """Return the decoded values `[m]`."""
 
     @abstractmethod
     def shapes(self, count: int, groups: Groups) -> list[tuple[int, torch.dtype]]:
-        """(number, type) of the tensors by which `count` values travel."""
+        """Return (number, type) of the tensors that carry `count` values."""
 
     @abstractmethod
     def tensors(self, short: Tensor | Quantised) -> list[Tensor]:
-        """These tensors."""
+        """Return these tensors."""
 
     @abstractmethod
     def of(self, tensors: Sequence[Tensor], groups: Groups) -> Tensor | Quantised:
         """Inverse of `tensors`."""
 
     def write(self, tensors: Sequence[Tensor]) -> Iterator[bytes]:
-        """The bytes of these tensors."""
+        """Return the bytes of these tensors."""
         return map(raw, tensors)
 
     def read(self, reader: Reader, count: int, groups: Groups) -> list[Tensor]:
@@ -75,11 +75,11 @@ class ValueFormat(ABC):
         return sum(tensor.nbytes for tensor in tensors)
 
     def most(self, count: int, groups: Groups) -> int:
-        """Bytes of `count` values at most."""
+        """Return the largest number of bytes of `count` values."""
         return sum(number * dtype.itemsize for number, dtype in self.shapes(count, groups))
 
     def checks(self, tensors: Sequence[Tensor], reason: str) -> Iterator[Check]:
-        """What must be true of finite tensors that somebody sent, none of them empty."""
+        """Return the checks of received finite tensors, none of them empty."""
         yield from ()
 
 
@@ -116,14 +116,14 @@ class Floats(ValueFormat):
 
 
 class Whole(Floats):
-    """The model's own type, of which the entry is only the usual one: nothing is lost."""
+    """The model's own type: nothing is lost."""
 
     lossless = True
 
 
 @dataclass(frozen=True)
 class Rounded(ValueFormat):
-    """One of the levels −top … top in a byte, and a scale for every group: right on average."""
+    """Unbiased rounding to levels −top … top, one byte each, with a scale for every group."""
 
     top: int = LEVELS
     scaled = True

@@ -81,7 +81,7 @@ def test_a_dense_reference_stands_beside_every_density():
 
 
 def test_columns_together_by_hand():
-    """Of two densities: b less a is 0.1 and 0.3 (mean 0.2) with seed 0, 0.0 and 0.2 (mean 0.1) with seed 1; seed 2 lacks a density."""
+    """With two densities, b minus a is 0.1 and 0.3 (mean 0.2) with seed 0, 0.0 and 0.2 (mean 0.1) with seed 1; seed 2 lacks a density."""
     low, high = {"a": (0.4, 0.5), "b": (0.7, 0.7, 0.1)}, {"a": (0.5, 0.6, 0.7), "b": (0.6, 0.6, 0.9), "c": (0, 1, 2)}
     rows = [
         row(method, density, seed, value)

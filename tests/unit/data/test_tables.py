@@ -1,6 +1,7 @@
 """Tables: CSV and Parquet files and frames become numbers, the same way for all clients; what is missing is named by its row."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ import torch
 
 import fedrts
 from fedrts import config, data
+from fedrts.data import own
 from fedrts.data.tabular import Columns, Encoding, read
 from fedrts.errors import InputError
+from fedrts.tasks import Classification
 from fedrts.tasks.named import Regression
 
 HEADING = "age,sex,site,outcome"
@@ -114,3 +117,63 @@ def test_categories_are_those_of_all_tables():
     encoding = Encoding.of([first, second], ["y"])
     assert encoding.categories == {"colour": ("b", "g", "r")}
     assert encoding.encoded(second)[0].tolist() == [[1, 0, 0], [0, 0, 1]]
+
+
+FEW: dict[str, Any] = {
+    "clients": {"x": np.arange(24.0), "site": np.repeat([0, 1, 2], 8), "years": np.tile([10, 20, 30, 40], 6)},
+    "client": "site",
+}
+"""A target of few whole numbers, which might be classes."""
+
+
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
+@pytest.mark.parametrize(
+    ("given", "targets"),
+    [
+        ({"task": "regression"}, torch.tensor([10.0, 20.0, 30.0, 40.0])),
+        ({"loss": lambda output, target: (output[:, 0] - target).square().mean()}, torch.tensor([10, 20, 30, 40])),
+        ({}, torch.tensor([0, 1, 2, 3])),
+    ],
+    ids=["regression", "own loss", "classes"],
+)
+def test_few_whole_numbers_are_classes_only_where_nothing_else_is_said(given, targets):
+    model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4 if not given else 1))
+    reading = own.Reading("site", "years", task=given.get("task"), as_given="loss" in given)
+    sets, names = own.listed(FEW["clients"], "site")
+    held = own.federate(sets, 0.25, Classification(), reading, names).data
+    assert torch.equal(held.y.unique(), targets)
+    result = fedrts.train(model=model, **FEW, target="years", test=0.25, method="fedavg", rounds=1, lr=0.001, **given)
+    assert len(result.history) == 1
+    if "task" in given:
+        assert result.summary["mae"] > 4, "in years"
+
+
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"words": [[1, 2]] * 6}, "the column 'words' holds a list in each row"),
+        ({"years": ["old", "new"] * 3, "task": "regression"}, "the column 'years' holds words, and numbers are wanted"),
+        ({"rows": 0}, "clients is empty"),
+        ({"rename": {"x": "years"}}, "clients has two columns 'years'"),
+    ],
+    ids=["lists", "words", "empty", "twice"],
+)
+def test_frames_that_cannot_be_read_are_one_line(change, words):
+    frame = pytest.importorskip("pandas", reason="pandas is not installed").DataFrame(
+        {"site": [0, 0, 0, 1, 1, 1], "x": range(6), "years": range(6)}
+    )
+    for column in {"words", "years"} & set(change):
+        frame[column] = change[column]
+    frame = frame[: change.get("rows", 6)].rename(columns=change.get("rename", {}))
+    given: dict[str, Any] = {"clients": frame, "client": "site", "target": "years", "test": frame, "task": change.get("task")}
+    with pytest.raises(InputError, match=words) as caught:
+        fedrts.train(model=torch.nn.Linear(1, 1), rounds=1, method="fedavg", **given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
+def test_a_test_table_may_have_the_column_of_clients():
+    given: dict[str, Any] = {"clients": FEW["clients"], "client": "site", "target": "years", "rounds": 1, "method": "fedavg"}
+    result = fedrts.train(model=torch.nn.Linear(1, 1), test=FEW["clients"], task="regression", lr=1e-6, **given)
+    assert len(result.history) == 1

@@ -1,4 +1,4 @@
-"""Which links of a layer, as bytes in the smallest coding, and how long that is."""
+"""Active links of a layer as bytes in the smallest coding, and their length."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def positions_size(bits: Bits, shape: Sequence[int]) -> int:
 
 
 def arms_of(bits: Tensor, layout: Layout) -> Iterator[tuple[Bits, tuple[int, ...]]]:
-    """For every layer the arms whose links `bits [P]` has, and the layer's shape in arms: what travels of a mask."""
+    """Return for every layer the arms of the links `bits [P]`, and the layer's shape in arms: what travels of a mask."""
     arms, begin = layout.sizes.picked(bits).cpu().numpy(), starts(layout.sizes.arms)
     for entry, start, stop in zip(layout.layers, begin, begin[1:], strict=False):
         yield arms[start:stop], entry.grid
@@ -57,12 +57,12 @@ def read_arms(reader: Reader, layout: Layout, links: Sequence[int] | None = None
 
 
 def arms_size(bits: Tensor, layout: Layout) -> int:
-    """Exactly the bytes of `write_arms`."""
+    """Return exactly the bytes of `write_arms`."""
     return sum(positions_size(arms, grid) for arms, grid in arms_of(bits, layout))
 
 
 def changes_size(mask: Mask, frame: Frame) -> int:
-    """Bytes that tell a mask to somebody who holds that of `frame`, or the other way round."""
+    """Return the bytes that send a mask to a holder of `frame`'s mask, or the reverse."""
     changed = flat_indices(mask.arms.bits ^ frame.mask.arms.bits).cpu().numpy()
     return places_size(changed, [entry.grid for entry in frame.layout.layers])
 
@@ -76,11 +76,11 @@ def places_size(places: Integers, shapes: Sequence[Sequence[int]]) -> int:
 
 
 def _coded_size(sizes: Mapping[positions.Coding, int]) -> int:
-    """Bytes in the smallest coding, with its number and its length."""
+    """Return bytes in the smallest coding, including its number and its length."""
     smallest = min(sizes.values())
     return 1 + varint_size(smallest) + smallest
 
 
 def bitmaps(sizes: Sequence[int]) -> int:
-    """Bytes of the positions of layers of these sizes at most: no chosen coding is longer than a bitmap."""
+    """Return an upper bound on the bytes of layers' positions: no chosen coding is longer than a bitmap."""
     return sum(1 + varint_size(bytes_of(size)) + bytes_of(size) for size in sizes)

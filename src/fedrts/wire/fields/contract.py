@@ -1,4 +1,4 @@
-"""What a field of a message is, what it may carry, and what both sides of a message know."""
+"""The interface of a message's fields, their payloads, and what both sides of a message know."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ class Frame:
     layout: Layout
     mask: Mask
     dtype: torch.dtype = torch.float32
-    """Of the model's weights."""
+    """Type of the model's weights."""
     key: int = 0
-    """Of stochastic rounding."""
+    """Key of stochastic rounding."""
     reference: Tensor | None = None
     """The weights on the mask `[A + n − P]` as the client received them: quantised uploads are changes from these."""
 
@@ -102,14 +102,14 @@ def owed(change: Tensor, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
 
 
 class Field(Protocol):
-    """What one entry of a message is."""
+    """One entry of a message."""
 
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> Payload:
         """The payload, from a sender's tensors by name."""
         ...
 
     def open(self, payload: Payload, frame: Frame) -> Payload:
-        """What a payload means: a tensor or a `Selection`."""
+        """Return the meaning of a payload: a tensor or a `Selection`."""
         ...
 
     def put(self, payload: Payload, frame: Frame) -> Tensor:
@@ -133,7 +133,7 @@ class Field(Protocol):
         ...
 
     def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
-        """What must be true of a payload that somebody sent; after a check that needs no numbers, and fails, there is none."""
+        """Return the checks of a received payload; a failed check that needs no numbers is the last one."""
         ...
 
     def charged(self, book: Book) -> float:
@@ -147,9 +147,9 @@ class FeedsBack(Protocol):
 
     @property
     def feedback(self) -> bool:
-        """Does it?"""
+        """Whether it does."""
         ...
 
     def left(self, payload: Payload, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
-        """The next residual `[N_all]`: the change and the last residual, less what the payload tells; 0 off the mask."""
+        """Return the next residual `[N_all]`: the change plus the last residual, minus the payload; 0 off the mask."""
         ...

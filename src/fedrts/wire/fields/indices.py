@@ -85,7 +85,7 @@ class Indices:
         yield Check(partial(_miscounted, wanted), torch.searchsorted(indices, mask.bounds).diff())
 
     def _misfit(self, payload: Payload, frame: Frame) -> str | None:
-        """What is wrong with a payload at first sight."""
+        """Return what is wrong with a payload at first sight."""
         strange = f"'{self.of}' is not a choice of this model's links"
         if not isinstance(payload, Selection) or not isinstance(payload.indices, Tensor):
             return strange
@@ -100,7 +100,7 @@ class Indices:
         return None
 
     def named(self, frame: Frame) -> tuple[int, ...]:
-        """How many arms of each layer are named."""
+        """Return how many arms of each layer are named."""
         return frame.mask.sizes.in_arms(self.k)
 
     def charged(self, book: Book) -> float:
@@ -114,7 +114,7 @@ class Indices:
             yield slice(start, stop), ~bits[start:stop], k
 
     def _among_inactive(self, payload: Selection, frame: Frame) -> Iterator[Bits]:
-        """For every layer, which of its inactive links are named."""
+        """Return for every layer which of its inactive links are named."""
         mask = frame.mask.arms
         named = torch.zeros_like(mask.bits)
         named[payload.indices] = True

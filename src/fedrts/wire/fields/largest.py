@@ -1,4 +1,4 @@
-"""The changes of a model that are largest, and the names of their links."""
+"""The largest changes of a model, with the names of their links."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Largest:
 
     @property
     def lossless(self) -> bool:
-        """Nothing is lost of what travels."""
+        """Whether nothing is lost of what travels."""
         return self._values.lossless
 
     def counts(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Links named in layers of these sizes: one at least."""
+        """Return the number of links named in layers of these sizes, at least one each."""
         return tuple(max(1, round(self.share * size)) if size else 0 for size in sizes)
 
     def take(self, tensors: Mapping[str, Tensor], frame: Frame) -> OwnValues:
@@ -102,7 +102,7 @@ class Largest:
         return OwnValues(mask, self._values.of_tensors(tensors[1:], _on(mask, frame)))
 
     def _change(self, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
-        """How far the parameters `[N_all]` have moved, with what earlier messages left of that."""
+        """Return how far the parameters `[N_all]` have moved, plus the rest of earlier messages."""
         if not frame.mask.is_full:
             raise ValueError("the largest changes are those of a model that is not pruned")
         kept = frame.layout.parameters
@@ -111,11 +111,11 @@ class Largest:
         return owed(change, tensors, frame) if self.feedback else change
 
     def _opened(self, payload: Payload, frame: Frame) -> Tensor:
-        """The changes that a payload tells, 0 elsewhere, and the statistics: `[n]`."""
+        """Return the changes in a payload, 0 elsewhere, and the statistics: `[n]`."""
         own = carried(payload, OwnValues)
         return own.mask.expand(self._values.open(own.values, _on(own.mask, frame)))
 
 
 def _on(mask: Mask, frame: Frame) -> Frame:
-    """The frame of the named changes."""
+    """Return the frame of the named changes."""
     return replace(frame, mask=mask, reference=None)

@@ -1,4 +1,4 @@
-"""A model for clients that hold an earlier one: what every broadcast since then changed."""
+"""A model for clients that hold an earlier one: the changes of every broadcast since then."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Missed:
     KEPT: ClassVar[int] = 32
 
     def begun(self, model: Tensor, frame: Frame) -> dict[str, Tensor]:
-        """The tensors of a sender that has broadcast nothing but this model `[n]`."""
+        """Return the tensors of a sender that has broadcast only this model `[n]`."""
         empty = self.step.tensors(self.step.take({self.step.of: model}, frame))
         rings = {f"step_{place}": torch.zeros(self.KEPT, *part.shape, dtype=part.dtype) for place, part in enumerate(empty)}
         return {self.of: model.clone(), "steps": torch.tensor([0]), **{name: ring.to(model.device) for name, ring in rings.items()}}
 
     def advanced(self, tensors: Mapping[str, Tensor], model: Tensor, frame: Frame) -> dict[str, Tensor]:
-        """The same tensors one broadcast later: a step towards this model."""
+        """Return the same tensors one broadcast later: a step towards this model."""
         frame = _from(tensors[self.of], frame)
         step = self.step.take({self.step.of: model}, frame)
         rings = {}
@@ -55,7 +55,7 @@ class Missed:
         return Steps(tensors[self.of].clone(), tuple(steps))
 
     def open(self, payload: Payload, frame: Frame) -> Tensor:
-        """The model; where it came as steps, from the one that `frame` has as reference."""
+        """Return the model; if it came as steps, starting from the one that `frame` has as reference."""
         series = carried(payload, Steps)
         if series.whole is not None:
             return series.whole
@@ -99,7 +99,7 @@ class Missed:
         return self.step.charged(book)
 
     def _sent(self, series: Steps, frame: Frame) -> Steps:
-        """What travels to a receiver that missed so many broadcasts: the steps or the whole, whichever is less."""
+        """Return what travels to a receiver that missed so many broadcasts: the steps or the whole model, whichever is shorter."""
         if series.whole is None:
             return series
         if frame.missed is not None and frame.missed <= len(series.steps):
@@ -116,5 +116,5 @@ class Missed:
 
 
 def _from(model: Tensor, frame: Frame) -> Frame:
-    """The frame of a step that starts from this model."""
+    """Return the frame of a step that starts from this model."""
     return Frame(frame.layout, frame.mask, frame.dtype, reference=model)

@@ -87,6 +87,6 @@ class OnOwnMask:
 
 
 def _moved(frame: Frame, mask: Mask) -> Frame:
-    """The frame of the same message on another mask."""
+    """Return the frame of the same message on another mask."""
     reference = None if frame.reference is None else mask.compact(frame.mask.expand(frame.reference))
     return replace(frame, mask=mask, reference=reference)

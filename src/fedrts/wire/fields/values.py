@@ -67,7 +67,7 @@ class Values:
         return frame.mask.expand(self._change(self.chosen(tensors, frame), tensors, frame) - sent)
 
     def _change(self, values: Tensor, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
-        """What is to be told of the parameters among `values`: how far they moved, or (to whom holds no reference) what they are."""
+        """Return what to send of the parameters among `values`: their change or, without a reference, the values themselves."""
         kept = len(values) - frame.statistics
         change = values[:kept] if frame.reference is None else values[:kept] - frame.reference[:kept]
         return owed(change, tensors, frame) if self.feedback else change
@@ -155,7 +155,7 @@ class Values:
         return sum(entry.shape[0] for entry in entries) if self.scales == "channel" else len(entries)
 
     def _count(self, frame: Frame) -> int:
-        """How many numbers travel."""
+        """Return how many numbers travel."""
         match self.on:
             case "mask":
                 return self.copies * frame.on_mask
@@ -178,7 +178,7 @@ class Values:
         return [*self.format.shapes(count - frame.statistics, self._groups(frame)), (frame.statistics, frame.dtype)]
 
     def _groups(self, frame: Frame) -> tuple[int, ...] | None:
-        """Lengths of what shares a scale; None for blocks of one length."""
+        """Return lengths of groups that share a scale; None for blocks of one length."""
         if self.scales == "block":
             return None
         if not frame.mask.is_full:
@@ -189,7 +189,7 @@ class Values:
         return tuple(length for entry in entries for length in _channels(entry))
 
     def tensors(self, payload: Payload) -> list[Tensor]:
-        """What a payload is made of; statistics last."""
+        """Return the tensors of a payload; statistics last."""
         if self.lossless:
             return [carried(payload, Tensor)]
         short = carried(payload, Short)
@@ -201,5 +201,5 @@ class Values:
 
 
 def _channels(entry: Entry) -> list[int]:
-    """Lengths of a tensor's output channels; a vector is one channel."""
+    """Return lengths of a tensor's output channels; a vector is one channel."""
     return [entry.size // entry.shape[0]] * entry.shape[0] if len(entry.shape) > 1 else [entry.size]
