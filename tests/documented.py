@@ -10,6 +10,9 @@ PAGE = (Path(__file__).parents[1] / "docs" / "deployment.md").read_text("utf-8")
 WORD_FOR_WORD = "tests/attack/test_documented_federation.py::test_the_federation_of_the_page"
 """Runs commands as they stand on the page; that it has run these, and no others, is its last assertion."""
 
+COMPOSE = "tests/flower/test_deploy.py::test_docker_compose_up"
+"""Runs what the containers run, without containers."""
+
 TESTED = {
     "fedrts run --engine flower --set engine.nodes=3": WORD_FOR_WORD,
     "fedrts keys init authority --host fl.example.org": WORD_FOR_WORD,
@@ -47,12 +50,26 @@ TESTED = {
     'flower-supernode … --node-config \'data="npz:/site/data.npz" accept="1f0c6a92b3d47e58" state="/site/fedrts.site"\'': (
         "tests/flower/test_faults.py::test_flowers_own_supernode_can_stand_for_clients"
     ),
+    "docker compose run --rm keys": COMPOSE,
+    "docker compose up --detach": COMPOSE,
+    "docker compose up --detach server": COMPOSE,
+    "docker compose up --detach site-a": COMPOSE,
+    "systemctl enable --now fedrts-site": "tests/flower/test_deploy.py::test_systemd_units",
 }
 """Every command of the page that a test runs, with the test. `WORD_FOR_WORD` takes it from the page; other tests run one like it."""
 
 NOT_RUN = {
     'pip install "fedrts[flower]"': "it installs from a package index, which tests do without",
     'pip install "fedrts[metrics]"': "as above",
+    'pip install "fedrts[flower,images,metrics]"': "as above",
+    "cd deploy": "it runs nothing",
+    "docker compose build": "it needs a Docker daemon: the workflow's job `deploy` runs it",
+    "docker compose logs --follow": "as above",
+    "docker compose down": "as above",
+    "docker compose up --detach --force-recreate server": "as above",
+    "python3 -m venv /opt/fedrts": "it changes the machine",
+    "useradd --system --home-dir /var/lib/fedrts --shell /usr/sbin/nologin fedrts": "as above",
+    "cp deploy/systemd/fedrts-site.service /etc/systemd/system/": "as above",
 }
 """The other commands, and why no test runs them."""
 

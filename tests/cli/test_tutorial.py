@@ -44,6 +44,7 @@ def test_all_of_them_are_played():
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SHORT])
 def test_a_notebook_runs(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"), prepend=":")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other make a busy machine crawl
     played = notebooks.play(notebooks.FOLDER / f"{name}.ipynb", SHORT[name], tmp_path)
     assert len(printed(played)) > 50
     assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"

@@ -98,3 +98,11 @@ def test_documented_python_runs(page, tmp_path, monkeypatch, capsys):
         for block in blocks((ROOT / page).read_text("utf-8"), "python"):
             exec(compile(block, page, "exec"), names)
     assert list(tmp_path.glob("runs/*/summary.json"))
+
+
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
+def test_documented_models_of_transformers_train(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="fedrts[text] is not installed")
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks((ROOT / "docs/models.md").read_text("utf-8"), "python")
+    exec(compile(block, "docs/models.md", "exec"), {"__name__": "example"})

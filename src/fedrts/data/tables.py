@@ -79,6 +79,8 @@ def table(
         named.tasks.get(task)
     if categories is not None and not (isinstance(categories, Mapping) and all(isinstance(words, list) for words in categories.values())):
         raise InputError('data_options.categories must be a table of lists, such as {sex = ["f", "m"]}')
+    if client in targets:
+        raise InputError(f"data_options.target and data_options.client are both '{client}': whose a row is cannot be predicted from itself")
     names, owners = rows.owners(client) if client is not None else ((), None)
     for name in (dropped := _names("drop", drop)):
         rows.column(name, "data_options.drop")

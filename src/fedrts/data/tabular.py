@@ -244,8 +244,11 @@ def read(path: Path) -> Columns:
 
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, *stamp: int) -> Columns:
-    with open(path, "rb") as file:
-        columnar = file.read(len(_PARQUET)) == _PARQUET
+    try:
+        with open(path, "rb") as file:
+            columnar = file.read(len(_PARQUET)) == _PARQUET
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; --data csv:PATH or parquet:PATH names a file") from error
     return Columns(_parquet(path) if columnar else _csv(path), str(path))
 
 
@@ -261,6 +264,8 @@ def _csv(path: Path) -> dict[str, np.ndarray]:
     if not heading or not rows:
         raise InputError(f"{path} has no rows: a first line names the columns, and every other line is a row")
     heading = [name.strip() for name in heading]
+    if other := next((sign for sign in (";", "\t", "|") if len(heading) == 1 and sign in heading[0]), None):
+        raise InputError(f"{path} has {other!r} between its columns: save it with commas")
     if len(set(heading)) < len(heading):
         raise InputError(f"{path} has two columns '{next(name for name in heading if heading.count(name) > 1)}': rename one of them")
     rows = [row for row in rows if row]  # an empty line at the end

@@ -107,6 +107,8 @@ def _read(folder: RunFolder, name: str) -> Any:
 
 def _plain(name: str) -> str:
     """Return a name without the folders of its author."""
+    if name == CUSTOM:
+        return "given in Python"
     scheme, colon, path = name.partition(":")
     return name if not colon or IMPORT_PATH.fullmatch(name) else f"{scheme}:{path.rstrip('/').rpartition('/')[2]}"
 

@@ -49,7 +49,7 @@ class Figures:
     """Who is not, and why."""
     bytes: int
     samples: int = 0
-    """Of all who are in it."""
+    """Samples of all clients in the sum."""
 
 
 @runtime_checkable

@@ -99,7 +99,7 @@ def _around(index: int, entry: Entry) -> tuple[int, int]:
 
 
 def _connected(layers: Sequence[Entry], mask: Mask) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of every layer, a tensor `[outputs, inputs, …]`: which of its units have an input, and which of those before an output."""
+    """Return for every layer `[outputs, inputs, …]` which of its units have an input, and which of those before have an output."""
     for index, (entry, bits) in enumerate(zip(layers, mask.bits.split(list(mask.sizes)), strict=True)):
         links = bits.view(*entry.shape[:2], -1).any(-1) if len(entry.shape) > 1 else bits.view(-1, 1)
         yield links.any(1), links.any(0) if index else links.new_ones(1)

@@ -67,6 +67,7 @@ def test_numbers_are_a_regression_and_several_of_0_and_1_are_labels(tmp_path):
         (LINES, {"target": "outcome", "task": "regression"}, "holds words, and numbers are wanted"),
         (LINES, {"target": "outcome", "categories": {"sex": ["f"]}}, r"row 2 has 'm' in the column 'sex', which is none of f"),
         (LINES, {"target": "outcome", "categories": {"colour": ["f"]}}, "the column 'colour'"),
+        (LINES, {"target": "site", "client": "site"}, "are both 'site'"),
         ([], {"target": "outcome"}, "has no rows"),
     ],
 )
@@ -74,6 +75,13 @@ def test_mistakes_are_one_line(tmp_path, lines, options, words):
     with pytest.raises(InputError, match=words) as caught:
         data.load(saved(tmp_path / "a.csv", lines=lines), options)
     assert "\n" not in str(caught.value)
+
+
+def test_files_of_another_kind_are_one_line(tmp_path):
+    with pytest.raises(InputError, match="';' between its columns: save it with commas"):
+        data.load(saved(tmp_path / "a.csv", "age;outcome", ["3;no"]), {"target": "outcome"})
+    with pytest.raises(InputError, match="names a file"):
+        data.load(f"csv:{tmp_path}", {"target": "outcome"})
 
 
 def test_given_categories_make_the_same_columns_of_other_rows(tmp_path):
