@@ -17,7 +17,14 @@ BROUGHT_IN = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.m
 MEASURED = ("diagnosis/cifar10", "diagnosis/digits", "diagnosis/norms", "transplant/norms")
 LOADS = re.compile(r"""<(?!a\b)\w+[^>]*\s(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""")
 """A tag, but for a link to click on, with an address elsewhere."""
-FOLDERS = ("benchmarks/results", *(f"benchmarks/results/{folder}" for folder in MEASURED), "deploy", "examples")
+FOLDERS = (
+    "benchmarks/results",
+    *(f"benchmarks/results/{folder}" for folder in MEASURED),
+    "deploy",
+    "deploy/kubernetes",
+    "deploy/systemd",
+    "examples",
+)
 
 
 def on_files(files: Files, config: Any) -> Files:

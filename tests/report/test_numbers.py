@@ -365,13 +365,13 @@ def test_a_best_that_is_not_sure_says_so(tmp_path):
     said = headline(problem, ACCURACY)
     assert said.startswith("Best sparse setting: feddst with accuracy 92.8 ± 0.5 %")
     assert "The difference to fedrts (92.6 ± 0.6 %)" in said
-    assert "is not sure" in said
+    assert "is not significant" in said
     assert "2 seeds can hardly show one" in said
 
 
 def test_a_best_that_is_sure_says_so_and_one_without_rivals_says_nothing(tmp_path):
     sure = seeds_of(tmp_path / "sure", fedrts=[0.9, 0.91, 0.92, 0.93, 0.94], random=[0.8, 0.812, 0.82, 0.83, 0.84])
-    assert "surely better than every other sparse setting (paired t-tests over 5 seeds" in headline(sure, ACCURACY)
+    assert "significantly better than all other sparse settings (paired t-tests over 5 seeds" in headline(sure, ACCURACY)
     assert headline(seeds_of(tmp_path / "alone", fedrts=[0.9, 0.8]), ACCURACY).endswith("(mean of the last ten rounds).")
     one = seeds_of(tmp_path / "one", fedrts=[0.9], random=[0.8])
     assert headline(one, ACCURACY).endswith("One seed is too few to tell which setting is better.")

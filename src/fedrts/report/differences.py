@@ -59,11 +59,12 @@ def caveat(problem: Problem, metric: Metric) -> str:
         return "One seed is too few to tell which setting is better."
     unsure = [(other, value) for other, value in others if not any(test.setting is other and test.sure for test in tests)]
     if not unsure:
-        return f"It is surely better than every other sparse setting (paired t-tests over {seeds} seeds, Holm's correction, p < {SURE:g})."
+        how = f"paired t-tests over {seeds} seeds, Holm's correction, p < {SURE:g}"
+        return f"It is significantly better than all other sparse settings ({how})."
     rival, value = unsure[0]
     more = f" and {len(unsure) - 1} more" if len(unsure) > 1 else ""
     few = f"; {seeds} seeds can hardly show one, {FEW_PAIRS} or more are better" if seeds < FEW_PAIRS else ""
-    return f"The difference to {rival.label} ({cell(value, metric.format)}){more} is not sure (paired t-tests over seeds){few}."
+    return f"The difference to {rival.label} ({cell(value, metric.format)}){more} is not significant (paired t-tests over seeds){few}."
 
 
 def tables(problem: Problem, metric: Metric) -> list[ReportTable]:

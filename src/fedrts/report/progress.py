@@ -22,7 +22,7 @@ def against_rounds(problem: Problem, metric: Metric) -> list[Figure]:
 
 def against_bytes(problem: Problem, metric: Metric) -> list[Figure]:
     """Accuracy against bytes."""
-    caption = "All messages of all clients so far, up and down, as really encoded; a set-up counts. Further left is cheaper."
+    caption = "All messages of all clients so far, up and down, as encoded, including the set-up. Further left is cheaper."
     return [_against(problem, metric, "bytes", Axis("bytes sent", "bytes"), by_bytes, caption)]
 
 
