@@ -45,6 +45,11 @@ TESTED = {
     "fedrts audit verify runs/study/audit.jsonl --key authority/server.pem --head last-year.head": WORD_FOR_WORD,
     "fedrts cost --model resnet18 --method fedrts --density 0.1": WORD_FOR_WORD,
     "fedrts keys init authority --renew --host fl.example.org": WORD_FOR_WORD,
+    "fedrts keys rotate clinic-a.key": "tests/flower/test_rotation.py::test_keys_by_their_commands",
+    "fedrts keys replace clinic-a clinic-a.next.pub --dir authority": "tests/flower/test_rotation.py::test_keys_by_their_commands",
+    "mkdir -p backup/study": "tests/unit/test_backup.py::test_a_backup_of_a_running_study_goes_on_elsewhere",
+    "cp -a runs/study/checkpoint backup/study/": "tests/unit/test_backup.py::test_a_backup_of_a_running_study_goes_on_elsewhere",
+    "cp -a runs/study/*.* backup/study/": "tests/unit/test_backup.py::test_a_backup_of_a_running_study_goes_on_elsewhere",
     "fedrts client … --partition 0,3": "tests/flower/test_deployment.py::test_it_equals_the_serial_engine_bit_for_bit",
     "fedrts keys register clinic-a.pub --dir authority --clients 0,3": WORD_FOR_WORD,
     'flower-supernode … --node-config \'data="npz:/site/data.npz" accept="1f0c6a92b3d47e58" state="/site/fedrts.site"\'': (

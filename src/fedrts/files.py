@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from fedrts import __version__
 from fedrts.errors import InputError
 
 RATIO = 100
@@ -22,6 +23,16 @@ ALWAYS = 2**28
 
 
 _KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
+
+
+class NewerError(InputError):
+    """A file of a format that only a later version of fedrts knows; it is not damaged."""
+
+
+def require_known(found: object, known: int, what: str | Path) -> None:
+    """Refuse a format with a number above those that are `known`; files of before there were such numbers have none."""
+    if isinstance(found, int) and found > known:
+        raise NewerError(f"{what} has format {found}, and this fedrts ({__version__}) knows formats up to {known}: install a later one")
 
 
 def require_plain(path: str | Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedrts import config, methods
+from fedrts.client.figures import FigureForm
 from fedrts.errors import InputError
 from fedrts.methods.contract import State
 from fedrts.server import rounds
@@ -281,3 +282,16 @@ def test_the_rounding_is_right_on_average_over_clients():
 def _levels(form, question, reply, key):
     words = form.words(question.contribution(reply.message), question.order, 1.0, key)
     return form.ring.decoded(words, 1)[0]
+
+
+def test_a_metric_at_its_end_stays_there_whatever_way_clients_round():
+    """All sites are right on all rows: rounded up, their sum is a little beyond, and no accuracy of anybody who lies."""
+    samples, most = [36, 48, 60], 60
+    form = FigureForm((("accuracy", 1.0), ("score", 1000.0)), 3)
+    for seed in range(20):
+        words = [form.words([1.0, -1000.0], count / most, 100 * seed + client) for client, count in enumerate(samples)]
+        found = form.means(np.stack(words).sum(0, dtype=np.uint32), 3, sum(samples), most)
+        assert 1 - 1e-6 < found["accuracy"] <= 1
+        assert -1000 <= found["score"] < -1000 + 1e-3
+    lie = form.words([1.0, 1000.0], 1.0, 1)  # for more samples than it has
+    assert form.means(np.stack([*words[1:], lie]).sum(0, dtype=np.uint32), 3, sum(samples), most)["accuracy"] > 1.1

@@ -30,7 +30,7 @@ from fedrts.server.outliers import Suspicion, excesses
 from fedrts.sparse.layout import Entry
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.units import CutOff, cut_off
-from fedrts.testing.hostile import ATTACKS, Infiltrated, infiltrated
+from fedrts.testing.hostile import ADAPTIVE, ATTACKS, Infiltrated, infiltrated
 from helping import order_of
 from outside import TINY, command
 
@@ -124,9 +124,13 @@ def test_who_is_large_again_and_again_is_asked_no_more(run):
     assert 2.0 < ledger.large.weights[HOSTILE] < 3.0
     again = ClientRecords.restored(ledger.tensors(), state.mask.sizes, plan.guard, "cpu")
     assert again.large.weights == ledger.large.weights
-    with pytest.warns(Note, match=f"client {HOSTILE} is asked no more: it sent an update .*, the last of several large replies"):
-        rounds.play_round(hostile(run, scaled(100.0), norm_bound=1e9, undo_bound=1e9, median_bound=1e9), state, 3, again)
+    with pytest.warns(
+        Note, match=f"client {HOSTILE} is asked no more: it sent an update .*, the last of several above guard.large_bound = 3"
+    ):
+        last = rounds.play_round(hostile(run, scaled(100.0), norm_bound=1e9, undo_bound=1e9, median_bound=1e9), state, 3, again)
     assert again.strikes.quarantined == {HOSTILE}
+    assert HOSTILE not in last.record.clients  # the round that gave it away is repeated
+    assert [entry["client"] for entry in last.record.rejected] == [HOSTILE]
     before = dict(ledger.large.weights)
     rounds.play_round(run.plan, state, 3, ledger)  # an honest reply in between: less weighs against it
     assert ledger.large.weights == {HOSTILE: before[HOSTILE] - 0.25}
@@ -152,6 +156,18 @@ def test_single_large_replies_prove_nothing():
     suspicion.add({2: 2.0})  # client 1 was not asked
     assert suspicion.weights == {1: 2.0, 2: 2.0}
     assert suspicion.add({1: 1.5, 2: 0.0}) == [1]
+    assert suspicion.weights == {1: 2.0, 2: 2.0}  # the round is played again
+
+
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
+@pytest.mark.parametrize("attackers", [(0,), (0, 1)])
+def test_colluders_that_send_nothing_get_nobody_struck(run, attackers):
+    """They make the median smaller, by which the others are measured."""
+    plan = hostile(run, scaled(0.0), clients=attackers)
+    ledger = ClientRecords.of(plan.guard)
+    played = list(rounds.play(plan, run.method.begin(run.setup), -1, ledger))
+    assert all(len(each.record.clients) == 6 for each in played)
+    assert ledger.strikes.quarantined == set()
 
 
 def test_sizes_are_compared_with_the_rounds_median_and_the_numbers_of_samples():
@@ -511,6 +527,6 @@ def accuracy_of_ten(attack: str | None) -> float:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
-@pytest.mark.parametrize("attack", [name for name in ATTACKS if name != "statistics"])
+@pytest.mark.parametrize("attack", [name for name in (*ATTACKS, *ADAPTIVE) if name != "statistics"])
 def test_one_hostile_client_of_ten_costs_little_and_stops_nothing(attack):
     assert accuracy_of_ten(attack) > accuracy_of_ten(None) - 0.03

@@ -26,7 +26,7 @@ SOURCE = Path(fedrts.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 ROOT = SOURCE.parents[1]
 
-LAYERS = ["errors", "files", "registry", "trees", "tables", "serving"]
+LAYERS = ["errors", "files", "drain", "registry", "trees", "tables", "serving"]
 LAYERS += ["sparse", "bandit", "wire", "secure", "audit", "methods", "tasks", "data", "models", "programs", "client", "server", "engines"]
 LAYERS += ["callbacks", "config"]
 LAYERS += ["runs", "costs", "planning", "meters", "observe", "flower", "api", "export", "comparison", "reproduction", "report", "watch"]

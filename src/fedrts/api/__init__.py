@@ -26,6 +26,7 @@ from fedrts.data.contract import is_label
 from fedrts.data.own import Reading, federate, in_precision_of, listed
 from fedrts.data.partition import SITES
 from fedrts.data.ragged import Collate
+from fedrts.drain import Drain
 from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note
 from fedrts.methods.base import Method
@@ -109,10 +110,11 @@ def start(
     *,
     tuned: bool = False,
     callbacks: Sequence[object] = (),
+    drain: Drain | None = None,
 ) -> Result:
     """Start a resolved experiment in a new folder, or over Flower with nodes that connect to `door` (None: on this machine).
 
-    `tuned`: the folder holds the trials by which its learning rate was chosen.
+    `tuned`: the folder holds the trials by which its learning rate was chosen. `drain`: when asked to stop, the running round ends first.
     """
     if resolved.topology.init_mask == "given" and resolved.init is None and resolved.origin is None:
         raise InputError("topology.init_mask = 'given' needs weights to start from: name their file with --init")
@@ -126,7 +128,7 @@ def start(
         folder.discard()
         raise
     folder.write_experiment(assembled.experiment)  # with what was left to `auto`
-    return play(assembled, folder, observer, data_dir, door, hooks=hooks)
+    return play(assembled, folder, observer, data_dir, door, hooks=hooks, drain=drain)
 
 
 def _hooks(experiment: Experiment, callbacks: Sequence[object]) -> Hooks:
@@ -153,6 +155,7 @@ def resume(
     changes: Mapping[str, Any] | None = None,
     trust: Trust = False,
     callbacks: Sequence[object] = (),
+    drain: Drain | None = None,
 ) -> Result:
     """Continue an interrupted run to exactly the result it would have had, or extend a run to more `rounds`.
 
@@ -166,7 +169,7 @@ def resume(
     changes = config.merged(changes or {}, named)
     with folder.trusted(trust, changes):
         more = {} if rounds is None else _prolonged(folder, _planned(folder), rounds, lifted=True)
-        return _resume(folder, data_dir, _watcher(observer, objects), door, config.merged(changes, more), bool(more), objects)
+        return _resume(folder, data_dir, _watcher(observer, objects), door, config.merged(changes, more), bool(more), objects, drain)
 
 
 def _planned(folder: RunFolder) -> Experiment:
@@ -200,6 +203,7 @@ def _resume(
     changes: Mapping[str, Any],
     prolonged: bool,
     callbacks: Sequence[object],
+    drain: Drain | None,
 ) -> Result:
     file = folder.experiment_file()
     folder.verify()
@@ -214,7 +218,7 @@ def _resume(
     assembled = assemble(resolved, data_dir)
     if not folder.begun:  # its file may be another than that of the start
         check_uploads(assembled, assembled.method.begin(assembled.setup))
-    return play(assembled, folder, observer, data_dir, door, prolonged, hooks)
+    return play(assembled, folder, observer, data_dir, door, prolonged, hooks, drain)
 
 
 def train(

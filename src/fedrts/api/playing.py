@@ -16,6 +16,7 @@ from fedrts.callbacks.contract import RunView
 from fedrts.callbacks.hooks import Hooks
 from fedrts.costs.on_this_machine import felt
 from fedrts.data.partition import SITES
+from fedrts.drain import Drain
 from fedrts.engines.kinds import kind
 from fedrts.errors import InputError, note, optional
 from fedrts.methods.contract import State
@@ -86,12 +87,13 @@ def play(
     door: Door | None = None,
     prolonged: bool = False,
     hooks: Hooks | None = None,
+    drain: Drain | None = None,
 ) -> Result:
     """Play a run from its newest checkpoint on, or from the start; without a folder nothing is written down."""
-    engine, hooks = kind(run.experiment.engine.name), hooks or Hooks()
+    engine, hooks, drain = kind(run.experiment.engine.name), hooks or Hooks(), drain or Drain()
     if folder is None:
         with engine.open(run, None, data_dir, door) as run:
-            return _play_rounds(run, None, None, observer, hooks)
+            return _play_rounds(run, None, None, observer, hooks, drain)
     with folder.writing(), engine.open(run, folder.path, data_dir, door) as run:
         saved = folder.load(run.experiment, run.identity, run.experiment.device, lambda: _begun(run))
         if prolonged:
@@ -99,7 +101,7 @@ def play(
                 raise InputError(f"{folder.path} has no checkpoint to go on from: start a new run from its model.safetensors, with --init")
             folder.prolong(run.experiment)
         folder.rewind(saved)
-        return _play_rounds(run, folder, saved, observer, hooks)
+        return _play_rounds(run, folder, saved, observer, hooks, drain)
 
 
 def _begun(run: Assembled) -> State:
@@ -116,7 +118,7 @@ def _note_idle_clients(run: Assembled) -> None:
         note(f"{whose} have one sample, of which BatchNorm has no statistics: they train nothing; leave them out, or use another norm")
 
 
-def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer, hooks: Hooks) -> Result:
+def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, observer: Observer, hooks: Hooks, drain: Drain) -> Result:
     plan, experiment = run.plan, run.experiment
     _note_idle_clients(run)
     state, first = (saved.state.in_layers(run.layout.sizes), saved.next_round) if saved else run.begun()
@@ -154,17 +156,21 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
     observer.started(experiment, facts, max(first, 0))
     try:
         hooks.start(view, stopped if over else None)
+        drain.begin()
         for played in () if over else loop.play(plan, state, first, ledger):
             before, state = state, played.state
             history.append(played.record.as_dict())
             if folder is not None:
                 _log_round(folder, played)
             over = hooks.follow(before, played)
+            leaving = drain.asked and not over and played.record.round + 1 < plan.rounds  # after the last round there is little to do
             if folder is not None:
-                _save_round(folder, played, run, ledger, pace, hooks.stopped)
+                _save_round(folder, played, run, ledger, pace, hooks.stopped, leaving)
             observer.played(played.record)
             if over:
                 break
+            if leaving:
+                drain.end()
         _tell_judging(observer, hooks, 0, 1)
         late, best = average_of(state), hooks.final_model()
         state = state if best is None else best.state
@@ -211,10 +217,19 @@ def _log_round(folder: RunFolder, played: Played) -> None:
 
 
 def _save_round(
-    folder: RunFolder, played: Played, run: Assembled, ledger: ClientRecords, pace: Pace, stopped: Mapping[str, Any] | None
+    folder: RunFolder,
+    played: Played,
+    run: Assembled,
+    ledger: ClientRecords,
+    pace: Pace,
+    stopped: Mapping[str, Any] | None,
+    leaving: bool,
 ) -> None:
-    """Save a checkpoint when due. Callbacks were told before, so a failure or a kill never skips one."""
+    """Save a checkpoint when due, or when the process is `leaving`.
+
+    Callbacks were told before, so a failure or a kill never skips one.
+    """
     done = played.record.round + 1
-    if pace.is_due(done) or done == run.experiment.rounds or stopped is not None:
+    if pace.is_due(done) or done == run.experiment.rounds or stopped is not None or leaving:
         with phase("writing"):
             pace.timed(lambda: folder.save(played.state, done, ledger, run.experiment, run.identity, stopped))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedrts.audit.lines import FIRST, HEAD, Head, head_file, parsed
+from fedrts.audit.lines import FIRST, HEAD, SUCCEEDED, Head, head_file, parsed
 from fedrts.errors import InputError
 from fedrts.files import require_plain
 
@@ -164,7 +164,8 @@ class _Side:
     """Each with its line, of several that are alike the last one's."""
     given: list[tuple[int, Head]] = field(default_factory=list)
     """The other side's heads, and on which line each is."""
-    key: str = ""
+    keys: list[str] = field(default_factory=list)
+    """The keys that have signed a node's log, one after the other; empty for a server."""
 
 
 def compared(node: Path, server: Path, keys: Mapping[str, bytes] | None = None) -> Agreement:
@@ -172,10 +173,10 @@ def compared(node: Path, server: Path, keys: Mapping[str, bytes] | None = None) 
     for file in (node, server):
         checked(file, keys)
     here = _read(node, None, ("sent", "told"), ("asked", "hello"))
-    if not here.key:
+    if not here.keys:
         raise InputError(f"{node} is no log of a node with a key: give the node's log first, then the server's")
-    there = _read(server, here.key, ("asked", "hello"), ("received", "told"))
-    if not there.hashes or there.key:
+    there = _read(server, here.keys, ("asked", "hello"), ("received", "told"))
+    if not there.hashes or there.keys:
         raise InputError(f"{server} is no log of a server: give the node's log first, then the server's")
     result = Agreement()
     for receiver, sender in ((there, here), (here, there)):
@@ -193,14 +194,15 @@ def compared(node: Path, server: Path, keys: Mapping[str, bytes] | None = None) 
     return result
 
 
-def _read(file: Path, node: str | None, sent: Sequence[str], received: Sequence[str]) -> _Side:
-    """Read a log's messages to and from the node with this key; None: the log is the node's own."""
+def _read(file: Path, node: Sequence[str] | None, sent: Sequence[str], received: Sequence[str]) -> _Side:
+    """Read a log's messages to and from the node with these keys; None: the log is the node's own."""
     side, found = _Side(file), Checked(file)
     for content in chained(file, found):
         side.hashes[content["line"]] = content["hash"]
-        if content["event"] == "began":
-            side.key = content.get("key", "") if content.get("role") == "node" else ""
-        if node is not None and content.get("key") != node:
+        if content["event"] in ("began", SUCCEEDED) and content.get("key"):
+            own = content.get("role") == "node" or bool(side.keys)
+            side.keys += [content["key"]] if own else []
+        if node is not None and content.get("key") not in node:
             continue
         for message in _messages(content):
             if content["event"] in sent:

@@ -21,6 +21,8 @@ FIRST = "0" * 64
 """What stands for the line before the first."""
 HEAD = "head"
 """The event of a line that signs what is before it."""
+SUCCEEDED = "key succeeded"
+"""The event of a line that says that another key signs the log from now on."""
 _ENDED = re.compile(rb'(\{"line":.*),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
 
 

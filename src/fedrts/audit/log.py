@@ -13,10 +13,10 @@ from typing import IO, Any
 
 import fedrts
 from fedrts.audit.check import AuditError, Checked, chained, checked
-from fedrts.audit.lines import HEAD, Head, Seal, head_file, written
+from fedrts.audit.lines import HEAD, SUCCEEDED, Head, Seal, head_file, written
 from fedrts.audit.witness import Witness
 from fedrts.errors import InputError
-from fedrts.files import explained, write_atomically
+from fedrts.files import explained, require_known, write_atomically
 
 FILE = "audit.jsonl"
 FORMAT = 1
@@ -85,6 +85,16 @@ class AuditLog(Witness):
             write_atomically(head_file(self.file), head.text.encode() + b"\n")
             self._last = head
 
+    def succeeded(self, seal: Seal) -> None:
+        """Another key signs from now on; the one before vouches for that."""
+        with self._turn:
+            self._opened()
+            before = {} if self.signing is None else {"before_key": self.signing.key}
+            self._append(SUCCEEDED, {"key": seal.key, **before})
+            self.seal(always=True)
+            self.signing = seal
+            self.seal(always=True)
+
     def close(self) -> None:
         """Sign the last line and close the log."""
         with self._turn, contextlib.ExitStack() as stack:
@@ -103,6 +113,7 @@ class AuditLog(Witness):
             try:
                 checked(self.file)
                 for content in chained(self.file, found):
+                    require_known(content.get("format"), FORMAT, self.file)
                     if content["event"] == CONFIGURED:
                         self._settings = _settings_after(self._settings, content)
             except AuditError as error:

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fedrts.audit.lines import Seal
+
 Trace = list[int | str]
 """How long some bytes are, and their SHA-256."""
 
@@ -22,6 +24,9 @@ class Witness:
 
     def seal(self, always: bool = False) -> None:
         """Sign everything so far; called at suitable moments."""
+
+    def succeeded(self, seal: Seal) -> None:
+        """From now on this key signs, in the place of the one before."""
 
     @property
     def head(self) -> str:
@@ -46,6 +51,10 @@ class Witnesses(Witness):
     def seal(self, always: bool = False) -> None:
         for witness in self.witnesses:
             witness.seal(always)
+
+    def succeeded(self, seal: Seal) -> None:
+        for witness in self.witnesses:
+            witness.succeeded(seal)
 
     @property
     def head(self) -> str:

@@ -15,6 +15,7 @@ from fedrts.cli.flags import Given, takes
 from fedrts.cli.metrics import MetricsAt, metering
 from fedrts.cli.run import interruptible
 from fedrts.cli.tables import print_table
+from fedrts.drain import Drain, Drained
 from fedrts.errors import InputError
 from fedrts.flower.host import Limits
 
@@ -22,9 +23,16 @@ if TYPE_CHECKING:
     from fedrts.flower.host import Host
     from fedrts.observe import Observer
 
+DRAIN = 60.0
+"""Seconds that a task at hand has to end, where nobody says otherwise."""
+
 keys = typer.Typer(help="Certificates and keys of a federation.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
 
+DrainFor = Annotated[
+    float,
+    typer.Option("--drain", metavar="SECONDS", help="On SIGTERM: how long the task at hand may take to end; 0: it is broken off."),
+]
 KeyFolder = Annotated[Path, typer.Option("--dir", help="The coordinator's folder of certificates and keys.")]
 
 
@@ -42,6 +50,7 @@ def server(
     ] = None,
     data_dir: DataDir = None,
     metrics: MetricsAt = None,
+    drain: DrainFor = DRAIN,
     *,
     given: Given,
     quiet: Quiet = False,
@@ -73,6 +82,7 @@ def server(
     if begun and RunFolder(folder).summary() is not None:
         print(f"{folder} is finished; `fedrts inspect {folder}` shows it")
         return
+    draining = Drain(drain, tell)
     with contextlib.closing(log), metering(metrics, "server") as boards:
         witness = Witnesses(log, *boards)
         door = Door(Address.of(address), authority, witness)
@@ -80,11 +90,11 @@ def server(
         def play(observer: Observer) -> api.Result:
             told = Several(observer, Told(witness))
             if not begun:
-                return api.start(resolved, told, data_dir, door)
+                return api.start(resolved, told, data_dir, door, drain=draining)
             trust = config.foreign(resolved.model_dump())
-            return api.resume(folder, data_dir=data_dir, observer=told, door=door, changes=changes, trust=trust)
+            return api.resume(folder, data_dir=data_dir, observer=told, door=door, changes=changes, trust=trust, drain=draining)
 
-        interruptible(play, quiet, again)
+        interruptible(play, quiet, again, drain=draining)
 
 
 @app.command()
@@ -136,6 +146,7 @@ def client(
     withdraw: Annotated[bool, typer.Option("--withdraw", help="Tell the server that this site leaves the study, and exit.")] = False,
     data_dir: DataDir = None,
     metrics: MetricsAt = None,
+    drain: DrainFor = DRAIN,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation: train on this site's data, which never leaves it. Runs until the study ends.
@@ -187,7 +198,7 @@ def client(
     )
     if withdraw and insecure:
         raise InputError("--withdraw needs --key: without one the server cannot know who withdraws")
-    _serve(host, server, key, ca, insecure, patience or float("inf"), quiet, withdraw, metrics)
+    _serve(host, server, key, ca, insecure, patience or float("inf"), quiet, withdraw, metrics, drain)
 
 
 def _serve(
@@ -200,9 +211,8 @@ def _serve(
     quiet: bool,
     withdraw: bool,
     metrics: str | None,
+    drain: float,
 ) -> None:
-    import signal
-
     from fedrts import flower
 
     flower.prepare()
@@ -213,9 +223,6 @@ def _serve(
 
     if host.limits.max_memory:
         bound_memory(host.limits.max_memory)
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
 
     def say(text: str) -> None:
         if not quiet:
@@ -230,13 +237,14 @@ def _serve(
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     asking = show if host.dry_run else ask if sys.stdin is not None and sys.stdin.isatty() else None
-    signal.signal(signal.SIGTERM, interrupt)
-    there = Server(Address.of(address).own, key, ca, insecure)
+    there, draining = Server(Address.of(address).own, key, ca, insecure), Drain(drain, say)
     try:
-        with metering(metrics, "node") as boards:
+        with draining.listening(), metering(metrics, "node") as boards:
             for board in boards:
                 board.limited(host.epsilon)
-            serve(host, there, say, patience, asking, withdraw=withdraw, witness=Witnesses(*boards))
+            serve(host, there, say, patience, asking, withdraw=withdraw, witness=Witnesses(*boards), drain=draining)
+    except Drained:
+        say("stopped; the same command takes part again")
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -369,6 +377,33 @@ def revoke(name: Annotated[str, typer.Argument(metavar="NAME", help="A registere
 
     Authority(folder).revoke(name)
     print(f"revoked '{name}'")
+
+
+@keys.command()
+def rotate(key: Annotated[Path, typer.Argument(metavar="NAME.key", help="The node's present private key.")]) -> None:
+    """Make the key that will follow a node's present one, signed by it; a running node changes over by itself."""
+    _prepared()
+    from fedrts.flower import keys as making
+
+    successor, public = making.rotate(key)
+    print(f"{successor} stays on the node, which takes it as soon as the coordinator has run `fedrts keys replace` with {public}")
+
+
+@keys.command()
+def replace(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A registered node.")],
+    public: Annotated[Path, typer.Argument(metavar="NAME.next.pub", help="Its new public key, from `fedrts keys rotate`.")],
+    folder: KeyFolder = Path("."),
+    unsigned: Annotated[
+        bool,
+        typer.Option("--unsigned", help="Accept a key that the present one has not signed: it is lost, and you made sure whose this is."),
+    ] = False,
+) -> None:
+    """Replace a node's key: its name, client numbers and history stay. A running server notices within seconds."""
+    _prepared()
+    from fedrts.flower.keys import Authority
+
+    print(f"'{name}' has the key {Authority(folder).replace(name, public, unsigned)} now; the one before is refused from now on")
 
 
 def _prepared() -> None:

@@ -19,6 +19,7 @@ from fedrts.cli.metrics import MetricsAt, metering
 if TYPE_CHECKING:
     from fedrts.api import Result
     from fedrts.config import Experiment, Tree
+    from fedrts.drain import Drain
     from fedrts.observe import Observer
 
 
@@ -182,11 +183,16 @@ def resume(
         interruptible(go_on, quiet, again, tensorboard)
 
 
-def interruptible(play: Callable[[Observer], Result], quiet: bool, again: str, tensorboard: bool = False) -> None:
-    """Play a run with progress output; after Ctrl-C or SIGTERM print `again`, the command that continues."""
+def interruptible(
+    play: Callable[[Observer], Result], quiet: bool, again: str, tensorboard: bool = False, drain: Drain | None = None
+) -> None:
+    """Play a run with progress output; after Ctrl-C or SIGTERM print `again`, the command that continues.
+
+    With a `drain`, SIGTERM lets the running round end.
+    """
     from fedrts.observe import Several, Silent
     from fedrts.observe.console import ConsoleObserver
     from fedrts.observe.tensorboard import TensorBoardObserver
 
-    with as_interruption(f"interrupted; continue with: {again}"):
+    with as_interruption(f"interrupted; continue with: {again}", drain):
         play(Several(Silent() if quiet else ConsoleObserver(), *([TensorBoardObserver()] if tensorboard else [])))

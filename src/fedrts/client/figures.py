@@ -63,5 +63,11 @@ class FigureForm:
         """Return means over samples by name; NaN where no client had a value."""
         levels, counts, _ = self.ring.decoded(total, clients)
         scale = most_samples / samples / self.ring.most
-        found = zip(self.clips, levels.tolist(), counts.tolist(), strict=True)
-        return {name: level * scale * clip if count == clients else math.nan for (name, clip), level, count in found}
+        known = [count == clients for count in counts.tolist()]
+        means = [_within(level * scale, clients * scale) for level in levels.tolist()]
+        return {name: mean * clip if is_known else math.nan for (name, clip), mean, is_known in zip(self.clips, means, known, strict=True)}
+
+
+def _within(mean: float, rounding: float) -> float:
+    """A mean in units of the clip: as large as 1 at most, but for what clients' `rounding` cannot have made of it."""
+    return max(-1.0, min(mean, 1.0)) if abs(mean) <= 1 + rounding else mean

@@ -242,7 +242,8 @@ def _node_command(door: Door, key: Path, clients: range, data_dir: str | Path | 
     command += ["--data", experiment.data] if ":" in experiment.data else []  # which is on this machine
     command += ["--allow", experiment.model] if ":" in experiment.model else []
     command += [word for path in foreign(experiment.model_dump()) for word in ("--allow", path)]  # as the user's own command does
-    command += ["--accept", "any", "--min-samples", "1", "--min-batch", "1", "--max-epochs", "0", "--max-parameters", "0"]  # it is our own
+    command += ["--drain", "0", "--accept", "any"]
+    command += ["--min-samples", "1", "--min-batch", "1", "--max-epochs", "0", "--max-parameters", "0"]  # it is our own
     return command + (["--data-dir", str(data_dir)] if data_dir else [])
 
 

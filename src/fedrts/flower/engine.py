@@ -219,6 +219,8 @@ class Errand:
         fleet, due, told = self.engine.fleet, time.monotonic() + self.engine.wait, False
         while True:
             fleet.look()
+            if self.first:
+                fleet.hand_over()
             wanted = [client for client in self.clients if client not in fleet.departed]
             absent = [client for client in wanted if client not in fleet.hosts]
             enough = len(wanted) - len(absent) >= min(self.engine.needed(fleet.departed), len(wanted))
@@ -247,6 +249,11 @@ class Errand:
         """Return a client's message: `first` the part that it lacks, later the whole."""
         held, missed = (self.order.held.get(client), self.order.missed.get(client)) if first else (None, None)
         return envelope.encode_order(self.order, client, held, missed)
+
+    @property
+    def first(self) -> bool:
+        """Does nothing that nodes hold for this work depend on what they were asked before?"""
+        return True
 
     @property
     def _most(self) -> int:

@@ -14,6 +14,7 @@ import fedrts
 from fedrts.audit.witness import Witness, entry, facts_entry
 from fedrts.errors import InputError, printable
 from fedrts.flower import FAREWELL, HELLO, PROTOCOL, WELCOME, Say
+from fedrts.flower.certificates import Followed
 from fedrts.flower.keys import Authority, Seat, fingerprint
 from fedrts.flower.link import Link
 from fedrts.flower.messages import Incoming, content, opened
@@ -30,6 +31,8 @@ _LOOK = 1.0
 """Seconds between two looks at who is connected."""
 _AGAIN, _TRIES = 15.0, 8
 """What may mend itself is tried again after so many seconds, and so often: a node that was killed is here for another minute."""
+_SUCCESSION = 60.0
+"""Seconds for which a round waits for a node that changes its key."""
 _GOODBYE = 15.0
 """Seconds that nodes have to acknowledge the end of a study."""
 LOST = "LOST"
@@ -85,6 +88,11 @@ class Fleet:
         self.hosts: dict[int, int] = {}
         """Client → node."""
         self._registered: dict[str, tuple[bytes, int]] = {}
+        self._replaced: dict[str, tuple[bytes, int]] = {}
+        """Keys that others have replaced, by name, until their nodes have no work at hand."""
+        self._successors: dict[str, float] = {}
+        """Keys whose nodes are about to come, and until when they are waited for."""
+        self.certificates = None if authority is None else Followed(authority, say, self.witness)
         self._faults: dict[str, str] = {}
         """What is wrong with files of keys, by name: said once."""
         self._looked = float("-inf")
@@ -117,6 +125,8 @@ class Fleet:
             return
         self._looked = time.monotonic()
         self.follow_keys()
+        if self.certificates is not None:
+            self.certificates.look()
         self._follow_roster()
         connected = self.link.nodes()
         for number, info in connected.items():
@@ -138,11 +148,12 @@ class Fleet:
         if self.authority is None:
             return
         wanted, faults = self.authority.inspected()
+        self._follow_replaced(wanted)
         for name, (key, number) in list(self._registered.items()):
             if wanted.get(name) != key and name not in faults:  # a file that is damaged now takes nothing away
-                self.link.unregister(number)
-                self._forget(number)
-                del self._registered[name]
+                for _, node in (self._registered.pop(name), self._replaced.pop(name, (key, number))):
+                    self.link.unregister(node)
+                    self._forget(node)
                 self.say(f"refused from now on: {name}, whose key {fingerprint(key)} was revoked")
                 self.witness("key revoked", name=name, key=fingerprint(key))
         for name, key in wanted.items():
@@ -158,6 +169,33 @@ class Fleet:
             if self._faults.get(name) != fault:
                 self.say(f"skipped: the key of '{name}': {fault}")
         self._faults = faults
+
+    def _follow_replaced(self, wanted: Mapping[str, bytes]) -> None:
+        """Let in the key that has replaced another; the one before is refused as soon as its node has no work at hand."""
+        assert self.authority is not None
+        for name, (before, number) in list(self._registered.items()):
+            key = wanted.get(name)
+            if key is None or key == before or fingerprint(before) not in self.authority.seats().get(name, Seat(0)).former:
+                continue
+            try:
+                self._registered[name] = (key, self.link.register(key, name))
+            except InputError as error:
+                self.say(f"skipped: the new key of '{name}': {error}")
+                continue
+            self._replaced[name] = (before, number)
+            self.say(f"the key of '{name}' was replaced: {fingerprint(before)} is followed by {fingerprint(key)}")
+            self.witness("key replaced", name=name, key=fingerprint(key), before_key=fingerprint(before))
+
+    def hand_over(self) -> None:
+        """Nobody is at work: refuse keys that were replaced from now on, and wait a while for their nodes to come with the new ones."""
+        for name, (key, number) in list(self._replaced.items()):
+            had_clients = number in self.nodes and bool(self.nodes[number].clients)
+            del self._replaced[name]
+            self.link.unregister(number)
+            self._forget(number, "changing its key")
+            self.say(f"refused from now on: the key {fingerprint(key)} of '{name}', which was replaced")
+            if had_clients:
+                self._successors[fingerprint(self._registered[name][0])] = time.monotonic() + _SUCCESSION
 
     def _follow_roster(self) -> None:
         """Release clients that `fedrts roster` removed."""
@@ -235,6 +273,8 @@ class Fleet:
             raise WireError(f"its introduction lacks {error}") from error
         entry = Member(0, data, node.key, self._name(node.key))
         seats = self.authority.seats() if self.authority is not None else {}
+        if entry.name in seats and seats[entry.name].former:
+            self.roster.follow(seats[entry.name].former, entry.key)
         if self.samples is None:
             if clients or len(samples) != 1 or not 1 <= samples[0] <= MOST_SAMPLES:
                 raise InputError(f"it is not one site with data of its own, and with 1 to {MOST_SAMPLES:,} samples")
@@ -308,7 +348,8 @@ class Fleet:
 
     def _name(self, key: str) -> str:
         """Return the name under which a key was registered; empty without keys."""
-        return next((name for name, (known, _) in self._registered.items() if fingerprint(known) == key), "")
+        known = [*self._registered.items(), *self._replaced.items()]
+        return next((name for name, (public, _) in known if fingerprint(public) == key), "")
 
     def _called(self, node: _Node) -> str:
         name = self._name(node.key)
@@ -326,7 +367,10 @@ class Fleet:
     @property
     def expects(self) -> bool:
         """Whether a node is connected that has not introduced itself yet, and may do so soon."""
-        return any(not node.clients and not node.done and node.hello != "" and node.tries == 0 for node in self.nodes.values())
+        now, here = time.monotonic(), {node.key for node in self.nodes.values() if node.clients}
+        self._successors = {key: due for key, due in self._successors.items() if key not in here and now < due}
+        strangers = any(not node.clients and not node.done and node.hello != "" and node.tries == 0 for node in self.nodes.values())
+        return strangers or bool(self._successors)
 
     def meet_again(self, number: int) -> None:
         """Ask a node that does not know the experiment to introduce itself."""
@@ -343,6 +387,7 @@ class Fleet:
                 self.say(f"waiting for nodes: {told} of {wanted} clients are here")
             time.sleep(0.2)
             self.look()
+            self.hand_over()
         return len(self.hosts)
 
 

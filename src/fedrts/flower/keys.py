@@ -5,6 +5,8 @@ Elliptic curves P-384 throughout (what Flower's node authentication takes); priv
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import datetime
 import functools
 import hashlib
@@ -27,13 +29,14 @@ from pydantic import TypeAdapter, ValidationError
 from fedrts.audit.lines import Seal
 from fedrts.errors import InputError, note
 from fedrts.files import write_atomically
-from fedrts.secure.identity import public_key, signer
+from fedrts.secure.identity import is_signed, public_key, signer
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?")
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 825
+_SIGNED_BEGIN, _SIGNED_END = b"-----BEGIN FEDRTS SIGNATURE-----\n", b"-----END FEDRTS SIGNATURE-----\n"
 _ALWAYS = ("localhost", "127.0.0.1", "::1")
-_SOON = datetime.timedelta(days=30)
+SOON = datetime.timedelta(days=30)
 """How long before its end a certificate is worth a word."""
 
 
@@ -45,6 +48,8 @@ class Seat:
     """Nodes were registered in this order."""
     clients: tuple[int, ...] = ()
     """Numbers that are its own; none: of sites it gets one."""
+    former: tuple[str, ...] = ()
+    """Fingerprints of the keys that its present one has replaced."""
 
 
 _SEAT = TypeAdapter(Seat)
@@ -80,8 +85,7 @@ class Authority:
             if not file.exists():
                 raise InputError(f"{self.folder} has no {file.name}: make one with `fedrts keys init {self.folder}`")
         _check_dates(self.certificate, "make a new authority with `fedrts keys init`, and give its ca.pem to all nodes")
-        hosts = "".join(f" --host {host}" for host in _hosts(self.server_certificate))
-        _check_dates(self.server_certificate, f"`fedrts keys init {self.folder} --renew{hosts}` makes a new one")
+        _check_dates(self.server_certificate, f"`{self.renewal}` makes a new one")
         return self
 
     def registered(self) -> dict[str, bytes]:
@@ -127,8 +131,16 @@ class Authority:
             raise InputError(f"cannot read the authority in {self.folder}: {error}") from error
         self._write_server(*_server_pair(key, issuer, hosts))
 
+    @property
+    def renewal(self) -> str:
+        """The command that renews the server's certificate."""
+        hosts = "".join(f" --host {host}" for host in _hosts(self.server_certificate))
+        return f"fedrts keys init {self.folder} --renew{hosts}"
+
     def _write_server(self, own: Key, signed: x509.Certificate) -> None:
         """Write a matching key and certificate."""
+        if self.server_certificate.exists():  # audit logs are checked with it
+            _kept_aside(self.server_certificate, self.folder / "replaced", fingerprint(read_verifier(self.server_certificate)))
         _write_secret(self.server_key, own)
         write_atomically(self.server_certificate, signed.public_bytes(serialization.Encoding.PEM))
 
@@ -165,8 +177,40 @@ class Authority:
             if other != name and (taken := sorted(set(seat.clients) & set(clients or ()))):
                 raise InputError(f"client {taken[0]} is bound to '{other}': `fedrts keys revoke {other}` first, or choose another number")
         order = seats[name].order if name in seats else max((seat.order for seat in seats.values()), default=-1) + 1
-        text = json.dumps({"order": order, "clients": list(clients or ())})
+        self._write_seat(name, Seat(order, tuple(clients or ()), seats[name].former if name in seats else ()))
+
+    def _write_seat(self, name: str, seat: Seat) -> None:
+        text = json.dumps({"order": seat.order, "clients": list(seat.clients), "former": list(seat.former)})
         write_atomically(self.nodes / f"{name}.json", text.encode())
+
+    def replace(self, name: str, successor: Path, unsigned: bool = False) -> str:
+        """Let a node go on with another key, which its present one has signed; the fingerprint of the new one.
+
+        `unsigned`: the present key is lost, and the coordinator has made sure by other means whose the new one is.
+        """
+        file, known = self.nodes / f"{checked_name(name)}.pub", self.registered()
+        if name not in known:
+            raise InputError(f"no node '{name}' is registered in {self.folder}; registered: {', '.join(known) or 'none'}")
+        pem, signature = read_successor(successor)
+        if (other := next((other for other, key in known.items() if key.strip() == pem.strip()), None)) is not None:
+            raise InputError(f"this key is registered already, as '{other}'")
+        before = fingerprint(known[name])
+        if signature is not None and not is_signed(known[name], signature, _meant(before, pem)):
+            raise InputError(
+                f"the signature in {successor} is not by the key of '{name}', {before}: `fedrts keys rotate` at the node signs it"
+            )
+        if signature is None and not unsigned:
+            raise InputError(
+                f"{successor} is not signed by the key of '{name}': `fedrts keys rotate` at the node signs it; if that key is lost, make "
+                "sure that the new one comes from them, and add --unsigned"
+            )
+        seat = self.seats().get(name) or Seat(max((seat.order for seat in self.seats().values()), default=-1) + 1)
+        _kept_aside(file, self.folder / "replaced", before)
+        self._write_seat(
+            name, dataclasses.replace(seat, former=(*seat.former, before))
+        )  # first: whose key it was is known before it is new
+        write_atomically(file, pem)
+        return fingerprint(pem)
 
     def revoke(self, name: str) -> None:
         """Revoke a node's permission; a running server notices within seconds."""
@@ -192,6 +236,67 @@ def issue(name: str, folder: Path) -> tuple[Path, Path]:
     _write_secret(private, key, serialization.PrivateFormat.OpenSSH)  # which Flower's own SuperNode wants
     write_atomically(public, _public(key.public_key()))
     return private, public
+
+
+def rotate(private: Path) -> tuple[Path, Path]:
+    """A successor for a node's key, beside it: NAME.next.key, and NAME.next.pub for the coordinator, signed by the present key."""
+    present, (successor, public) = read_private_key(private), successors(private)
+    if successor.exists():
+        raise InputError(f"{successor} is there already: give {public} to the coordinator, or remove both to make another")
+    key = _new_key()
+    pem = _public(key.public_key())
+    signature = base64.encodebytes(signer(present)(_meant(fingerprint(public_key(present)), pem)))
+    _write_secret(successor, key, serialization.PrivateFormat.OpenSSH)
+    write_atomically(public, pem + _SIGNED_BEGIN + signature + _SIGNED_END)
+    return successor, public
+
+
+def successors(private: Path) -> tuple[Path, Path]:
+    """Where the key that will follow NAME.key lies, with its public part."""
+    return private.with_suffix(".next.key"), private.with_suffix(".next.pub")
+
+
+def adopt(private: Path) -> None:
+    """The key that followed NAME.key takes its name; of the old one only the public part is kept, by which audit logs are checked."""
+    successor, _ = successors(private)
+    before, after = (public_key(read_private_key(file)) for file in (private, successor))
+    write_atomically(private.with_suffix(f".{fingerprint(before)}.pub"), before)
+    write_atomically(private.with_suffix(".pub"), after)
+    os.replace(successor, private)
+    successors(private)[1].unlink(missing_ok=True)
+
+
+def read_successor(file: Path) -> tuple[bytes, bytes | None]:
+    """A public key (PEM) and the signature under it by the key that it follows, where there is one."""
+    try:
+        text, _, signed = file.read_bytes().partition(_SIGNED_BEGIN)
+        signature = base64.b64decode(b"".join(signed.removesuffix(_SIGNED_END).split()), validate=True) if signed else None
+        return _public_key(text), signature
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"cannot read the public key {file}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _meant(before: str, pem: bytes) -> bytes:
+    """What a signature under a successor's key is under."""
+    return f"fedrts key rotation: {before} is followed by {fingerprint(pem)}".encode()
+
+
+def _kept_aside(file: Path, folder: Path, name: str) -> None:
+    """Keep what is about to be replaced, under the fingerprint of its key."""
+    try:
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / f"{file.stem}-{name}{file.suffix}", file.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror}") from error
+
+
+def matching(certificate: Path, key: Path) -> str:
+    """Why a certificate and a private key cannot be used together; empty where they can."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        return f"{certificate} and {key} do not go together ({getattr(error, 'reason', None) or error.__class__.__name__})"
+    return ""
 
 
 def fingerprint(public_key: bytes) -> str:
@@ -264,9 +369,9 @@ def outdated(certificate: x509.Certificate) -> str:
     """Return why a certificate is not valid now, such as `expired on …`; empty if it is valid."""
     now = datetime.datetime.now(datetime.UTC)
     if now > certificate.not_valid_after_utc:
-        return f"expired on {_date(certificate.not_valid_after_utc)} (this machine's clock says {_date(now)})"
+        return f"expired on {date(certificate.not_valid_after_utc)} (this machine's clock says {date(now)})"
     if now < certificate.not_valid_before_utc:
-        return f"is not valid before {_date(certificate.not_valid_before_utc)} (this machine's clock says {_date(now)}: set it)"
+        return f"is not valid before {date(certificate.not_valid_before_utc)} (this machine's clock says {date(now)}: set it)"
     return ""
 
 
@@ -278,11 +383,12 @@ def _check_dates(file: Path, remedy: str) -> None:
         raise InputError(f"cannot read the certificate {file}: {getattr(error, 'strerror', None) or error}") from error
     if fault := outdated(certificate):
         raise InputError(f"the certificate {file} {fault}: {remedy}")
-    if datetime.datetime.now(datetime.UTC) > certificate.not_valid_after_utc - _SOON:
-        note(f"the certificate {file} expires on {_date(certificate.not_valid_after_utc)}, and nodes refuse it then: {remedy}")
+    if datetime.datetime.now(datetime.UTC) > certificate.not_valid_after_utc - SOON:
+        note(f"the certificate {file} expires on {date(certificate.not_valid_after_utc)}, and nodes refuse it then: {remedy}")
 
 
-def _date(moment: datetime.datetime) -> str:
+def date(moment: datetime.datetime) -> str:
+    """A moment as people are told it, such as `2026-11-19 14:20 UTC`."""
     return f"{moment.astimezone(datetime.UTC):%Y-%m-%d %H:%M} UTC"
 
 

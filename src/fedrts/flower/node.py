@@ -23,9 +23,11 @@ from flwr.app import Error, Message
 import fedrts
 from fedrts.audit.log import FILE, AuditLog
 from fedrts.audit.witness import Witness, Witnesses, entries, facts_entry
+from fedrts.drain import Drain
 from fedrts.errors import InputError, RefusedError, note, printable
 from fedrts.files import write_atomically
 from fedrts.flower import FAREWELL, HELLO, PROTOCOL, STRANGER, WELCOME, Say
+from fedrts.flower.certificates import Certificates
 from fedrts.flower.confidant import NodeKey
 from fedrts.flower.consent import SHOWN, DeclinedError, described, digest, told
 from fedrts.flower.host import ANY, Host
@@ -53,7 +55,7 @@ from fedrts.flower.inside import (
     public_key_to_bytes,
     push_objects,
 )
-from fedrts.flower.keys import outdated, read_private_key, seal_of, trusting
+from fedrts.flower.keys import adopt, fingerprint, outdated, read_private_key, seal_of, successors, trusting
 from fedrts.flower.limits import is_loopback
 from fedrts.flower.messages import HEAD, SUM, Incoming, content, opened
 from fedrts.flower.state import Records
@@ -69,6 +71,10 @@ _UNANSWERED = 120.0
 """Seconds after which a withdrawal that nobody acknowledges is given up."""
 _GOOD_ENDS = ("finished", "withdrawn", "looked")
 """Farewells after which all is well."""
+_DAILY = 24 * 3600.0
+"""Seconds between two looks at certificates."""
+_RENEW = "the coordinator renews it with `fedrts keys init … --renew`"
+_ANEW = "ask the coordinator for a new one"
 _STALLED = 60.0
 """Seconds after which a message whose pieces do not come is given up."""
 
@@ -92,6 +98,12 @@ class Server:
         """The node's key; None without one."""
         return None if self.key is None else read_private_key(self.key)
 
+    def successor(self) -> ec.EllipticCurvePrivateKey | None:
+        """The key that will follow the node's, where `fedrts keys rotate` made one."""
+        if self.key is None or not (file := successors(self.key)[0]).exists():
+            return None
+        return read_private_key(file)
+
     def authority(self) -> bytes | None:
         """The certificate that must have signed the server's; None: those that the system trusts."""
         try:
@@ -112,18 +124,20 @@ def serve(
     *,
     withdraw: bool = False,
     witness: Witness | None = None,
+    drain: Drain | None = None,
 ) -> None:
     """Stand by for a server until the study ends. A lost connection is tried again for `patience` seconds; a refusal is final.
 
     `withdraw`: only tell the server that this site takes part no more. `witness`: told of what happens, beside the site's own log.
+    `drain`: who asks it to stop waits for the answer that is being worked on.
     """
     if server.insecure and not is_loopback(server.address.rpartition(":")[0].strip("[]")):
         note(f"--insecure to {server.address}: whoever is on the way can read and change everything; use --key and --ca")
     private = server.private_key()
     keys = (private, private.public_key()) if private is not None else generate_key_pairs()
-    worker = Worker(host, say, ask, withdraws=withdraw, key=keys[0])
+    worker = Worker(host, say, ask, withdraws=withdraw, key=keys[0], drain=drain)
     with recorded(worker, private, witness):
-        _stand_by(worker, server, keys, private is not None, patience, _UNANSWERED if withdraw else float("inf"))
+        _stand_by(worker, server, OwnKey(server, keys), private is not None, patience, _UNANSWERED if withdraw else float("inf"))
 
 
 @contextlib.contextmanager
@@ -139,20 +153,63 @@ def recorded(worker: Worker, key: ec.EllipticCurvePrivateKey | None, witness: Wi
         yield
 
 
-def _stand_by(worker: Worker, server: Server, keys: tuple[Any, Any], registered: bool, patience: float, unanswered: float) -> None:
+class OwnKey:
+    """The key by which a node is known, and the one that may follow it."""
+
+    def __init__(self, server: Server, keys: tuple[Any, Any]) -> None:
+        self.server, self.keys = server, keys
+        self._changing = False
+
+    def follows(self, worker: Worker) -> bool:
+        """The key is refused: go on with the one that was made to follow it; false if there is none, or it is refused too."""
+        private = None if self._changing else self.server.successor()
+        if private is None:
+            return False
+        self.keys, self._changing = (private, private.public_key()), True
+        worker.say(f"the key {fingerprint(worker.public_key)} is refused: trying the one that follows it")
+        return True
+
+    def accepted(self, worker: Worker) -> None:
+        """The server knows the key: the one that follows takes the place of the other."""
+        if not self._changing:
+            return
+        self._changing = False
+        private = self.keys[0]
+        worker.succeed(private)
+        try:
+            assert self.server.key is not None
+            adopt(self.server.key)
+        except (InputError, OSError) as error:
+            worker.say(f"the new key could not take the place of {self.server.key} ({error}): it stays beside it, and is found there")
+        worker.say(f"this node has the key {fingerprint(worker.public_key)} now")
+
+
+def _stand_by(worker: Worker, server: Server, identity: OwnKey, registered: bool, patience: float, unanswered: float) -> None:
     say, tries, last = worker.say, 0, time.monotonic()
+    certificates = Seen(server, worker)
     due = time.monotonic() + unanswered
     while True:
         try:
-            with Connection(server, keys, registered) as connection:
+            with Connection(server, identity.keys, registered) as connection:
+                identity.accepted(worker)
                 say(f"connected to {server.address}")
+                certificates.look()
                 worker.witness("connected", server=server.address)
                 while worker.parting is None:
                     tries, last = 0, time.monotonic()
-                    if not connection.handle(worker.reply):
+                    certificates.look()
+                    try:
+                        took = connection.handle(worker.reply)
+                    finally:
+                        worker.drain.end()  # the answer is sent
+                    if not took:
                         time.sleep(_POLL)
                     if last > due:
                         raise InputError(f"{server.address} does not answer: if a node runs with this key, stop it first")
+        except RefusedError:
+            if not identity.follows(worker):
+                raise
+            continue
         except (httpx.HTTPError, ssl.SSLError, ObjectPullError, ObjectPushError, WireError, ConnectionError) as error:
             if "certificate verify failed" in str(error).lower():
                 raise InputError(untrusted(server, str(error))) from error
@@ -168,11 +225,28 @@ def _stand_by(worker: Worker, server: Server, keys: tuple[Any, Any], registered:
         tries += 1
 
 
+class Seen:
+    """The certificates that a node sees: looked at when it connects, and every day."""
+
+    def __init__(self, server: Server, worker: Worker) -> None:
+        self.server, self.worker = server, worker
+        self._due, self._known = float("-inf"), Certificates(worker.say, worker.witness, {"server": _RENEW, "authority": _ANEW})
+
+    def look(self) -> None:
+        """Warn of a certificate that expires soon."""
+        if self.server.insecure or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _DAILY
+        with contextlib.suppress(InputError):  # what is wrong with them shows where they are needed
+            for file, certificate in _certificates(self.server):
+                self._known.show("server" if file is None else "authority", certificate)
+
+
 def untrusted(server: Server, error: str) -> str:
     """Explain why we do not talk to a server: its certificate, or its authority's."""
     for file, certificate in _certificates(server) if "expired" in error or "not yet valid" in error else ():
         if fault := outdated(certificate):
-            remedy = "ask the coordinator for a new one" if file else "the coordinator renews it with `fedrts keys init … --renew`"
+            remedy = _ANEW if file else _RENEW
             return f"{file or f'the certificate of {server.address}'} {fault}: {remedy}"
     return f"{server.address} is not who --ca vouches for: {error}"
 
@@ -226,9 +300,11 @@ class Worker:
         *,
         withdraws: bool = False,
         key: ec.EllipticCurvePrivateKey | None = None,
+        drain: Drain | None = None,
     ) -> None:
         self.host, self.say, self.ask, self.withdraws = host, say, ask, withdraws
         self.identity = None if key is None else NodeKey(signer(key), public_key(key))
+        self.public_key = b"" if key is None else public_key(key)
         """With which this node signs; None where it does not outlast a message."""
         self.records = Records.of(host.state) if records is None else records
         self.site: Site | None = None
@@ -237,6 +313,12 @@ class Worker:
         self.parting: Parting | None = None
         """Set once there is nothing more to do here."""
         self.witness = Witness()
+        self.drain = drain or Drain()
+
+    def succeed(self, key: ec.EllipticCurvePrivateKey) -> None:
+        """Another key is this node's from now on: it signs the log, and the site is built anew with it."""
+        self.identity, self.public_key, self.site = NodeKey(signer(key), public_key(key)), public_key(key), None
+        self.witness.succeeded(seal_of(key))
 
     def reply(self, message: Message) -> Message:
         """Answer any message. Nothing that a server sends crashes the node, and no error reveals its data."""
@@ -256,6 +338,7 @@ class Worker:
                 self.say(f"taking part in {self.site.run.experiment.method} on {self.site.run.experiment.data}")
                 self.witness("taking part", experiment=self.site.digest)
                 return Message(content({}), reply_to=message)
+            self.drain.begin()
             started = time.monotonic()
             place = _place(facts)
             self.witness.heard(facts.get(HEAD))

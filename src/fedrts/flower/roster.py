@@ -197,6 +197,13 @@ class Roster:
             entry = replace(entry, state=GONE, at=_now()) if entry.left else entry
             self.entries[client] = replace(entry, barred=())
 
+    def follow(self, former: Collection[str], key: str) -> None:
+        """A node's key has replaced these: what was theirs is its own, being barred too."""
+        with self.changing():
+            for client, entry in self.entries.items():
+                barred = (*entry.barred, key) if set(entry.barred) & set(former) and key not in entry.barred else entry.barred
+                self.entries[client] = replace(entry, key=key if entry.key in former else entry.key, barred=barred)
+
     def rename(self, client: int, name: str) -> None:
         if not name or printable(name, _LONGEST_NAME) != name:
             raise InputError(f"{name!r} is no name: give up to {_LONGEST_NAME} printable characters")

@@ -67,6 +67,10 @@ class SumStep(Errand):
         return joined([own, super()._blob(client, first) if self.has_order else b""])
 
     @property
+    def first(self) -> bool:
+        return self.step == STEPS[0]
+
+    @property
     def _most(self) -> int:
         return self.longest
 

@@ -28,16 +28,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedrts.client.order import fingerprint
 from fedrts.client.privacy import Account
 from fedrts.errors import InputError
-from fedrts.files import write_privately
+from fedrts.files import require_known, write_privately
 from fedrts.flower.memory import Memories, Shelf
 from fedrts.runs.folder import lock
 from fedrts.secure.call import UPDATE
 
+FORMAT = 1
+"""Format of a site's folder; raised where earlier versions could not read it any more."""
 _SECRET = 32
 """Bytes of the secret."""
 _NAME = 15
 """Hexadecimal digits of a memory's name: it fits in a number of 64 bits."""
 _OPENINGS = "openings.json"
+_FORMAT = "format"
 _TRY_AGAIN = 0.1
 _ANEW = "a new folder means a new site, which has spent no privacy"
 
@@ -118,6 +121,7 @@ class Records:
             raise InputError(f"cannot write the site's folder {path}: {error.strerror}; choose another with --state") from error
         try:
             _lock(locked, path, patience)
+            _require_known(path)
             found = _read(path / "secret")
             secret = _begun(path) if found is None else found
             if len(secret) != _SECRET:
@@ -220,6 +224,12 @@ def _lock(file: IO[bytes], path: Path, patience: float) -> None:
         time.sleep(_TRY_AGAIN)
 
 
+def _require_known(path: Path) -> None:
+    """Refuse a site's folder of a later format; one of before there were such numbers has none."""
+    text = (_read(path / _FORMAT) or b"").strip()
+    require_known(int(text) if text.isdigit() else None, FORMAT, path)
+
+
 def _begun(path: Path) -> bytes:
     """Create a new site's records. The secret is written last: if it exists, so do the others."""
     secret = secrets.token_bytes(_SECRET)
@@ -227,6 +237,7 @@ def _begun(path: Path) -> bytes:
         if _read(path / name) not in (None, _encoded(content)):
             raise InputError(f"{path / 'secret'} is missing, beside {name}: restore it from a backup; {_ANEW}")
         write_privately(path / name, _encoded(content))
+    write_privately(path / _FORMAT, f"{FORMAT}\n".encode())
     write_privately(path / "secret", secret)
     return secret
 

@@ -17,11 +17,13 @@ import ssl
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fedrts.flower import inside
+from fedrts.flower.certificates import stamp
 from fedrts.flower.inside import FLEET, KEY_HEADER, REGISTER, SIGNATURE_HEADER, TIME_HEADER
-from fedrts.flower.keys import fingerprint
+from fedrts.flower.keys import fingerprint, matching
 from fedrts.flower.limits import (
     CONNECTION,
     Budget,
@@ -41,6 +43,8 @@ CLOCKS = 300.0
 """Seconds by which the clocks of a node and of the server may differ, either way."""
 STALLED, WHOLE = 30.0, 600.0
 """Seconds without another byte of a request, and for all of it, after which it is given up."""
+_TICKS = 10
+"""Tenths of a second between two looks at the certificate."""
 NAME = "FEDRTS_SUPERLINK"
 """A word by which the process that started this SuperLink knows it from another service on its port: it is the answer to GET /WORD."""
 CLOSED_UNTIL = "FEDRTS_CLOSED_UNTIL"
@@ -232,6 +236,15 @@ def _newest_tls(config: Any, stock: Callable[[], ssl.SSLContext]) -> ssl.SSLCont
     return context
 
 
+def renewed(context: ssl.SSLContext, certificate: str, key: str) -> None:
+    """Connections from now on are made with the certificate that is in these files now, if it can be used."""
+    if fault := matching(Path(certificate), Path(key)):
+        print(f"the new certificate is not used: {fault}", flush=True)
+        return
+    context.load_cert_chain(certificate, key)
+    print("the certificate was renewed", flush=True)
+
+
 def main() -> None:
     """Serve until told to stop."""
     from fedrts.flower.processes import end_with_parent
@@ -270,7 +283,21 @@ def main() -> None:
         listeners = Listener.at(config.host, config.port, connections)
     except OSError as error:
         sys.exit(f"cannot listen at {config.host}:{config.port}: {error.strerror or error}")
-    server = uvicorn.Server(settings)
+
+    class Renewing(uvicorn.Server):
+        """Looks every second whether the certificate was renewed."""
+
+        seen = tuple(stamp(Path(file)) for file in (config.ssl_certfile, config.ssl_keyfile) if file)
+
+        async def on_tick(self, counter: int) -> bool:
+            if counter % _TICKS == 0 and config.ssl_certfile and config.ssl_keyfile and settings.ssl is not None:
+                now = tuple(stamp(Path(file)) for file in (config.ssl_certfile, config.ssl_keyfile))
+                if now != self.seen:
+                    self.seen = now
+                    renewed(settings.ssl, config.ssl_certfile, config.ssl_keyfile)
+            return await super().on_tick(counter)
+
+    server = Renewing(settings)
     server.run(sockets=list(listeners))
     if not server.started:
         sys.exit("Flower's services did not start")

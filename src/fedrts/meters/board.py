@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, cast
 
 import fedrts
@@ -152,6 +153,9 @@ class Board(Witness):
             self._spent |= {client: _bounded(value) for client, value in facts["epsilon"].items()}
             self._set("epsilon_spent", max(self._spent.values()))
 
+    def _certificate(self, facts: dict[str, Any]) -> None:
+        self._set("certificate_expiry_timestamp_seconds", datetime.fromisoformat(facts["expires"]).timestamp(), facts["name"])
+
     def limited(self, epsilon: float | None) -> None:
         """Set the ε limit of this site; None: no limit."""
         if epsilon is not None:
@@ -186,6 +190,7 @@ class Board(Witness):
         "stopped": _stopped,
         "asked": _asked,
         "sent": _sent,
+        "certificate": _certificate,
     }
 
 

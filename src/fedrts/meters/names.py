@@ -46,6 +46,7 @@ METERS = [
     Exported("fedrts_epsilon_limit", "gauge", "The ε at which this site stops to answer (--epsilon)."),
     Exported("fedrts_orders", "counter", "Orders that this node has answered for a client, or failed to.", ("outcome",)),
     Exported("fedrts_work_seconds", "counter", "Seconds that this node has worked for orders."),
+    Exported("fedrts_certificate_expiry_timestamp_seconds", "gauge", "When a certificate expires.", ("certificate",)),
     Exported("fedrts_events", "counter", "What went on record: connections, refusals, keys, farewells.", ("event",)),
 ]
 """Beside these: process_… (memory, CPU time, open files) of the process, on Linux."""

@@ -20,10 +20,14 @@ import torch
 from torch import Tensor
 
 from fedrts.errors import InputError, note, reason
-from fedrts.files import explained, require_plain, write_atomically
+from fedrts.files import NewerError, explained, require_known, require_plain, write_atomically
 from fedrts.methods.contract import State
 from fedrts.runs import file_schema
 from fedrts.sparse.mask import Mask
+
+FORMAT = 1
+"""Format of a checkpoint; raised where earlier versions could not read it any more."""
+
 
 KEPT = 2
 
@@ -59,7 +63,7 @@ def save(folder: Path, saved: Saved) -> None:
     tensors = {"values": state.values, "mask": state.mask.bits}
     tensors |= {f"memory.{name}": tensor for name, tensor in state.memory.items()}
     tensors |= {f"ledger.{name}": tensor for name, tensor in saved.ledger.items()}
-    facts = {**saved.facts, "next_round": saved.next_round, "sizes": list(state.mask.sizes)}
+    facts = {**saved.facts, "format": FORMAT, "next_round": saved.next_round, "sizes": list(state.mask.sizes)}
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     if len({tensor.untyped_storage().data_ptr() for tensor in host.values() if tensor.numel()}) < len(host):
         host = {name: tensor.clone() for name, tensor in host.items()}  # the format wants tensors that share no memory
@@ -96,6 +100,8 @@ def load(
             saved = _parsed(data, device)
             check(saved)
             return saved
+        except NewerError as error:
+            raise NewerError(f"{file.parent}: {error}") from error
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError) as error:
             note(f"checkpoint {file.name} is damaged ({reason(error)}): it does not count")
             damaged.append(file)
@@ -111,6 +117,7 @@ def _parsed(data: bytes, device: torch.device | str) -> Saved:
     tensors = safetensors.torch.load(data)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     facts = json.loads(header["__metadata__"]["fedrts"])
+    require_known(facts.pop("format", None), FORMAT, "the newest checkpoint")
     file_schema.check(file_schema.CheckpointHeader, facts, "its header")
     memory, ledger = (
         {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

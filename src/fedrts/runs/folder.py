@@ -9,6 +9,7 @@ import math
 import os
 import shlex
 import time
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +23,7 @@ import fedrts
 from fedrts.config import CUSTOM, Experiment, Tree, flat, foreign, from_file, nested, with_newer_keys
 from fedrts.data.partition import SITES
 from fedrts.errors import InputError, note
-from fedrts.files import explained, require_plain, sha256, write_atomically
+from fedrts.files import explained, require_known, require_plain, sha256, write_atomically
 from fedrts.methods.contract import State
 from fedrts.registry import only_allowing
 from fedrts.runs import checkpoint, file_schema
@@ -31,6 +32,10 @@ from fedrts.runs.likeness import alike
 from fedrts.server.averaging import average_of
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import Guard
+
+FORMAT = 1
+"""Format of a run folder; raised where earlier versions could not read it any more."""
+
 
 _NOT_COMPARED = {"out", "tags", "recipe", "callbacks", "checkpoint.every", "eval.fairness"} | {
     f"guard.{key}" for key in ("quorum", "attempts", "over_select", "deadline", "strikes")
@@ -125,7 +130,7 @@ class RunFolder:
 
     def write_experiment(self, experiment: Experiment) -> None:
         """Write experiment.toml, with the versions of the software."""
-        versions = {"fedrts": fedrts.__version__, "torch": torch.__version__, "device": device_name(experiment.device)}
+        versions = {"fedrts": fedrts.__version__, "torch": torch.__version__, "device": device_name(experiment.device), "format": FORMAT}
         settings = _without_none(experiment.model_dump())
         write_atomically(self.path / "experiment.toml", tomli_w.dumps({**settings, "versions": versions}).encode())
 
@@ -151,6 +156,7 @@ class RunFolder:
         if not file.exists():
             raise InputError(f"{self.path} is no run folder: it has no experiment.toml")
         require_plain(file)
+        _require_known(file, self.path)
         return file
 
     @contextlib.contextmanager
@@ -393,6 +399,16 @@ class RunFolder:
         content = [_parsed(file, text) for text in lines]
         file_schema.check(list[line], content, str(file))  # type: ignore[valid-type]
         return content
+
+
+def _require_known(file: Path, path: Path) -> None:
+    """Refuse a folder of a later format; what else may be wrong with its experiment.toml others say."""
+    try:
+        versions = tomllib.loads(file.read_text("utf-8-sig")).get("versions")
+    except (OSError, ValueError):
+        return
+    if isinstance(versions, Mapping):
+        require_known(versions.get("format"), FORMAT, path)
 
 
 def _parsed(file: Path, text: bytes) -> Any:

@@ -63,7 +63,7 @@ class Guard(Table):
         0.5, gt=0, description="largest step of an update against the model's own direction, as a multiple of max(norm of the model, 1)"
     )
     median_bound: Number = Field(
-        20.0, gt=1, description="update size above which the round is repeated without the client, as a multiple of the round's median"
+        12.0, gt=1, description="update size above which the round is repeated without the client, as a multiple of the round's median"
     )
     large_bound: Number = Field(
         3.0,

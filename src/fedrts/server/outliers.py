@@ -74,9 +74,15 @@ class Suspicion:
     weights: dict[int, float] = field(default_factory=dict)
 
     def add(self, ratios: Mapping[int, float]) -> list[int]:
-        """A round was played, whose replies were so many times as large as the bound; against whom too much weighs by now."""
+        """The replies to an order were so many times as large as the bound; against whom too much weighs.
+
+        Where there is somebody, nothing is remembered: the round is repeated without them.
+        """
+        weights = dict(self.weights)
         for client, ratio in ratios.items():
             more = min(ratio, max(self.limit - 1, 1)) if ratio > 1 else -_FORGIVEN
-            self.weights[client] = max(0.0, self.weights.get(client, 0.0) + more)
-        self.weights = {client: weight for client, weight in self.weights.items() if weight}
-        return [client for client in ratios if self.weights.get(client, 0.0) >= self.limit]
+            weights[client] = max(0.0, weights.get(client, 0.0) + more)
+        over = [client for client in ratios if weights[client] >= self.limit]
+        if not over:
+            self.weights = {client: weight for client, weight in weights.items() if weight}
+        return over

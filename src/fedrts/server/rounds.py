@@ -326,15 +326,17 @@ def _far_out(plan: Plan, order: Order, found: Tally, ledger: ClientRecords, reco
     guard, index = plan.guard, order.round.index
     excess = excesses(found.measured, guard.claims({client: plan.samples[client] for client in found.counted}), order.reference_norm)
     far = {client for client, found_here in excess.items() if found_here.ratio > guard.median_bound}
-    if far:
-        record.rejected += [
-            {"client": client, "reason": f"{excess[client].reason}: the round is repeated without it"} for client in sorted(far)
-        ]
-        for client in far:
-            ledger.strikes.add(client, index)
-        return far
-    for client in ledger.large.add({client: excess[client].ratio / guard.large_bound for client in sorted(excess)}):
-        ledger.strikes.quarantine(client, f"it sent {excess[client].reason}, the last of several large replies within a few rounds")
+    for client in far:
+        ledger.strikes.add(client, index)
+    if not far:
+        far = set(ledger.large.add({client: excess[client].ratio / guard.large_bound for client in sorted(excess)}))
+        for client in sorted(far):
+            ledger.strikes.quarantine(
+                client, f"it sent {excess[client].reason}, the last of several above guard.large_bound = {guard.large_bound:g}"
+            )
+    record.rejected += [
+        {"client": client, "reason": f"{excess[client].reason}: the round is repeated without it"} for client in sorted(far)
+    ]
     return far
 
 

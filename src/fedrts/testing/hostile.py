@@ -26,8 +26,9 @@ from fedrts.wire.fields import Indices, Message, Values, carried
 _FURTHEST = 99.9
 """Norms of the model that the largest attack sends."""
 _STATISTIC = 9e8
-_BACK, _LONG = 0.45, 3.5
-"""How far an attack on the posterior goes: below the default guard.undo_bound, and below guard.large_bound times the honest median."""
+_BACK, _LONG, _LONGEST = 0.45, 2.8, 11.0
+"""How far an attack on the posterior goes: below the default guard.undo_bound, and below guard.large_bound times the honest median.
+The last is the same for guard.median_bound."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,21 @@ def _mean_shift(update: Tensor, scene: Scene) -> Tensor:
     return -mean * (length / max(float(torch.linalg.vector_norm(mean)), 1e-12))
 
 
+def _shifted(medians: float, *, when: Callable[[int], bool] = lambda _: True) -> Attack:
+    """Against the honest mean in some rounds, so many honest medians long, and without what would undo the model; honest in others."""
+
+    def change(update: Tensor, scene: Scene) -> Tensor:
+        if not when(scene.order.round.index):
+            return update
+        shift, model = _mean_shift(update, scene), scene.reference[: len(update)]
+        length = medians * torch.linalg.vector_norm(shift)
+        if medians > _LONG:
+            shift = shift - model * (torch.dot(shift, model) / model.square().sum())
+        return torch.nn.functional.normalize(shift, dim=0).mul_(length)
+
+    return _moved(change)
+
+
 def _statistics(message: Message, scene: Scene) -> Message:
     """Honest parameters with impossible statistics."""
     weights = carried(message["weights"], Tensor).clone()
@@ -132,6 +148,13 @@ ATTACKS: dict[str, Attack] = {
     "posterior": _posterior,
 }
 """By the name that tables have."""
+ADAPTIVE: dict[str, Attack] = {
+    "at the bound": _shifted(_LONG),
+    "by turns": _shifted(_LONGEST, when=lambda index: index % 3 != 2),
+    "late": _shifted(_LONGEST, when=lambda index: index >= 15),
+    "− ½ mean": _moved(lambda update, scene: -0.5 * _honest_updates(scene).mean(0)),
+}
+"""Attacks by those who know the guard's bounds, in runs of 25 rounds."""
 
 
 @dataclass
@@ -179,4 +202,4 @@ def infiltrated(engine: SerialEngine, hostile: frozenset[int], attack: str) -> I
         for client in hostile:
             rows = engine.rows[client]
             data.y[rows] = data.classes - 1 - data.y[rows]
-    return Infiltrated(engine, hostile, ATTACKS[attack])
+    return Infiltrated(engine, hostile, (ATTACKS | ADAPTIVE)[attack])

@@ -105,6 +105,27 @@ def test_the_server_with_t_nodes_has_a_clients_words_and_with_one_fewer_has_not(
         assert found is None or (found != true).mean() > 0.5
 
 
+def test_after_the_opening_t_less_one_nodes_still_lack_the_key_of_a_client_s_masks(party):
+    """The seed of its own mask is revealed then; nodes that collude keep the shares of its key, which nobody may reveal beside it."""
+    five = party(5, 4)
+    for step in (five.advertise, five.share, five.mask):
+        step()
+    held = {client: dict(one._held) for client, one in five.clients.items()}
+    five.endorse()
+    five.reveal()
+    assert five.opened() == five.summed(10, 11, 12, 13, 14)
+    victim, call = 12, five.call
+    seed, key = five.opener._secret(victim, SEED, {}), five.clients[victim]._adverts[victim].masking
+    sent = next(data for data in five.seen if (parts := call.parts(data))[0] == number(victim) and len(parts) == 2)
+    masked = five.ring.trimmed(five.ring.unpacked(call.parts(sent)[1]) - masks.stream(own_key(seed, call), five.ring.words))
+    assert (masked != five.ring.trimmed(five.words(victim))).mean() > 0.5
+    others = [client for client in five.clients if client != victim]
+    for count, enough in ((3, False), (4, True)):
+        for some in itertools.combinations(others, count):
+            found = shamir.secret_of({call.places[client]: held[client][victim][1] for client in some})
+            assert (found is not None and masks.public(found) == key) is enough
+
+
 def test_the_server_alone_cannot_tell_two_updates_apart(party):
     """All that it sees of a client before the opening is as uniform as chance, whatever the update is."""
     three = party(3, 2)
@@ -178,6 +199,7 @@ def test_a_client_reveals_of_each_peer_one_kind_of_share_and_once(party):
     kinds = [(parted(part)[0], parted(part)[1]) for part in revealed]
     assert len({peer for peer, _ in kinds}) == len(kinds) == 5
     assert {kind for _, kind in kinds} == {SEED}
+    assert (five.clients[10]._seed, five.clients[10]._masking, five.clients[10]._held) == (b"", b"", {})
     with pytest.raises(SecureError, match="asked twice for shares that open"):
         five.clients[10].reveal(message)
     with pytest.raises(SecureError, match="asked twice for its signature"):
@@ -262,6 +284,16 @@ def test_a_swapped_or_unsigned_key_is_refused(party):
     for place, change in enumerate(changes):
         with pytest.raises(SecureError, match="keys of client 12 are not signed"):
             five.clients[[10, 11, 13, 14][place]].share(forged(five, 12, change))
+
+
+@pytest.mark.parametrize("name", ["sealing", "masking", "listing", "seed"])
+def test_an_advert_with_parts_of_another_length_is_refused(party, name):
+    five = party(5, 4)
+    five.clients[10].advertise()
+    own = replace(five.clients[10]._adverts[10], **{name: bytes(31)})
+    own = replace(own, signature=five.clients[10].sign(five.call.signed(b"keys", *own.parts)))
+    with pytest.raises(SecureError, match="an advert with parts of another length"):
+        five.opener.advertised(10, five.call.message([own.encoded]))
 
 
 def test_a_client_whose_own_keys_were_replaced_refuses(party):
@@ -463,6 +495,11 @@ def test_every_attempt_has_keys_of_its_own(party):
     assert own_key(bytes(32), call) != own_key(bytes(32), other)
     a, b = masks.new_secret(), masks.public(masks.new_secret())
     assert len({pair_key(a, b, one, 10, peer) for one in (call, other) for peer in (11, 12)}) == 4
+    sealing = Participant(call, 10, signer(KEYS[0]), lambda: None)
+    sealed: set[bytes] = set()
+    for sealing.call in (call, other):
+        sealed |= {sealing._sealing_key(replace(seen[0], sealing=b), *way) for way in ((10, 11), (11, 10), (10, 12))}
+    assert len(sealed) == 6
 
 
 def test_what_a_client_holds_is_in_no_log(party):
@@ -571,6 +608,7 @@ def roster(n, **changes):
         ({"roster": roster(4)["roster"], "threshold": 2}, "a threshold of 2 for 4 clients"),
         ({"threshold": 6}, "a threshold of 6 for 5 clients"),
         ({"roster": (*roster(4)["roster"], roster(4)["roster"][0])}, "names a client twice"),
+        ({"roster": (*roster(4)["roster"], roster(4)["roster"][3])}, "names a client twice"),
         ({"roster": (*roster(4)["roster"], Invited(9, 0, b""))}, "without samples"),
         ({"most_samples": 4}, "with more than any"),
     ],
