@@ -25,6 +25,7 @@ from fedrts.programs.stages import fused
 from fedrts.sparse.layout import Layout
 from fedrts.wire import positions
 from fedrts.wire.errors import WireError
+from fedrts.wire.fields.coded import write_positions
 from fedrts.wire.packing import varint
 
 fedrts_kernels = pytest.importorskip("fedrts_kernels")
@@ -367,7 +368,7 @@ def test_flipped_bytes_do_no_harm(number):
 
 def test_gaps_of_inactive_links_cannot_leave_more_active_ones_than_there_are(monkeypatch):
     """1,096 of 4,096 links are listed as inactive, and the first of them is the last one: all others would be active."""
-    usual, bits = archive.write_positions, bytearray(512)
+    usual, bits = write_positions, bytearray(512)
     bits[-1] = 128
     payload = varint(3000) + b"\0" + bytes(bits)
 
