@@ -361,12 +361,13 @@ def _happened(federation: Federation, event: _Event, draw: Draws, result: Soaked
 
 def _look(federation: Federation, result: Soaked, links: dict[int, Generation]) -> None:
     """Sample every process, the server's SuperLink too, and read everybody's metrics."""
+    over = federation.run / "summary.json"
     for one in federation.all:
         if one.due is not None or one.generation is None or one.process is None or one.process.poll() is not None:
             continue
         one.generation.look()
         if one.reading is None or not one.reading.is_alive():  # a busy machine may take long to answer
-            one.reading = threading.Thread(target=_read, args=(one, one.generation, one.process, result.scraped), daemon=True)
+            one.reading = threading.Thread(target=_read, args=(one, one.generation, one.process, result.scraped, over), daemon=True)
             one.reading.start()
         if one.generation.working is None and one.last(WORKS[one is federation.server]) >= _FIRST:
             one.generation.working = time.monotonic() - one.generation.began
@@ -381,13 +382,13 @@ def _look(federation: Federation, result: Soaked, links: dict[int, Generation]) 
                 links[pid].working = time.monotonic() - links[pid].began
 
 
-def _read(one: _Process, generation: Generation, process: subprocess.Popen[bytes], scraped: Counter[str]) -> None:
+def _read(one: _Process, generation: Generation, process: subprocess.Popen[bytes], scraped: Counter[str], over: Path) -> None:
     """Read the metrics of a process, and count whether it answers; one that was ended meanwhile owes no answer."""
     found = one.scrape()
     if found is not None:
         generation.scrapes.append(found)
         scraped["answered"] += 1
-    elif process.poll() is None and one.process is process and one.due is None:
+    elif process.poll() is None and one.process is process and one.due is None and not over.exists():  # afterwards all of them end
         scraped["unanswered" if generation.scrapes else "not yet up"] += 1
 
 
