@@ -104,7 +104,7 @@ def test_counters_that_disagree_with_the_history_are_found(wrong: dict[str, floa
     found = Soaked(Settings())
     first, second = generation("server", 0.0), generation("server", 0.0)
     first.scrapes = [scrape(0, 0), scrape(4, 0), scrape(4, 0), scrape(5, 0), scrape(5, 0, upload_bytes=99.0)]
-    second.scrapes = [scrape(4, 4), scrape(9, 4, **wrong), scrape(9, 4, **wrong), replace_rounds(scrape(10, 4))]
+    second.scrapes = [{"fedrts_ready": 1.0}, scrape(5, 4), scrape(9, 4, **wrong), scrape(9, 4, **wrong), replace_rounds(scrape(10, 4))]
     found.generations = [first, second]
     soak._check_counters([line(index) for index in range(10)], found)
     assert found.counted == 9

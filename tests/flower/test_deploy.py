@@ -161,8 +161,8 @@ def study(tmp_path: Path):
         images(tmp_path / site / "data", number)
         (tmp_path / site / "state").mkdir()
     (text,) = re.findall(r"^```toml\n(# study.toml\n.*?)^```", PAGE, re.S | re.M)
-    assert "{total = 2, per_round = 2}" in text
-    (tmp_path / "study.toml").write_text(text.replace("{total = 2, per_round = 2}", "{total = 3, per_round = 3}"))
+    assert "{total = 3, per_round = 3}" in text
+    (tmp_path / "study.toml").write_text(text)
     (tmp_path / "state").mkdir()
     return tmp_path
 
