@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import signal
 import socket
@@ -21,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random as Draws
 from typing import Any
 
 import safetensors.torch
@@ -71,7 +71,7 @@ _LONG = 60.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class Ordeal:
     """How long, and how bad."""
 
     rounds: int = 200
@@ -146,7 +146,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 class Soaked:
     """What came of it."""
 
-    settings: Settings
+    settings: Ordeal
     seconds: float = 0.0
     kills: Counter[str] = field(default_factory=Counter)
     """SIGKILLs by role."""
@@ -223,7 +223,7 @@ class _Process:
 class Federation:
     """A server and its nodes, each node behind a door of its own."""
 
-    def __init__(self, path: Path, settings: Settings) -> None:
+    def __init__(self, path: Path, settings: Ordeal) -> None:
         self.path, self.settings, self.run = path, settings, path / "run"
         self.authority = keys.Authority(path / "authority")
         self.authority.init([])
@@ -262,7 +262,7 @@ class Federation:
         self.network.close()
 
 
-def soaked(path: Path, settings: Settings = Settings(), say: Any = lambda text: None) -> Soaked:  # noqa: B008
+def soaked(path: Path, settings: Ordeal = Ordeal(), say: Any = lambda text: None) -> Soaked:  # noqa: B008
     """Play a federation in an empty folder, with all that goes wrong, and check what it leaves behind."""
     result, federation = Soaked(settings), Federation(path, settings)
     began = time.monotonic()
@@ -278,7 +278,7 @@ def soaked(path: Path, settings: Settings = Settings(), say: Any = lambda text: 
 
 def _played(federation: Federation, result: Soaked, say: Any) -> None:
     """Until the server has finished; what goes wrong goes wrong by the seed, at rounds that it draws."""
-    settings, draw = federation.settings, random.Random(federation.settings.seed)
+    settings, draw = federation.settings, Draws(federation.settings.seed)
     events = list(_events(settings, draw))
     given_up, sampled, told = time.monotonic() + settings.limit, 0.0, -1
     flapping, turn, awaited = federation.nodes[FLAPPING], None, TAKES_PART
@@ -332,7 +332,7 @@ class _Event:
     """`server`, `node` or `cut`."""
 
 
-def _events(settings: Settings, draw: random.Random) -> Iterator[_Event]:
+def _events(settings: Ordeal, draw: Draws) -> Iterator[_Event]:
     """What happens after which round. The server is left alone in the end, so that one of its processes gets old."""
     last = settings.rounds - 3
     rounds = [(draw.randint(1, 6 * last // 10), SERVER) for _ in range(settings.server_kills)]
@@ -341,7 +341,7 @@ def _events(settings: Settings, draw: random.Random) -> Iterator[_Event]:
     return (_Event(*event) for event in sorted(rounds))
 
 
-def _happened(federation: Federation, event: _Event, draw: random.Random, result: Soaked) -> bool:
+def _happened(federation: Federation, event: _Event, draw: Draws, result: Soaked) -> bool:
     """Make something happen; false where it cannot happen yet."""
     if event.what == "cut":
         silently = draw.random() < 0.5
@@ -361,12 +361,13 @@ def _happened(federation: Federation, event: _Event, draw: random.Random, result
 
 def _look(federation: Federation, result: Soaked, links: dict[int, Generation]) -> None:
     """Sample every process, the server's SuperLink too, and read everybody's metrics."""
+    over = federation.run / "summary.json"
     for one in federation.all:
         if one.due is not None or one.generation is None or one.process is None or one.process.poll() is not None:
             continue
         one.generation.look()
         if one.reading is None or not one.reading.is_alive():  # a busy machine may take long to answer
-            one.reading = threading.Thread(target=_read, args=(one, one.generation, one.process, result.scraped), daemon=True)
+            one.reading = threading.Thread(target=_read, args=(one, one.generation, one.process, result.scraped, over), daemon=True)
             one.reading.start()
         if one.generation.working is None and one.last(WORKS[one is federation.server]) >= _FIRST:
             one.generation.working = time.monotonic() - one.generation.began
@@ -381,13 +382,13 @@ def _look(federation: Federation, result: Soaked, links: dict[int, Generation]) 
                 links[pid].working = time.monotonic() - links[pid].began
 
 
-def _read(one: _Process, generation: Generation, process: subprocess.Popen[bytes], scraped: Counter[str]) -> None:
+def _read(one: _Process, generation: Generation, process: subprocess.Popen[bytes], scraped: Counter[str], over: Path) -> None:
     """Read the metrics of a process, and count whether it answers; one that was ended meanwhile owes no answer."""
     found = one.scrape()
     if found is not None:
         generation.scrapes.append(found)
         scraped["answered"] += 1
-    elif process.poll() is None and one.process is process and one.due is None:
+    elif process.poll() is None and one.process is process and one.due is None and not over.exists():  # afterwards all of them end
         scraped["unanswered" if generation.scrapes else "not yet up"] += 1
 
 
