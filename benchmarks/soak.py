@@ -28,12 +28,12 @@ from typing import Any
 import torch
 
 import fedrts
-from fedrts.testing.soak import Generation, Settings, Soaked, soaked
+from fedrts.testing.soak import Generation, Ordeal, Soaked, soaked
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for field in fields(Settings):
+    for field in fields(Ordeal):
         kind = float if isinstance(field.default, float) else int
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default, help=f"default {field.default}")
     parser.add_argument("--minutes", type=float, default=0.0, help="go on with the next seed until so much time is over")
@@ -41,13 +41,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write FILE.md and FILE.json")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and nothing is left running
-    settings = {field.name: getattr(options, field.name) for field in fields(Settings)}
+    settings = {field.name: getattr(options, field.name) for field in fields(Ordeal)}
     began, done = time.monotonic(), list[Soaked]()
     while not done or time.monotonic() - began < 60 * options.minutes:
         with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
             folder = Path(temporary) if options.keep is None else options.keep / f"seed-{settings['seed']}"
             folder.mkdir(parents=True, exist_ok=True)
-            done.append(soaked(folder, Settings(**settings), lambda text: print(text, file=sys.stderr, flush=True)))
+            done.append(soaked(folder, Ordeal(**settings), lambda text: print(text, file=sys.stderr, flush=True)))
         settings["seed"] += 1
         print("\n".join(table(done[-1])), flush=True)
         if done[-1].faults:

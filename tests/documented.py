@@ -10,7 +10,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "deployment.md").read_text("utf-8")
 WORD_FOR_WORD = "tests/attack/test_documented_federation.py::test_the_federation_of_the_page"
 """Runs commands as they stand on the page; that it has run these, and no others, is its last assertion."""
 
-COMPOSE = "tests/flower/test_deploy.py::test_docker_compose_up"
+COMPOSE = "tests/flower/test_deployed_processes.py::test_docker_compose_up"
 """Runs what the containers run, without containers."""
 
 LOGS = "tests/flower/test_federation_logs.py::test_every_line_of_a_federation_is_json"
@@ -64,7 +64,7 @@ TESTED = {
     "docker compose up --detach": COMPOSE,
     "docker compose up --detach server": COMPOSE,
     "docker compose up --detach site-a": COMPOSE,
-    "systemctl enable --now fedrts-site": "tests/flower/test_deploy.py::test_systemd_units",
+    "systemctl enable --now fedrts-site": "tests/flower/test_deployed_processes.py::test_systemd_units",
 }
 """Every command of the page that a test runs, with the test. `WORD_FOR_WORD` takes it from the page; other tests run one like it."""
 

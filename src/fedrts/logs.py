@@ -83,12 +83,12 @@ def error(event: str, text: str, /, **fields: Any) -> LogLine:
     return LogLine(event, LogLevel.error, text, fields)
 
 
-Output = Literal["stdout", "stderr"]
+OutStream = Literal["stdout", "stderr"]
 
 _OURS = logging.getLogger("fedrts")
 
 
-def tell(text: str, stream: Output = "stderr", *, always: bool = False) -> None:
+def tell(text: str, stream: OutStream = "stderr", *, always: bool = False) -> None:
     """Tell a line, which is information if it does not say otherwise; `always`: a result, whatever the level."""
     line = text if isinstance(text, LogLine) else info("told", text)
     if always or _OURS.isEnabledFor(line.level.number):

@@ -9,7 +9,9 @@ import torch
 
 import fedrts
 from fedrts import costs, methods
+from fedrts.client import steps
 from fedrts.client.envelope import decode_reply, encode_reply
+from fedrts.engines import batched
 from fedrts.errors import InputError, Note
 from fedrts.methods.fedrts import FedRTS
 from fedrts.server import rounds
@@ -252,6 +254,47 @@ def test_a_run_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path, monkeypatc
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], tensor)
     assert (tmp_path / "cut" / "topology.jsonl").read_bytes() == (tmp_path / "whole" / "topology.jsonl").read_bytes()
+
+
+def silent(layout, weights, mask) -> int:
+    """How many units have active links, and nothing but zeros on them."""
+    sizes, found = list(layout.sizes), 0
+    for entry, bits, part in zip(layout.layers, mask.bits.split(sizes), weights[: layout.links].split(sizes), strict=True):
+        rows = entry.shape[0]
+        found += int((bits.view(rows, -1).any(1) & ~(part.view(rows, -1) != 0).any(1)).sum())
+    return found
+
+
+@pytest.mark.parametrize("method", ["fedrts", "prunefl"])
+def test_a_new_mask_leaves_no_unit_with_links_that_are_all_0(method, monkeypatch):
+    """Behind a norm its gradient would be hundreds of times too large, and the guard would refuse what comes of it."""
+
+    def left() -> int:
+        run = of({**KERNEL, "model_options": {"width": 16}}, method, density=0.15, topology={"interval": 1, "end": 5})
+        states, _ = played(run)
+        return sum(silent(run.layout, state.weights, state.mask) for state in states)
+
+    assert left() == 0
+    monkeypatch.setattr(rounds, "start_anew", lambda *given: None)
+    assert left() > 0
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize(("engine", "place"), [("serial", steps), ("batched", batched)])
+def test_units_start_anew_on_a_clients_own_mask(engine, place, monkeypatch):
+    """The client rewires after its last step, so that what it sends is what a unit starts with."""
+
+    def left() -> int:
+        options = {"method_options": {"adjust_after": 1.0}, "topology": {**OFTEN, "adjust": 1.0}}
+        run = of(KERNEL, "feddst", density=0.3, engine=engine, **options)
+        state = run.method.begin(run.setup)
+        (exchange,) = run.plan.exchanges(run.plan.round(0, state.mask))
+        owned = [reply.message["weights"] for reply in ask(run, exchange, state, 0, [0, 1])]
+        return sum(silent(run.layout, own.mask.expand(own.values), own.mask) for own in owned)
+
+    assert left() == 0
+    monkeypatch.setattr(place, "start_anew", lambda *given: None)
+    assert left() > 0
 
 
 def test_importance_of_an_arm_is_the_norm_of_that_of_its_links():

@@ -21,13 +21,13 @@ pytest.importorskip("prometheus_client", reason="fedrts[metrics] is not installe
 
 from fedrts.testing import soak
 from fedrts.testing.network import Network
-from fedrts.testing.soak import Generation, Settings, Soaked, soaked
+from fedrts.testing.soak import Generation, Ordeal, Soaked, soaked
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4000)  # a quarter of an hour on two cores that have nothing else to do
 def test_a_federation_outlives_kills_cuts_and_a_flapping_node(tmp_path: Path):
-    found = soaked(tmp_path, Settings())
+    found = soaked(tmp_path, Ordeal())
     assert found.faults == []
     assert found.kills.total() >= 20
     assert found.kills["server"] >= 3
@@ -56,7 +56,7 @@ SMALL: dict[str, Any] = {
 
 def test_a_replay_is_of_the_clients_of_the_history(tmp_path: Path):
     fedrts.run(**SMALL, out=tmp_path / "run")
-    found = Soaked(Settings())
+    found = Soaked(Ordeal())
     soak._check_model(tmp_path / "run", found)
     assert found.faults == []
     history = tmp_path / "run" / "history.jsonl"
@@ -78,7 +78,7 @@ def generation(role: str, memory: float, descriptors: float = 0.0) -> Generation
 
 @pytest.mark.parametrize(("memory", "descriptors", "word"), [(0.0, 0.0, ""), (1.0, 0.0, "MB a minute"), (0.0, 3.0, "file descriptors")])
 def test_processes_that_grow_are_found(memory: float, descriptors: float, word: str):
-    found = Soaked(Settings())
+    found = Soaked(Ordeal())
     found.generations = [generation("server", 0.1), generation("superlink", 0.1), generation("node 3", memory, descriptors)]
     soak._check_flatness(found)
     assert [word in fault for fault in found.faults] == [True] * bool(word)
@@ -101,10 +101,10 @@ def scrape(done: int, first: int, **wrong: float) -> dict[str, float]:
 @pytest.mark.parametrize("wrong", [{}, {"clients_late": 4.0}, {"download_bytes": 1.0}, {"clients_missing": 2.0}])
 def test_counters_that_disagree_with_the_history_are_found(wrong: dict[str, float]):
     """The first server played round 4 too, which the second one played again: nobody knows how that was."""
-    found = Soaked(Settings())
+    found = Soaked(Ordeal())
     first, second = generation("server", 0.0), generation("server", 0.0)
     first.scrapes = [scrape(0, 0), scrape(4, 0), scrape(4, 0), scrape(5, 0), scrape(5, 0, upload_bytes=99.0)]
-    second.scrapes = [scrape(4, 4), scrape(9, 4, **wrong), scrape(9, 4, **wrong), replace_rounds(scrape(10, 4))]
+    second.scrapes = [{"fedrts_ready": 1.0}, scrape(5, 4), scrape(9, 4, **wrong), scrape(9, 4, **wrong), replace_rounds(scrape(10, 4))]
     found.generations = [first, second]
     soak._check_counters([line(index) for index in range(10)], found)
     assert found.counted == 9
@@ -119,7 +119,7 @@ def replace_rounds(scrape: dict[str, float]) -> dict[str, float]:
 def test_what_happens_is_drawn_by_the_seed():
     from random import Random
 
-    settings = Settings()
+    settings = Ordeal()
     events = list(soak._events(settings, Random(1)))
     assert events == list(soak._events(settings, Random(1)))
     assert events != list(soak._events(replace(settings, kills=25), Random(2)))

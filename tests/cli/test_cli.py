@@ -607,12 +607,12 @@ def test_interrupted_during_training(process, fedrts, tmp_path, number):
     assert {entry.name for entry in out.iterdir()} == FILES
 
 
-@pytest.mark.parametrize(("command", "step"), [("run", "with_folder"), ("evaluate", "load")])
+@pytest.mark.parametrize(("command", "step"), [("run", "with_folder"), ("evaluate", "loading.load")])
 def test_interrupted_before_or_without_training(fedrts, run_dir, tmp_path, monkeypatch, command, step):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api, step, interrupt)
+    monkeypatch.setattr(f"fedrts.api.{step}", interrupt)
     ended = fedrts(command, *([run_dir] if command == "evaluate" else ["--out", tmp_path / "run"]))
     assert ended.code == 130
     assert "Traceback" not in ended.err

@@ -179,7 +179,7 @@ static int32_t *from_gaps(reader *r, int64_t size, int64_t most, int64_t *count)
         int64_t quotient = 0;
         while (i < bits && !bit(p, i) && quotient <= size >> k) i++, quotient++;
         const int64_t place = last + 1 + (quotient << k) + plane(p, listed, k, j);
-        if (i++ >= bits || place >= size) {
+        if (i++ >= bits || place >= size || (listed != *count && place - next > *count - done)) { /* no room for what lies between */
             wrong(r, "it has gaps that do not fit");
             return found;
         }

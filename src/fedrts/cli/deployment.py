@@ -248,9 +248,9 @@ def _serve(
             for board in boards:
                 board.limited(host.epsilon)
             serve(host, there, say, patience, asking, withdraw=withdraw, witness=Witnesses(*boards, Details()), drain=draining)
-    except Drained:
-        say(info("stopped", "stopped; the same command takes part again"))
-    except KeyboardInterrupt:
+    except (Drained, KeyboardInterrupt) as stopped:
+        if isinstance(stopped, Drained):
+            say(info("stopped", "stopped; the same command takes part again"))
         sys.exit(130)
 
 

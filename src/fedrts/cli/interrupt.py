@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: exit code 130 and a line that says how to continue; 0 after a drain."""
+"""Ctrl-C and SIGTERM: exit code 130 and a line that says how to continue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedrts.logs import info, tell, warning
 
 @contextlib.contextmanager
 def as_interruption(words: str, drain: Drain | None = None) -> Iterator[None]:
-    """End the command with `words` and exit code 130 on Ctrl-C or SIGTERM; with a `drain`, SIGTERM ends it in order, with 0."""
+    """End the command with `words` and exit code 130 on Ctrl-C or SIGTERM; with a `drain`, SIGTERM lets the task at hand end."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -25,8 +25,9 @@ def as_interruption(words: str, drain: Drain | None = None) -> Iterator[None]:
             stack.enter_context(drain.listening())
         try:
             yield
-        except Drained:
-            tell(info("stopped", words.replace("interrupted", "stopped", 1)))
-        except KeyboardInterrupt:
-            tell(warning("interrupted", words))
-            sys.exit(130)
+        except (Drained, KeyboardInterrupt) as stopped:
+            if isinstance(stopped, Drained):
+                tell(info("stopped", words.replace("interrupted", "stopped", 1)))
+            else:
+                tell(warning("interrupted", words))
+            sys.exit(130)  # 0 would say that there is nothing left to do

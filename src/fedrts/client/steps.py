@@ -15,6 +15,7 @@ from fedrts.client.local_step import Learner
 from fedrts.methods.contract import Calibrate, Evaluate, Judge, ProbeCurvature, ProbeGradient, Rewire, Train
 from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
+from fedrts.sparse.units import start_anew, start_key
 
 
 @singledispatch
@@ -136,6 +137,7 @@ def _rewire(step: Rewire, job: Job) -> None:
     kept, job.mask = step.choose(job.tensors, job.mask)
     job.tensors["mask"] = job.mask.bits
     job.weights[: len(kept.bits)].masked_fill_(~kept.bits, 0.0)
+    start_anew(job.bench.layout.layers, job.weights, job.mask, start_key(job.bench.seed, job.round_index))
 
 
 @singledispatch

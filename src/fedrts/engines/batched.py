@@ -29,6 +29,7 @@ from fedrts.errors import note
 from fedrts.methods.contract import ProbeGradient, Rewire, State, Step, Train
 from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
+from fedrts.sparse.units import start_anew, start_key
 from fedrts.tasks import Metrics
 
 
@@ -297,6 +298,8 @@ class BatchedEngine:
         cohort.tensors["mask"] = torch.stack([new.bits for new in cohort.own])
         kept = torch.stack([kept.bits for kept, _ in chosen])
         cohort.tensors["weights"][:, : kept.shape[1]].masked_fill_(~kept, 0.0)
+        for weights, mask in zip(cohort.tensors["weights"], cohort.own, strict=True):
+            start_anew(self.bench.layout.layers, weights, mask, start_key(self.bench.seed, cohort.order.round.index))
 
 
 def _is_common(step: Step) -> bool:

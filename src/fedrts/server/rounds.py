@@ -32,7 +32,7 @@ from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
-from fedrts.sparse.units import cut_off, lost
+from fedrts.sparse.units import cut_off, lost, start_anew, start_key
 from fedrts.tasks import Metrics
 from fedrts.tasks.metrics import Metric, described, followed
 from fedrts.wire.value_types import ValueType
@@ -286,8 +286,18 @@ def _attempt(
                 state = state.remember(**{DRIFT: order.frame.mask.expand(means["weights"] - order.values)})
     ledger.remember(left, kept)
     if index >= 0:
-        state = plan.average.enter(before, plan.optimizer.step(before, state, plan.layout.parameters), index)
+        state = _started_anew(plan, before, plan.optimizer.step(before, state, plan.layout.parameters), index)
+        state = plan.average.enter(before, state, index)
     return state, against
+
+
+def _started_anew(plan: Plan, before: State, after: State, index: int) -> State:
+    """`after` a round, with weights for the units of which a new mask of grouped links has left nothing."""
+    if not after.mask.sizes.grouped or after.mask is before.mask or after.mask == before.mask:
+        return after
+    weights = after.weights.clone()
+    start_anew(plan.layout.layers, weights, after.mask, start_key(plan.seed, index))
+    return after.moved(weights, after.mask)
 
 
 def _against(plan: Plan, order: Order, found: Tally, means: Means, lost: Tensor, ledger: ClientRecords) -> dict[str, Any]:

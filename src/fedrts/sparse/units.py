@@ -1,4 +1,4 @@
-"""Units of a sparse model without input or output links: they exist, but do nothing."""
+"""Units of a sparse model without input or output links, or whose links are all 0: they exist, but do nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedrts.sparse import random
 from fedrts.sparse.layout import Entry
 from fedrts.sparse.mask import Mask
 
@@ -57,6 +58,39 @@ def ends(layers: Sequence[Entry], mask: Mask) -> Tensor:
         before.append(units + outputs + (place // math.prod(entry.shape[2:])) % inputs)
         links, units = links + entry.size, units + outputs + inputs
     return torch.stack([torch.cat(own), torch.cat(before)])
+
+
+def start_key(seed: int, round_index: int) -> int:
+    """The key of a round's new weights: the same at the server and all clients."""
+    return random.key(seed, "units that start anew", round_index)
+
+
+def start_anew(layers: Sequence[Entry], weights: Tensor, mask: Mask, key: int) -> None:
+    """Give weights to active arms whose links are all 0, in place (`weights [n]`): as strong as the others of their layer in a unit that
+    has nothing else, a tenth of that in others. The sign is drawn. Single links start at 0, as the papers have it.
+
+    A new mask of groups often leaves a unit with nothing but new links, or with others whose inputs are dead. At 0 such a unit stays silent
+    behind a ReLU; behind a norm, which divides by √ε then, its gradient is hundreds of times too large.
+    """
+    if not mask.sizes.grouped:
+        return
+    sizes = list(mask.sizes)
+    links = weights[: len(mask.bits)]
+    new = mask.bits & ~mask.sizes.touched(links != 0)
+    for index, entry in enumerate(layers):
+        fresh, active, values = (part.split(sizes)[index].view(entry.shape[0], -1) for part in (new, mask.bits, links))
+        alone = ~(values != 0).any(1, keepdim=True)
+        fresh = fresh | (active & alone)
+        if not bool(fresh.any()):
+            continue
+        others = values[values != 0]
+        variance = others.square().mean() if len(others) else len(values) / (3 * active.count_nonzero())  # else that of PyTorch's first
+        drawn = (random.uniform(random.key(key, index), entry.size, weights.device) - 0.5).sign().to(weights.dtype).view_as(values)
+        values[fresh] = (drawn * variance.sqrt() * torch.where(alone, 1.0, _SHARE))[fresh]
+
+
+_SHARE = 0.1
+"""Of the strength of a layer's weights, with which an arm starts beside others."""
 
 
 def _around(index: int, entry: Entry) -> tuple[int, int]:

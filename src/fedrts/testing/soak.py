@@ -8,18 +8,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random as Draws
 from typing import Any
 
 import safetensors.torch
@@ -61,6 +62,8 @@ _SAMPLED = 1.0
 """Seconds between two looks at every process."""
 _WARM = 20.0
 """Seconds in which a process may still grow, once it does its work: imports, first batches, connections."""
+_PATIENT = 30.0
+"""Seconds that a process has to show its metrics."""
 _LAST = 5
 """Samples that do not count: it may be about to end."""
 _LONG = 60.0
@@ -68,7 +71,7 @@ _LONG = 60.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class Ordeal:
     """How long, and how bad."""
 
     rounds: int = 200
@@ -143,7 +146,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 class Soaked:
     """What came of it."""
 
-    settings: Settings
+    settings: Ordeal
     seconds: float = 0.0
     kills: Counter[str] = field(default_factory=Counter)
     """SIGKILLs by role."""
@@ -179,6 +182,8 @@ class _Process:
     metrics: int
     process: subprocess.Popen[bytes] | None = None
     generation: Generation | None = None
+    reading: threading.Thread | None = None
+    """Who reads its metrics just now."""
     due: float | None = 0.0
     """When it is to be started; None while it runs."""
 
@@ -194,6 +199,7 @@ class _Process:
     def stop(self, how: int, pause: float) -> None:
         """End it, and start it again after a pause."""
         assert self.process is not None
+        self.due = float("inf")
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(how)
         self.process.wait(60)
@@ -207,7 +213,7 @@ class _Process:
     def scrape(self) -> dict[str, float] | None:
         """Its metrics now; None if it does not answer."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=_PATIENT) as answer:
                 lines = answer.read().decode().splitlines()
         except OSError:
             return None
@@ -217,7 +223,7 @@ class _Process:
 class Federation:
     """A server and its nodes, each node behind a door of its own."""
 
-    def __init__(self, path: Path, settings: Settings) -> None:
+    def __init__(self, path: Path, settings: Ordeal) -> None:
         self.path, self.settings, self.run = path, settings, path / "run"
         self.authority = keys.Authority(path / "authority")
         self.authority.init([])
@@ -256,7 +262,7 @@ class Federation:
         self.network.close()
 
 
-def soaked(path: Path, settings: Settings = Settings(), say: Any = lambda text: None) -> Soaked:  # noqa: B008
+def soaked(path: Path, settings: Ordeal = Ordeal(), say: Any = lambda text: None) -> Soaked:  # noqa: B008
     """Play a federation in an empty folder, with all that goes wrong, and check what it leaves behind."""
     result, federation = Soaked(settings), Federation(path, settings)
     began = time.monotonic()
@@ -272,7 +278,7 @@ def soaked(path: Path, settings: Settings = Settings(), say: Any = lambda text: 
 
 def _played(federation: Federation, result: Soaked, say: Any) -> None:
     """Until the server has finished; what goes wrong goes wrong by the seed, at rounds that it draws."""
-    settings, draw = federation.settings, random.Random(federation.settings.seed)
+    settings, draw = federation.settings, Draws(federation.settings.seed)
     events = list(_events(settings, draw))
     given_up, sampled, told = time.monotonic() + settings.limit, 0.0, -1
     flapping, turn, awaited = federation.nodes[FLAPPING], None, TAKES_PART
@@ -326,7 +332,7 @@ class _Event:
     """`server`, `node` or `cut`."""
 
 
-def _events(settings: Settings, draw: random.Random) -> Iterator[_Event]:
+def _events(settings: Ordeal, draw: Draws) -> Iterator[_Event]:
     """What happens after which round. The server is left alone in the end, so that one of its processes gets old."""
     last = settings.rounds - 3
     rounds = [(draw.randint(1, 6 * last // 10), SERVER) for _ in range(settings.server_kills)]
@@ -335,7 +341,7 @@ def _events(settings: Settings, draw: random.Random) -> Iterator[_Event]:
     return (_Event(*event) for event in sorted(rounds))
 
 
-def _happened(federation: Federation, event: _Event, draw: random.Random, result: Soaked) -> bool:
+def _happened(federation: Federation, event: _Event, draw: Draws, result: Soaked) -> bool:
     """Make something happen; false where it cannot happen yet."""
     if event.what == "cut":
         silently = draw.random() < 0.5
@@ -355,18 +361,16 @@ def _happened(federation: Federation, event: _Event, draw: random.Random, result
 
 def _look(federation: Federation, result: Soaked, links: dict[int, Generation]) -> None:
     """Sample every process, the server's SuperLink too, and read everybody's metrics."""
+    over = federation.run / "summary.json"
     for one in federation.all:
         if one.due is not None or one.generation is None or one.process is None or one.process.poll() is not None:
             continue
         one.generation.look()
-        found = one.scrape()
-        if found is None and one.process.poll() is not None:
-            continue
-        if found is not None:
-            one.generation.scrapes.append(found)
-            if one.generation.working is None and found.get(WORKS[one is federation.server], 0.0) >= _FIRST:
-                one.generation.working = time.monotonic() - one.generation.began
-        result.scraped["answered" if found is not None else "not yet up" if not one.generation.scrapes else "unanswered"] += 1
+        if one.reading is None or not one.reading.is_alive():  # a busy machine may take long to answer
+            one.reading = threading.Thread(target=_read, args=(one, one.generation, one.process, result.scraped, over), daemon=True)
+            one.reading.start()
+        if one.generation.working is None and one.last(WORKS[one is federation.server]) >= _FIRST:
+            one.generation.working = time.monotonic() - one.generation.began
     server = federation.server
     if server.due is None and server.process is not None:
         for pid in _children(server.process.pid):
@@ -376,6 +380,16 @@ def _look(federation: Federation, result: Soaked, links: dict[int, Generation]) 
             links[pid].look()
             if links[pid].working is None and server.generation is not None and server.generation.working is not None:
                 links[pid].working = time.monotonic() - links[pid].began
+
+
+def _read(one: _Process, generation: Generation, process: subprocess.Popen[bytes], scraped: Counter[str], over: Path) -> None:
+    """Read the metrics of a process, and count whether it answers; one that was ended meanwhile owes no answer."""
+    found = one.scrape()
+    if found is not None:
+        generation.scrapes.append(found)
+        scraped["answered"] += 1
+    elif process.poll() is None and one.process is process and one.due is None and not over.exists():  # afterwards all of them end
+        scraped["unanswered" if generation.scrapes else "not yet up"] += 1
 
 
 def _children(pid: int) -> list[int]:
@@ -442,7 +456,7 @@ def _first_number(text: str, words: str) -> int:
 def _check_counters(lines: Sequence[Mapping[str, Any]], result: Soaked) -> None:
     """Do the counters of every server process say what the history says of the rounds that it played?"""
     servers = [one for one in result.generations if one.role == SERVER]
-    starts = [int(one.scrapes[0].get("fedrts_rounds_done", 0)) if one.scrapes else None for one in servers]
+    starts = [_start(one) for one in servers]
     for number, server in enumerate(servers):
         later = [start for start in starts[number + 1 :] if start is not None]
         kept = min([len(lines), *later])  # rounds after that were played again by a later process
@@ -457,6 +471,12 @@ def _check_counters(lines: Sequence[Mapping[str, Any]], result: Soaked) -> None:
         result.expect(told == expected, f"metrics of rounds {done - played} to {done - 1}: {told}, but their history says {expected}")
     result.expect(result.counted > 0.5 * len(lines), f"counters of only {result.counted} rounds could be held against the history")
     result.expect(not result.scraped["unanswered"], f"{result.scraped['unanswered']} scrapes of running processes were not answered")
+
+
+def _start(server: Generation) -> int | None:
+    """The first round that a server process played; None if it was never seen playing. Before it begins it does not say."""
+    seen = next((scrape for scrape in server.scrapes if "fedrts_rounds_done" in scrape), None)
+    return None if seen is None else int(seen["fedrts_rounds_done"]) - _rounds(seen)
 
 
 def _rounds(scrape: Mapping[str, float]) -> int:

@@ -25,6 +25,7 @@ from fedrts.programs.stages import fused
 from fedrts.sparse.layout import Layout
 from fedrts.wire import positions
 from fedrts.wire.errors import WireError
+from fedrts.wire.fields.coded import write_positions
 from fedrts.wire.packing import varint
 
 fedrts_kernels = pytest.importorskip("fedrts_kernels")
@@ -363,6 +364,21 @@ def test_flipped_bytes_do_no_harm(number):
     data = write(held, "int8")
     accepted = sum(survives(changed, held, shape) for changed in damaged(data, number))
     assert 0 < accepted < number
+
+
+def test_gaps_of_inactive_links_cannot_leave_more_active_ones_than_there_are(monkeypatch):
+    """1,096 of 4,096 links are listed as inactive, and the first of them is the last one: all others would be active."""
+    usual, bits = write_positions, bytearray(512)
+    bits[-1] = 128
+    payload = varint(3000) + b"\0" + bytes(bits)
+
+    def lies(active, shape):
+        return bytes([7]) + varint(len(payload)) + payload if tuple(shape) == (64, 64) else usual(active, shape)
+
+    held = content(sparse(nn.Sequential(nn.Linear(64, 64)), (64,), density=0.8), (64,))
+    monkeypatch.setattr(archive, "write_positions", lies)
+    with pytest.raises(ValueError, match="it has gaps that do not fit"):
+        fedrts_kernels.Model(write(held))
 
 
 def test_one_changed_byte_is_told_by_the_checksum():
