@@ -67,7 +67,7 @@ def test_the_folder_has_exactly_the_files_of_the_contract(run_dir):
 
 def test_experiment_file(run_dir):
     content = tomllib.loads((run_dir / "experiment.toml").read_text("utf-8"))
-    assert set(content["versions"]) == {"fedrts", "torch", "device"}
+    assert set(content["versions"]) == {"format", "fedrts", "torch", "device"}
     assert content["versions"]["fedrts"] == package.__version__
     assert content["versions"]["torch"] == torch.__version__
     assert (content["rounds"], content["seed"], content["clients"]["total"], content["train"]["epochs"]) == (3, 3, 6, 1)

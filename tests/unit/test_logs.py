@@ -67,7 +67,7 @@ def test_an_object_says_when_how_bad_what_and_in_which_words(capsys):
     assert err == ""
     assert list(found) == ["time", "level", "event", "message", "round", "client", "seconds"]
     at = datetime.fromisoformat(found.pop("time"))
-    assert at.utcoffset().total_seconds() == 0
+    assert at.tzinfo is UTC
     assert abs((at - before).total_seconds()) < 60
     assert found == {"level": "warning", "event": "late", "message": "client 2 was late", "round": 3, "client": 2, "seconds": 1.5}
 
