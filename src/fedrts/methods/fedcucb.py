@@ -3,7 +3,7 @@
 Outcomes X are those of FedRTS. Every observed link i: Ψ_i += 1, μ_i ← (μ_i (Ψ_i − 1) + X_i) / Ψ_i. Outer rounds activate the
 top K^l of μ_i + c·sqrt(3 ln t' / (2 Ψ_i)), where t' counts the updates so far, at least 2.
 
-Settled here: inactive links take their outcome in outer rounds (`observe_inactive`). The literal formula (false) leaves untried
+Design decisions: inactive links take their outcome in outer rounds (`observe_inactive`). The literal formula (false) leaves untried
 links at infinity: each of the first outer rounds then swaps every unsaturated layer for untried links, which start at 0.
 Among untried links the choice is random.
 """

@@ -5,7 +5,7 @@ other half under its own mask m^n. Server: per coordinate the mean over the clie
 m^k_i (0 where nobody has it), then per layer the K^l largest magnitudes. `merge="plain"` counts absent links as 0, as the
 FedRTS authors' library does; it penalises links that few clients grew.
 
-Settled here: the schedule is that of all methods; the first library (Bibikar) ignores the decayed ratio and grows over active links.
+Design decisions: the schedule is that of all methods; the first library (Bibikar) ignores the decayed ratio and grows over active links.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ b) (REX). With a constant η = η_0 the maximum is always η: the rate matters u
 pass, and activations keep one bit an element. **Weight standardisation** (`ws`) takes the place of BatchNorm, whose inputs would have
 to be kept.
 
-Settled here: λ = 0.01 without a ramp, the L2 norm inside the sigmoid, extrusion in outer rounds only (sources differ); sap and ws are
+Design decisions: λ = 0.01 without a ramp, the L2 norm inside the sigmoid, extrusion in outer rounds only (sources differ); sap and ws are
 off, so that all methods train the same network.
 """
 

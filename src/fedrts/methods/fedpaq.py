@@ -4,7 +4,7 @@ A client uploads Q(W^n − W_t); the server keeps full precision, W ← W + Σ p
 its two neighbours at random, so that E[Q(x)] = x and |Q(x) − x| ≤ scale/s. The broadcast model is quantised too (`downlink`);
 BatchNorm statistics travel whole.
 
-Settled here: the scale is the largest magnitude of an output channel; QSGD's L2 norm of a whole tensor (`norm="l2"`,
+Design decisions: the scale is the largest magnitude of an output channel; QSGD's L2 norm of a whole tensor (`norm="l2"`,
 `granularity="tensor"`) has a variance that grows with the tensor. The published 22.48 MB both ways need an 8-bit downlink.
 """
 

@@ -8,8 +8,8 @@ Outer rounds: the Q^l largest draws from Beta(α, β) among active links go. Of 
 draws are grown, from Beta(λ·u_i + Q/n, Q/n) where u_i > 0 and from Beta(Q/n, Q/n + λ·(1 − Q/n)) where nobody voted. W ← W^agg ⊙ m, and
 everything that was learned is forgotten.
 
-Settled here: clients send the gradients of the links they name, as FedTiny's do (the branch sends all gradients), so that Σ p_k g counts a
-link as 0 where a client did not name it; Q^l is the capped quota of all methods.
+Design decisions: clients send the gradients of the links they name, as in FedTiny (the branch sends all gradients), so Σ p_k g counts
+a link as 0 if a client did not name it. Q^l is the capped quota of all methods.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ evaluate each candidate. The mask of least mean loss is taken, with its statisti
 p_k·g (0 where a client did not name the link) and makes a RigL step by |W^agg| and |Σ p_k g|. `group` adjusts all layers each time, or
 one layer or one block, from the output to the input, by the number of the outer round.
 
-Settled here: weights are random (there is no public data to train the pool on); statistics come from training data and are averaged
+Design decisions: weights are random (there is no public data to train the pool on); statistics come from training data and are averaged
 over all clients (the authors' library averages over the last alone and takes test data); the schedule is that of all methods.
 """
 

@@ -4,7 +4,7 @@ Clients hold the public model V. One uploads T(W^k − V + e_k), the largest mag
 rest: e_k ← W^k − V + e_k − T(…). The server adds the mean, W ← W + Σ p_k T_k, and tells of its own model what is largest of the
 difference: V ← V + T(W − V). What it leaves out stays in W − V, which is its error feedback.
 
-Settled here: a client that sat out rounds gets the step of each of them, or all of V where that is less, and the bytes of either count.
+Design decisions: a client that sat out rounds gets the step of each of them, or all of V where that is less, and the bytes of either count.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ w·∂R/∂w ≥ 0 the flow through a link. In n rounds of pruning the links of 
 ranked together; flows are computed anew on what is left. In float64 and evaluation mode, where fresh BatchNorm is the identity. The
 mask never changes.
 
-Settled here: biases and running means count as 0, since flow that begins in the middle of the network feeds the last layers where the
+Design decisions: biases and running means count as 0, since flow that begins in the middle of the network feeds the last layers where the
 first are cut through. Inferred: embeddings (which read no ones) are not scored and get the budget of the experiment at random, their
 output is ones; LayerNorm and its kin keep their scale but do not normalise, because a constant input would vanish.
 """

@@ -90,7 +90,7 @@ def start_anew(layers: Sequence[Entry], weights: Tensor, mask: Mask, key: int) -
 
 
 _SHARE = 0.1
-"""The share of the strength of a layer's weights with which an arm starts beside others."""
+"""Magnitude at which a new arm starts beside active ones, as a share of that of the layer's weights."""
 
 
 def _around(index: int, entry: Entry) -> tuple[int, int]:
