@@ -231,7 +231,30 @@ _RIGHT = {
     "checkpoint.every": "10s",
     "eval.fairness": False,
 }
+_LONG = {**_RIGHT, "rounds": 500}
+_PRINTED = {**_LONG, "train.schedule": "constant", "train.optimizer": "adam", "train.weight_decay": 1e-3}
+"""The paper's rounds with the optimiser that the authors' library has."""
+_LIBRARY = {
+    **_PRINTED,
+    "topology.adjust": 0.2,
+    "topology.init_mask": "magnitude",
+    "topology.first_outer": 10,
+    "topology.outer_at_end": True,
+    "train.amsgrad": True,
+}
+_RANDOM, _FEDRTS, _FEDDST = (
+    Entrant("random", "random", rate=1.5),
+    Entrant("fedrts", "fedrts", rate=1.0),
+    Entrant("feddst", "feddst", rate=1.0),
+)
+"""With the rates that the first study chose at density 0.05, which a test compares with its results."""
 _PLAIN = Entrant("feddst_plain", "feddst", {"method_options.merge": "plain"})
+
+
+def _candidate(name: str, **options: str | float) -> Entrant:
+    return Entrant(name, "fedrts", {f"method_options.{key}": value for key, value in options.items()})
+
+
 STUDIES = {
     "right": Study(
         "CIFAR-10, 200 rounds: the methods at densities 0.05 and 0.1, each with its best learning rate",
@@ -242,6 +265,99 @@ STUDIES = {
             Part(entrants("fedtiny", "prunefl", "snip", "synflow"), range(3)),
         ),
         rates=(0.1, 0.3, 0.6, 1.0),
+    ),
+    "candidates": Study(
+        "CIFAR-10, 200 rounds: what might make FedRTS better, at density 0.05, chosen on the validation split",
+        _RIGHT,
+        densities=(0.05,),
+        parts=(
+            Part(
+                (
+                    *entrants("fedrts"),
+                    _candidate("core", keep="core"),
+                    _candidate("patience", keep="core", patience=9),
+                    _candidate("start", keep="core", start=0.3),
+                    _candidate("fisher", keep="core", score="fisher"),
+                    Entrant("falling", "fedrts", {"method_options.keep": "core", "topology.density_start": 0.1}),
+                ),
+                (),
+            ),
+        ),
+        rates=(0.6, 1.0, 1.5),
+        choosing_seeds=(200, 201, 202),
+    ),
+    "long": Study(
+        "CIFAR-10, 500 rounds: density 0.05",
+        _LONG,
+        densities=(0.05,),
+        parts=(Part((_RANDOM, _FEDRTS, _FEDDST), range(5)),),
+        rates=(0.6, 1.0, 1.5),
+    ),
+    "sparser": Study(
+        "CIFAR-10, 200 rounds: densities 0.02 and 0.2, each method with its best learning rate",
+        _RIGHT,
+        densities=(0.02, 0.2),
+        parts=(Part(entrants("random", "fedrts", "feddst", "fedsgc"), range(3)),),
+        rates=(0.3, 0.6, 1.0),
+    ),
+    "keys": Study(
+        "CIFAR-10, 200 rounds: single keys, at density 0.05",
+        _RIGHT,
+        densities=(0.05,),
+        parts=(
+            Part(
+                tuple(
+                    entrant
+                    for usual in (_FEDRTS, _FEDDST)
+                    for key, values in (
+                        ("topology.interval", (3, 5, 20)),
+                        ("clients.alpha", (0.1, 5)),
+                        ("clients.per_round", (5, 20)),
+                        ("topology.adjust", (0.2, 0.6)),
+                    )
+                    for entrant in usual.varied(key, *values)
+                )
+                + _FEDRTS.varied("method_options.scale", 1, 100)
+                + _FEDRTS.varied("method_options.gamma", 0, 1)
+                + (_FEDRTS, _FEDDST),
+                range(3),
+            ),
+        ),
+        rates=(0.6, 1.0, 1.5),
+    ),
+    "large": Study(
+        "CIFAR-10, 200 rounds: ResNet-18 with 11.2 million parameters at density 0.05, each method with its best learning rate",
+        {**_RIGHT, "model": "resnet18", "model_options.stem": "cifar", "eval.every": 10},
+        densities=(0.05,),
+        parts=(Part(entrants("random", "fedrts", "feddst"), range(2)),),
+        rates=(0.1, 0.3, 0.6),
+    ),
+    "printed": Study(
+        "CIFAR-10, 500 rounds: the paper's methods with Adam at 0.001 and weight decay 0.001, density 0.2",
+        _PRINTED,
+        densities=(0.2,),
+        parts=(Part(tuple(one.at(1e-3) for one in entrants("fedavg", "random", "fedrts", "feddst", "fedmef")), range(2)),),
+        rates=(0.0003, 0.001, 0.003),
+    ),
+    "library": Study(
+        "CIFAR-10, 500 rounds, density 0.2: settings of the authors' library (Adam, α_adj 0.2, outer rounds 10 to 300)",
+        _LIBRARY,
+        densities=(0.2,),
+        parts=(
+            Part(
+                tuple(
+                    one.at(1e-3)
+                    for one in (
+                        *entrants("fedrts", "fedrts_early"),
+                        Entrant("feddst", "feddst", {"method_options.merge": "plain", "method_options.adjust_after": 0}),
+                        Entrant("fedmef", "fedmef", {"method_options.bae_in": "all", "method_options.theta_low": "all"}),
+                        Entrant("fedtiny", "fedtiny", {"method_options.abns": False}),
+                    )
+                ),
+                range(2),
+            ),
+        ),
+        rates=(0.0003, 0.001, 0.003),
     ),
 }
 """Questions whose cells `evidence.py play` plays, in this order."""

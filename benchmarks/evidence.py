@@ -39,7 +39,7 @@ from fedrts.comparison.statistics import mean_of
 from fedrts.comparison.table import Results, costs_table, differences_table, markdown, means_table, words_on_test
 from fedrts.comparison.target import cost_to_target
 from fedrts.errors import InputError
-from studies import FIRST_CHOOSING_SEED
+from studies import FIRST_CHOOSING_SEED, rate_of
 from study_report import choosing, differences, runs_of, what_seeds_tell
 
 RESULTS = Path(__file__).parent / "results"
@@ -162,7 +162,7 @@ def status() -> str:
             rest = [[cell for cell in own if cell.name not in known[name]] for own in (trials, runs)]
             minutes = sum(costs.of(cell) for own in rest for cell in own) / 60
             total += minutes
-            rates = ", ".join(f"{one.name} {choice.best(one.name) or '–'}{'' if choice.is_over else '?'}" for one in part.entrants)
+            rates = ", ".join(f"{one.name} {rate_of(one, choice) or '–'}{'' if choice.is_over else '?'}" for one in part.entrants)
             done = (f"{len(own) - len(left)} of {len(own)}" for own, left in zip((trials, runs), rest, strict=True))
             more = "" if choice.is_over else ", more if rates widen"
             lines += [f"  density {density:g}: {next(done)} trials, {next(done)} runs, {minutes:.0f} GPU minutes to go{more}"]

@@ -7,7 +7,7 @@ those of wider ones while the best of some entrant lies at the edge, and then th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from fedrts.errors import InputError
@@ -32,6 +32,17 @@ class Entrant:
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keys with dots."""
+    rate: float | None = None
+    """A learning rate that is given, or that another study chose; None: this study chooses it."""
+
+    def at(self, rate: float) -> Entrant:
+        """Return the entrant with a given rate."""
+        return replace(self, rate=rate)
+
+    def varied(self, key: str, *values: float) -> tuple[Entrant, ...]:
+        """Return one entrant for each value of a key, named after both."""
+        short = key.rpartition(".")[2]
+        return tuple(replace(self, name=f"{self.name}_{short}{value:g}", options={**self.options, key: value}) for value in values)
 
 
 def entrants(*methods: str) -> tuple[Entrant, ...]:
@@ -45,6 +56,11 @@ class Part:
 
     entrants: tuple[Entrant, ...]
     seeds: Sequence[int]
+
+    @property
+    def choosing(self) -> tuple[Entrant, ...]:
+        """The entrants whose rates are chosen here."""
+        return tuple(entrant for entrant in self.entrants if entrant.rate is None)
 
 
 @dataclass(frozen=True)
@@ -136,14 +152,14 @@ class Study:
     def trials(self, name: str, part: Part, density: float, choice: Choice) -> Iterator[Cell]:
         for seed in self.choosing_seeds:
             for rate in choice.rates:
-                for entrant in part.entrants:
+                for entrant in part.choosing:
                     yield self._trial(name, entrant, density, rate, seed)
 
     def runs(self, name: str, part: Part, density: float, choice: Choice) -> Iterator[Cell]:
-        """At the best rates, or the lowest where none is known yet."""
+        """At the given or best rates, or the lowest where none is known yet."""
         for seed in part.seeds:
             for entrant in part.entrants:
-                yield Cell(name, entrant, density, choice.best(entrant.name) or choice.rates[0], seed, self.shared)
+                yield Cell(name, entrant, density, rate_of(entrant, choice) or choice.rates[0], seed, self.shared)
 
     def choice(self, name: str, part: Part, density: float, scores: Scores) -> Choice:
         """Rates widen for all entrants of a part together, so that all have as many; a later part begins with those of the earlier ones."""
@@ -161,7 +177,7 @@ class Study:
     def _tried(self, name: str, part: Part, density: float, rates: tuple[float, ...], scores: Scores) -> Choice:
         """What the trials of these rates came to; over means: all are there."""
         found: dict[str, dict[float, Score]] = {}
-        for entrant in part.entrants:
+        for entrant in part.choosing:
             names = {rate: [self._trial(name, entrant, density, rate, seed).name for seed in self.choosing_seeds] for rate in rates}
             there = {rate: cells for rate, cells in names.items() if all(cell in scores for cell in cells)}
             found[entrant.name] = {rate: mean([scores[cell] for cell in cells]) for rate, cells in there.items()}
@@ -169,6 +185,11 @@ class Study:
 
     def _trial(self, name: str, entrant: Entrant, density: float, rate: float, seed: int) -> Cell:
         return Cell(name, entrant, density, rate, seed, {**self.shared, "data_options.validation": self.validation})
+
+
+def rate_of(entrant: Entrant, choice: Choice) -> float | None:
+    """Return the rate that was given, or is the best so far; None before any is finished."""
+    return entrant.rate or choice.best(entrant.name)
 
 
 def _wider(choice: Choice) -> set[float]:

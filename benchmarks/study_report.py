@@ -40,6 +40,8 @@ def choosing(name: str, study: Study, scores: Scores) -> list[str]:
         body += [[entrant, f"{density:g}", *_rates(choice, entrant, rates)] for entrant in tried]
         if tried and not choice.is_over:
             warnings.append(f"**Not chosen yet** at density {density:g}, {', '.join(choice.scores)}: {_open(choice)}.")
+    if not any(part.choosing for part in study.parts):
+        return ["Learning rates are given, or those that another study chose."]
     return [words, markdown(["method", "density", *(f"{rate:g}" for rate in rates)], body), *warnings]
 
 

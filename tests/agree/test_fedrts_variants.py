@@ -171,7 +171,113 @@ def test_a_run_whose_layers_exchange_links(toy, method):
     assert not any(one.record.rejected for one in played)
 
 
-@pytest.mark.parametrize(("option", "value"), [("discount", 0.0), ("discount", 1.5), ("candidates", "nobody"), ("scope", "unit")])
+@settings(max_examples=60)
+@given(seeds)
+def test_the_core_of_the_average_stays(seed):
+    """The κ^l links of largest |W^agg| are active whatever is drawn; the largest draws have the other K^l − κ^l places."""
+    state, _, _ = start(seed)
+    after = updated(FedRTS(keep="core"), state, 2, seed)
+    current = round_of(2, SCHEDULE, state.mask)
+    total, mean = 0, torch.zeros(len(state.values), dtype=torch.float64)
+    for samples, weights, _ in replies(seed, state, current.quota):
+        total, mean = total + samples, mean + samples * weights.double()
+    strength = dict(zip(state.mask.active.tolist(), (mean / total).abs().tolist(), strict=False))
+    xi = posterior.draw(after["alpha"], after["beta"], random.key(seed, "topology")).tolist()
+    expected: set[int] = set()
+    for layer, count, kappa in zip(spans(SIZES), COUNTS, current.core, strict=True):
+        core = set(largest({i: strength[i] for i in layer if i in strength}, kappa))
+        expected |= core | set(largest({i: xi[i] for i in layer if i not in core}, count - kappa))
+    assert set(after.mask.active.tolist()) == expected
+    free = updated(FedRTS(), state, 2, seed)
+    assert torch.equal(after["alpha"], free["alpha"]), "what is learned does not depend on who may stay"
+
+
+@settings(max_examples=40)
+@given(seeds, st.integers(1, 4), st.booleans())
+def test_new_links_are_not_judged_before_their_time(seed, patience, outer):
+    """X = None for links that have been active for no more than so many rounds; inactive links are judged as ever."""
+    index = 6 if outer else 7
+    state, alpha, beta = start(seed)
+    since = (random.uniform(seed + 9, LINKS) * 8).int() - 1
+    state = state.remember(since=since)
+    after = updated(FedRTS(patience=patience), state, index, seed)
+    plain = updated(FedRTS(), state, index, seed)
+    for i in range(LINKS):
+        young = bool(state.mask.bits[i]) and index <= int(since[i]) + patience
+        for name, before in (("alpha", alpha[i]), ("beta", beta[i])):
+            expected = before if young else float(plain[name][i])
+            assert float(after[name][i]) == pytest.approx(expected, rel=1e-5)
+        grown = bool(after.mask.bits[i]) and not bool(state.mask.bits[i])
+        assert int(after["since"][i]) == (index if grown else int(since[i]))
+
+
+def test_first_links_are_judged_at_once(toy):
+    run = toy("fedrts", "cnn", method_options={"patience": 3})
+    usual = toy("fedrts", "cnn")
+    first, other = (rounds.play_round(one.plan, one.method.begin(one.setup), 0).state for one in (run, usual))
+    assert torch.equal(first["alpha"], other["alpha"])
+    assert first.mask == other.mask
+
+
+@settings(max_examples=40)
+@given(seeds, st.sampled_from([0.1, 1.0]))
+def test_new_links_start_down_the_gradient(seed, step):
+    """W_i = −η·mean|W^agg of the layer|·Σ p_k sign(g^k_i) of a new link, where g^k_i counts as 0 unless client k named it."""
+    state, _, _ = start(seed)
+    current, method, sums = round_of(2, SCHEDULE, state.mask), FedRTS(start=step), Sums()
+    total, mean, signs = 0, torch.zeros(len(state.values), dtype=torch.float64), [0.0] * LINKS
+    for samples, weights, named in replies(seed, state, current.quota):
+        gradient = 1e30 * (random.uniform(random.key(seed, samples), len(named)) - 0.5)
+        message: Message = {"weights": weights, "votes": Selection(torch.tensor(named, dtype=torch.int64), LINKS, gradient)}
+        sums.add(method.contribution(message, state, current), samples)
+        total, mean = total + samples, mean + samples * weights.double()
+        for link, slope in zip(named, gradient.tolist(), strict=True):
+            signs[link] += samples * (1.0 if slope > 0 else -1.0)
+    after = method.update(state, sums.mean(), current, lambda purpose: random.key(seed, purpose))
+    aggregate = dict(zip(state.mask.active.tolist(), (mean / total).tolist(), strict=False))
+    for layer in spans(SIZES):
+        own = [abs(aggregate[i]) for i in layer if i in aggregate]
+        for i in layer:
+            fresh = -step * sum(own) / len(own) * signs[i] / total
+            expected = aggregate.get(i, fresh) if bool(after.mask.bits[i]) else 0.0
+            assert float(after.weights[i]) == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    free = updated(FedRTS(), state, 2, seed)
+    assert after.mask == free.mask
+    assert torch.equal(after["alpha"], free["alpha"]), "a vote counts as ever"
+
+
+def test_gradients_travel_only_where_new_links_start_with_them(toy):
+    run, usual = toy("fedrts", "cnn", method_options={"start": 0.5}), toy("fedrts", "cnn")
+    state = run.method.begin(run.setup)
+    played, other = (rounds.play_round(one.plan, state, 0) for one in (run, usual))
+    named = 3 * sum(run.plan.round(0, state.mask).quota)
+    assert played.record.upload_bytes - other.record.upload_bytes == 4 * named, "four bytes for every link that three clients name"
+    grown = played.state.mask.bits & ~state.mask.bits
+    assert bool((played.state.weights[: len(grown)][grown] != 0).any())
+    assert played.state.mask == other.state.mask
+
+
+def test_groups_have_no_sign_to_start_with(toy):
+    run = toy("fedrts", "cnn", method_options={"start": 0.5}, topology={"unit": "kernel"})
+    with pytest.raises(InputError, match=r"method_options\.start needs topology\.unit = link"):
+        run.method.begin(run.setup)
+
+
+@pytest.mark.parametrize("option", [{"keep": "core"}, {"patience": 2}])
+@pytest.mark.parametrize("method", ["fedrts", "fedrts_trial", "fedrts_gamma1"])
+def test_a_run_whose_new_links_have_time(toy, method, option):
+    """Every variant of FedRTS takes them, with grouped links too; no reply is refused and K^l stays."""
+    run = toy(method, "cnn", method_options=option, topology={"interval": 2, "end": 6, "unit": "kernel"}, rounds=7)
+    first = run.method.begin(run.setup).mask
+    played = list(rounds.play(run.plan, run.method.begin(run.setup), -1))
+    assert {one.state.mask.counts for one in played} == {first.counts}
+    assert not any(one.record.rejected for one in played)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("discount", 0.0), ("discount", 1.5), ("candidates", "nobody"), ("scope", "unit"), ("keep", "all"), ("patience", -1), ("start", 2.0)],
+)
 def test_options_that_are_none(option, value):
     with pytest.raises(InputError, match=rf"method_options\.{option}") as caught:
         config.resolve({"method": "fedrts", "method_options": {option: value}})

@@ -232,6 +232,39 @@ def test_declared_studies_are_understood(evidence):
         assert {entrant.name for entrant in study.entrants} == {cell.entrant.name for cell in needed.values()}
 
 
+def test_studies_and_comparisons_have_names_of_their_own(evidence):
+    assert not set(evidence.STUDIES) & set(evidence.COMPARISONS)
+
+
+def test_given_rates_need_no_trials(tiny, studies):
+    """An entrant with a rate of its own is run at it at once, beside others that choose."""
+    given, choosing = studies.Entrant("feddst", "feddst", rate=0.7), studies.entrants("random")
+    study = replace(tiny, densities=(0.1,), parts=(studies.Part((given, *choosing), range(1)),))
+    assert names_of(study, {}) == [trial("random", 0.1, rate) for rate in (0.1, 0.3, 1.0)]
+    chosen = scored(0.1, random=(0.5, 0.6, 0.55))
+    assert names_of(study, chosen) == ["feddst-d0.1-lr0.7-s0", "random-d0.1-lr0.3-s0"]
+    alone = replace(study, parts=(studies.Part((given,), range(2)),))
+    assert names_of(alone, {}) == ["feddst-d0.1-lr0.7-s0", "feddst-d0.1-lr0.7-s1"]
+
+
+def test_variants_of_a_key_are_named_after_it(studies):
+    (low, high) = studies.Entrant("feddst", "feddst", {"method_options.merge": "plain"}, rate=1.0).varied("topology.interval", 3, 20)
+    assert (low.name, high.name) == ("feddst_interval3", "feddst_interval20")
+    assert high.options == {"method_options.merge": "plain", "topology.interval": 20}
+    assert high.rate == 1.0
+
+
+def test_given_rates_are_those_that_the_first_study_chose(evidence, studies):
+    """At density 0.05 with SGD: a rate that is written down equals the one that the committed trials choose."""
+    first = evidence.STUDIES["right"]
+    choice = first.choice("right", first.parts[0], 0.05, evidence.known_of("right").scores)
+    assert choice.is_over
+    given = [one for study in evidence.STUDIES.values() if "train.optimizer" not in study.shared for one in study.entrants if one.rate]
+    assert given
+    for entrant in given:
+        assert entrant.rate == choice.best(entrant.method), entrant.name
+
+
 class Clock:
     """Time that passes while somebody sleeps."""
 

@@ -5,9 +5,6 @@ the clients' votes, the indices of their largest gradients. Gradients themselves
 (`topology.unit`), an arm is a group with one outcome, one vote and one posterior: everything said here of links then holds for arms, of
 which there are U, B of them active. Otherwise U = P and B = A.
 
-Where links are grouped (`topology.unit`) an arm is a group, with one outcome, one vote and one posterior: what is said of links here is
-said of arms, of which there are U, B of them active. Where they are not, U = P and B = A.
-
 Settled where the paper is ambiguous: votes are taken among *inactive* links (Eq. 5 and the text; Algorithm 2 masks with m_t); p_n is
 normalised over the round's clients; K and κ are per layer; κ follows f(t) of the current round; γ weighs the aggregate (Eq. 3).
 """
@@ -37,8 +34,12 @@ class Outcome:
     values: Tensor
     at: Tensor | None
     clients: int
+    core: Tensor | None = None
+    """Which active arms are among the most important ones of the average, bool `[B]` (X^agg of Eq. 4)."""
     named: Tensor | None = None
     """In outer rounds: did any client speak for the arm? bool `[U]`."""
+    signs: Tensor | None = None
+    """In outer rounds, for methods that send them: the mean sign of the clients' gradients `[U]`, 0 from those that did not name an arm."""
 
 
 class Bandit(Scored):
@@ -76,12 +77,15 @@ class Bandit(Scored):
         updated = super().update(state, mean, round, rng)  # W^agg
         if self.rests(round):
             return updated
-        active = self.gamma * self.core(mean, round) + (1 - self.gamma) * mean["core"]  # Eq. 3, 4
+        core = self.core(mean, round)  # X^agg, Eq. 4
+        active = self.gamma * core + (1 - self.gamma) * mean["core"]  # Eq. 3, 4
         if not round.outer:
-            return self.learn(state, updated, Outcome(active, state.mask.arms.active, mean.clients), round, rng)  # inactive links: None
+            seen = Outcome(active, state.mask.arms.active, mean.clients, core)  # inactive links: None
+            return self.learn(state, updated, seen, round, rng)
         outcome = torch.add(self.gamma * 0.5, mean["votes"], alpha=1 - self.gamma)  # Eq. 3, 5: inactive links
         outcome[state.mask.arms.active] = active
-        return self.learn(state, updated, Outcome(outcome, None, mean.clients, mean["votes"] > 0), round, rng)
+        seen = Outcome(outcome, None, mean.clients, core, mean["votes"] > 0, mean.get("signs"))
+        return self.learn(state, updated, seen, round, rng)
 
     @abstractmethod
     def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:

@@ -3,24 +3,31 @@
 Every link is an arm of a combinatorial bandit. `bandit.py` has the outcomes X of a round (Eq. 3 to 5); here is what is made of them: the
 posteriors (Eq. 6) and the draw that is the next topology (Eq. 2). The posterior rests from T_end on, when the mask is fixed.
 
-Three options go beyond the paper and are off by default. `scope="global"`: layers do not keep their numbers of links; importance is judged,
+Six options go beyond the paper and are off by default. `scope="global"`: layers do not keep their numbers of links; importance is judged,
 and links are drawn, over all layers together. `discount`: the arms move while the model learns, so α ← 1 + ρ(α − 1), and β alike,
 before a link is observed again. `candidates="named"`: inactive links outnumber active ones many times over, and among so many draws the
-largest are those of links that nobody named; here only links that a client named in this round may be grown.
+largest are those of links that nobody named; here only links that a client named in this round may be grown. `keep="core"`: a draw can
+drop the strongest links by bad luck; here the κ^l largest of the average stay, and only the other places are drawn. `patience`: a new
+link is weak because it is new; it is not judged (X = None) in its first rounds. `start`: a new link starts a step down the clients'
+gradients instead of at 0; the step is measured by the links of its layer, so that no client can make it large.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedrts.errors import InputError
 from fedrts.methods import register
 from fedrts.methods.bandit import Bandit, Outcome
 from fedrts.methods.contract import Rng, Round, Setup, State
 from fedrts.sparse import posterior
+from fedrts.sparse.mask import Mask
+from fedrts.wire.fields import Indices, Message, Selection, carried
 
 
 @register("fedrts")
@@ -37,21 +44,81 @@ class FedRTS(Bandit):
     candidates: Annotated[Literal["all", "named"], Field(description="inactive links that a draw may choose: all, or those just named")] = (
         "all"
     )
+    keep: Annotated[Literal["none", "core"], Field(description="active links that no draw can drop: none, or the core of the average")] = (
+        "none"
+    )
+    patience: Annotated[int, Field(ge=0, le=10_000, description="rounds of training in which a new link is not judged")] = 0
+    start: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="η: new links start at −η · mean sign of the clients' gradients (which then travel) · their layer's mean weight",
+        ),
+    ] = 0.0
 
     def begin(self, setup: Setup) -> State:
-        prior = torch.ones(setup.layout.arms, dtype=torch.float32, device=setup.weights.device)  # Beta(1, 1): uniform
-        return super().begin(setup).remember(alpha=prior, beta=prior.clone())
+        arms, device = setup.layout.arms, setup.weights.device
+        if self.start and setup.layout.sizes.grouped:
+            raise InputError("method_options.start needs topology.unit = link: a group of links has no sign")
+        prior = torch.ones(arms, dtype=torch.float32, device=device)  # Beta(1, 1): uniform
+        state = super().begin(setup).remember(alpha=prior, beta=prior.clone())
+        return state.remember(since=torch.full((arms,), -1 - self.patience, dtype=torch.int32, device=device)) if self.patience else state
+
+    def votes(self, round: Round) -> Indices:
+        return replace(super().votes(round), values=self.start > 0)
+
+    def contribution(self, message: Message, state: State, round: Round) -> Message:
+        told = super().contribution(message, state, round)
+        if not (self.start and round.outer):
+            return told
+        named = carried(message["votes"], Selection)
+        return {**told, "votes": named.names, "signs": replace(named, values=carried(named.values, Tensor).sign())}
 
     def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
         scale = outcome.clients if self.scale == "clients" else self.scale
-        alpha, beta = posterior.faded(state["alpha"], state["beta"], self.discount, outcome.at)
-        alpha, beta = posterior.observe(alpha, beta, outcome.values, scale, outcome.at)  # Eq. 6
-        if round.outer:
-            drawn = posterior.draw(alpha, beta, rng("topology"))
-            if self.candidates == "named" and outcome.named is not None:
-                drawn *= state.mask.arms.bits | outcome.named  # 0 is below every draw, and the active links alone are enough
-            updated = updated.with_mask(self.best(drawn, round, state.mask.sizes))  # Eq. 2
-        return updated.remember(alpha=alpha, beta=beta)
+        values, at = self.judged(state, outcome, round)
+        alpha, beta = posterior.faded(state["alpha"], state["beta"], self.discount, at)
+        alpha, beta = posterior.observe(alpha, beta, values, scale, at)  # Eq. 6
+        updated = updated.remember(alpha=alpha, beta=beta)
+        if not round.outer:
+            return updated
+        drawn = posterior.draw(alpha, beta, rng("topology"))
+        active = state.mask.arms
+        if self.candidates == "named" and outcome.named is not None:
+            drawn *= active.bits | outcome.named  # 0 is below every draw, and the active links alone are enough
+        if self.keep == "core" and outcome.core is not None:
+            drawn[active.active] += outcome.core  # above every draw
+        return self.grown(state, updated, self.best(drawn, round, state.mask.sizes), outcome, round)  # Eq. 2
+
+    def judged(self, state: State, outcome: Outcome, round: Round) -> tuple[Tensor, Tensor | None]:
+        """Return X and the arms that it belongs to (None: all), without those that are active for `patience` rounds at most."""
+        if not self.patience:
+            return outcome.values, outcome.at
+        arms = state.mask.arms.bits
+        known = ~arms | (round.index - state["since"] > self.patience)
+        if outcome.at is None:
+            return outcome.values[known], known.nonzero().squeeze(-1)
+        return outcome.values[known[outcome.at]], outcome.at[known[outcome.at]]
+
+    def grown(self, before: State, updated: State, mask: Mask, outcome: Outcome, round: Round) -> State:
+        """Return the state on its new mask, with what new links begin with: a weight, and the round in which they came."""
+        after = updated.with_mask(mask)
+        new = mask.arms.bits & ~before.mask.arms.bits
+        if self.patience:
+            after = after.remember(since=torch.where(new, round.index, before["since"]))
+        if not self.start or outcome.signs is None:
+            return after
+        steps = -self.start * outcome.signs * strengths(updated)
+        weights = after.weights.clone()
+        weights[: len(new)][new] = steps[new].to(weights.dtype)
+        return after.moved(weights, mask)
 
     def belief(self, state: State) -> Tensor:
         return posterior.mean(state["alpha"], state["beta"])
+
+
+def strengths(state: State) -> Tensor:
+    """Return the mean |W| of the active links of its layer, for every link `[P]`."""
+    active = state.values[: state.mask.number].abs().split(list(state.mask.counts))
+    return torch.cat([values.mean().expand(size) for values, size in zip(active, state.mask.sizes, strict=True)])

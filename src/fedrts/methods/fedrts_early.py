@@ -51,7 +51,7 @@ class FedRTSEarly(Bandit):
         if not round.outer:
             return told
         named = carried(message["votes"], Selection)
-        return {**told, "votes": Selection(named.indices, named.size), "gradient": named}
+        return {**told, "votes": named.names, "gradient": named}
 
     def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
         active, sizes = state.mask.arms.active, state.mask.arms.sizes

@@ -35,6 +35,7 @@ class FedRTSTrial(FedRTS, FedDST):
     candidates: Annotated[Literal["all", "named"], Field(description="inactive links that a draw may choose: all, or those just tried")] = (
         "named"
     )
+    start: Annotated[float, Field(ge=0, le=0, description="always 0: new links keep the weights of the clients that tried them")] = 0.0
 
     def exchanges(self, round: Round) -> tuple[Exchange, ...]:
         return FedDST.exchanges(self, round) if round.outer else super().exchanges(round)
@@ -46,9 +47,10 @@ class FedRTSTrial(FedRTS, FedDST):
         if not round.outer:
             return super().update(state, mean, round, rng)
         weights, sizes = self.merged(state, mean), state.mask.sizes
-        largest = self.best(weights[: sum(sizes)].abs(), round, sizes)
-        aggregate = torch.where(state.mask.arms.bits, largest.arms.bits.float(), 0.5)  # X^agg
+        largest = self.best(weights[: sum(sizes)].abs(), round, sizes).arms.bits
+        aggregate = torch.where(state.mask.arms.bits, largest.float(), 0.5)  # X^agg
         outcome = self.gamma * aggregate + (1 - self.gamma) * mean["has"]
         tried = mean["has"] > 0
         updated = state.moved(weights, Mask.of_arms(tried, sizes))
-        return self.learn(state, updated, Outcome(outcome, None, mean.clients, tried), round, rng)
+        seen = Outcome(outcome, None, mean.clients, largest[state.mask.arms.active], tried)
+        return self.learn(state, updated, seen, round, rng)

@@ -25,6 +25,11 @@ class Selection:
     size: int
     values: Tensor | None = None
 
+    @property
+    def names(self) -> Selection:
+        """The same links without their values."""
+        return Selection(self.indices, self.size)
+
 
 @dataclass(frozen=True)
 class Short:
