@@ -44,7 +44,12 @@ def as_one(replies):
 def tensors_of(payload):
     """The tensors that a payload is made of."""
     found = []
-    changed(payload, lambda tensor: found.append(tensor) or tensor)
+
+    def noted(tensor):
+        found.append(tensor)
+        return tensor
+
+    changed(payload, noted)
     return found
 
 

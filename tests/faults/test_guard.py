@@ -246,10 +246,11 @@ def test_among_replies_that_are_one_a_bad_one_gets_the_reason_that_it_gets_alone
     assert found.faults == {3 * place: reason for place, reason in enumerate(alone) if reason is not None}
     for reply, reason in zip(bad, alone, strict=True):
         among = [*honest[:ATTACKER], reply, *honest[ATTACKER + 1 :]]
-        (one,), several = findings([as_one(among)], order, run.plan.guard, samples), findings(among, order, run.plan.guard, samples)
-        assert one.faults == ({} if reason is None else {ATTACKER: reason})
-        assert [one.faults.get(place) for place in range(5)] == [each.faults.get(0) for each in several]
-        for name, sizes in one.measured.items():
+        (whole,) = findings([as_one(among)], order, run.plan.guard, samples)
+        several = findings(among, order, run.plan.guard, samples)
+        assert whole.faults == ({} if reason is None else {ATTACKER: reason})
+        assert [whole.faults.get(place) for place in range(5)] == [each.faults.get(0) for each in several]
+        for name, sizes in whole.measured.items():
             assert sizes == pytest.approx([each.measured[name][0] for each in several], rel=1e-5, nan_ok=True)
         together, in_turn = add_up(question, [as_one(among)]), add_up(question, among)
         assert (together.counted, together.rejected, together.blamed) == (in_turn.counted, in_turn.rejected, in_turn.blamed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from fedrts.server import aggregate
 from fedrts.server.aggregate import Sums
 from fedrts.server.collect import Question, Tally, add_up
 from fedrts.server.engine import arrivals
-from fedrts.wire.fields import Selection, changed
+from fedrts.wire.fields import Message, Selection, changed
 from helping import as_one, tensors_of
 
 CLIENTS = 6
@@ -185,16 +186,25 @@ def test_replies_that_nobody_asked_for_are_dropped_one_by_one(toy):
     assert [entry["client"] for entry in twice.rejected] == [1, 0, 2]
 
 
-def test_a_contribution_that_takes_one_client_for_another_axis_is_refused(toy):
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (lambda weights: weights[0], r"'first' has the shape .* 6 clients"),
+        (lambda weights: weights[:7], "'first' of Mistaken is not the same for several clients"),
+        (lambda weights: weights - weights.mean(0), "'first' of Mistaken is not the same for several clients"),
+    ],
+)
+def test_a_method_that_takes_clients_for_another_axis_is_refused(toy, first, said):
     engine, question = question_of(toy, "fedavg", "mlp", 1)
     (whole,) = arrivals(engine, question.order, question.asked)
 
     class Mistaken(FedAvg):
         def contribution(self, message, state, round):
-            return {**message, "first": message["weights"][0]}
+            return {**message, "first": first(message["weights"])}
 
-    with pytest.raises(InputError, match=r"'first' has the shape .* 6 clients .*last one"):
+    with pytest.raises(InputError, match=f"{said}.*last.*--engine serial"):
         add_up(replace(question, method=Mistaken()), [whole])
+    assert add_up(replace(question, method=Mistaken()), list(whole)).counted == question.asked
 
 
 def test_sums_of_several_have_the_bits_of_sums_one_after_the_other():
@@ -202,11 +212,11 @@ def test_sums_of_several_have_the_bits_of_sums_one_after_the_other():
     values = torch.randn(7, 100_000, generator=generator) * 10.0 ** torch.randint(-6, 6, (7, 100_000), generator=generator)
     indices = torch.stack([torch.randperm(50, generator=generator)[:20].sort().values for _ in range(7)])
     chosen, weights = Selection(indices, 50, torch.randn(7, 20, generator=generator)), [3, 2**31 - 1, 5, 17, 2**20 + 1, 1, 999]
-    message = {"x": values, "flags": values > 0, "g": chosen, "votes": Selection(indices, 50)}
+    message: Message = {"x": values, "flags": values > 0, "g": chosen, "votes": Selection(indices, 50)}
     together, in_turn = Sums(), Sums()
     together.add_together(message, weights, weights)
     for place, weight in enumerate(weights):
-        in_turn.add({name: changed(payload, lambda tensor, place=place: tensor[place]) for name, payload in message.items()}, weight)
+        in_turn.add({name: changed(payload, itemgetter(place)) for name, payload in message.items()}, weight)
     means = in_turn.mean()
     assert all(torch.equal(mean, means[name]) for name, mean in together.mean().items())
     exact = (values.double() * torch.tensor(weights)[:, None]).sum(0) / sum(weights)

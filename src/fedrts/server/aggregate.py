@@ -71,8 +71,8 @@ class Sums:
             tensor = payload.indices if isinstance(payload, Selection) else carried(payload, Tensor)
             if tensor.shape[:1] != (len(samples),):
                 raise InputError(
-                    f"a method's contribution '{name}' has the shape {tuple(tensor.shape)} where the messages of {len(samples)} clients "
-                    "are the leading axis: `contribution` has to work along the last one (docs/contract.md)"
+                    f"the contribution '{name}' has the shape {tuple(tensor.shape)} where {len(samples)} clients are the leading axis: "
+                    "`contribution` has to work along the last one (docs/contract.md), or use --engine serial"
                 )
             if name == "weights" and self._weights is not None:
                 for row, weight in zip(tensor, weights, strict=True):

@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import add
+from operator import add, itemgetter
 from typing import Any
 
 from torch import Tensor
 
 from fedrts.client.order import Failure, Order, Replies, Reply
 from fedrts.client.summing import SumForm, Summing
+from fedrts.errors import InputError
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
 from fedrts.secure.call import TAG
@@ -29,7 +30,7 @@ from fedrts.server.reducers import reduction
 from fedrts.wire import codec
 from fedrts.wire.checks import Findings
 from fedrts.wire.codec import Kind
-from fedrts.wire.fields import Message
+from fedrts.wire.fields import Message, Payload, Selection, carried, changed
 
 DROPPED, LATE, LATE_AGAIN, UNREACHABLE, UNASKED = "dropped out", "late", "late again", "not reachable", "not asked: too few are here"
 
@@ -214,12 +215,48 @@ def _add_together(question: Question, result: Tally, hearing: Hearing | None, we
     opened, order = question.opened(replies.message), question.order
     contribution = question.added(opened)
     result.sums.add_together(contribution, replies.samples, [weights[client] for client in replies.clients])
+    _check_of_several(question, opened, contribution)
     result.upload_bytes += codec.uploads_size(order.exchange.up, replies.message, order.upload_frame(), len(replies))
     if hearing is not None and (words := hearing.of(opened, contribution)) is not None:
         result.words |= zip(replies.clients, words.unbind(), strict=True)
     result.flops = reduce(add, replies.flops, result.flops)  # `sum` rounds otherwise
     if replies.left is not None:
         result.left |= zip(replies.clients, map(Tensor.clone, replies.left.cpu()), strict=True)
+
+
+_OF_SEVERAL: set[tuple[object, ...]] = set()
+"""Methods, in kinds of rounds, that are known to take the messages of several clients for those of several."""
+
+
+def _check_of_several(question: Question, opened: Message, contribution: Message) -> None:
+    """Refuse a method of somebody's own whose contribution of several clients is not each one's: once, by the first client."""
+    method, round = question.method, question.order.round
+    kind = (type(method), repr(method), round.outer, round.frozen, round.exchange)
+    if kind in _OF_SEVERAL:
+        return
+    alone = question.added({name: changed(payload, itemgetter(0)) for name, payload in opened.items()})
+    for name, payload in contribution.items():
+        if not _alike(_tensors(changed(payload, itemgetter(0))), _tensors(alone[name])):
+            raise InputError(
+                f"the contribution '{name}' of {type(method).__name__} is not the same for several clients as for one: `contribution` has "
+                "to work along the last axis (docs/contract.md), or use --engine serial"
+            )
+    _OF_SEVERAL.add(kind)
+
+
+def _tensors(payload: Payload) -> list[Tensor]:
+    """Return the tensors of a contribution."""
+    if isinstance(payload, Selection):
+        return [payload.indices, *([] if payload.values is None else [payload.values])]
+    return [carried(payload, Tensor)]
+
+
+def _alike(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    """Whether tensors are the same but for what rounding may do to a few numbers."""
+    if [tensor.shape for tensor in ours] != [tensor.shape for tensor in theirs]:
+        return False
+    exact = [(a.double(), b.double()) for a, b in zip(ours, theirs, strict=True)]
+    return not any(float((a - b).abs().sum()) > 0.01 * float(b.abs().sum()) for a, b in exact)
 
 
 def _words(question: Question, sums: RingSums, contribution: Message, reply: Reply) -> Words:

@@ -31,7 +31,7 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Together(Protocol):
+class Gathering(Protocol):
     """An engine whose clients work side by side, so that replies of many are one."""
 
     def run_together(self, order: Order, clients: Sequence[int]) -> Iterator[Arrival]:
@@ -41,7 +41,7 @@ class Together(Protocol):
 
 def arrivals(engine: Engine, order: Order, clients: Sequence[int]) -> Iterator[Arrival]:
     """Yield the replies of an engine's clients, those that can be as one."""
-    return engine.run_together(order, clients) if isinstance(engine, Together) else engine.run(order, clients)
+    return engine.run_together(order, clients) if isinstance(engine, Gathering) else engine.run(order, clients)
 
 
 @runtime_checkable

@@ -338,7 +338,7 @@ def _too_large(bound: float, size: float) -> str:
 
 def _undone(undo_bound: float, norm: float, updates: Numbers) -> np.ndarray:
     """Return which updates go too far back: by their sizes, and their products with the sent model of a `norm`, `[clients, 2]`."""
-    size, along = updates.T
+    size, along = updates[:, 0], updates[:, 1]
     undone: np.ndarray = -along > np.maximum(undo_bound * max(norm, 1.0), _BACKWARDS * size) * norm
     return undone
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
@@ -90,7 +91,9 @@ def findings(groups: Sequence[Sequence[Check]], clients: Sequence[int]) -> list[
     for group, many in zip(groups, clients, strict=True):
         nothing = np.zeros((many, 0))
         checked = [(check, nothing if check.numbers is None else np.array(next(held)).reshape(many, -1)) for check in group]
-        found.append(Findings(_faults(checked), {check.measures: of[:, 0].tolist() for check, of in checked if check.measures is not None}))
+        with np.errstate(invalid="ignore"):  # numbers of what has already failed a check may be none
+            faults = _faults(checked)
+        found.append(Findings(faults, {check.measures: of[:, 0].tolist() for check, of in checked if check.measures is not None}))
     return found
 
 
@@ -98,9 +101,7 @@ def _faults(checked: Sequence[tuple[Check, Numbers]]) -> dict[int, str]:
     """Return the reason of the first check that each message at fault fails, by its place."""
     faults: dict[int, str] = {}
     for check, numbers in checked:
-        with np.errstate(invalid="ignore"):  # what is not a number may be measured of what has already failed
-            wrong = np.flatnonzero(check.wrong(numbers))
-        for place in wrong.tolist():
+        for place in np.flatnonzero(check.wrong(numbers)).tolist():
             if place not in faults:
                 faults[place] = check.reason(*numbers[place].tolist())
     return faults
@@ -108,5 +109,10 @@ def _faults(checked: Sequence[tuple[Check, Numbers]]) -> dict[int, str]:
 
 def fetched(tensors: Sequence[Tensor]) -> list[list[float]]:
     """Return the contents of small tensors as flat lists, with one copy from the device."""
-    numbers = iter(torch.cat([tensor.detach().reshape(-1).to(torch.float64) for tensor in tensors]).tolist() if tensors else [])
-    return [[next(numbers) for _ in range(tensor.numel())] for tensor in tensors]
+    of_type: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        of_type.setdefault(tensor.dtype, []).append(tensor.detach().reshape(-1))
+    joined = {dtype: torch.cat(some).to(torch.float64) for dtype, some in of_type.items()}
+    told = iter(torch.cat(list(joined.values())).tolist() if joined else [])
+    numbers = {dtype: iter(list(islice(told, len(some)))) for dtype, some in joined.items()}
+    return [list(islice(numbers[tensor.dtype], tensor.numel())) for tensor in tensors]
