@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +33,7 @@ from fedrts.server import rounds as loop
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import Guard
 from fedrts.server.outliers import UPDATE, Excess, Suspicion, excesses
+from fedrts.wire.checks import Numbers
 
 HERE = Path(__file__).parent
 RAW, TABLE = HERE / "results/raw/honest.json", HERE / "results/honest.md"
@@ -108,13 +110,14 @@ class Margins:
         self.against = max([self.against, *self.suspicion.weights.values()])
         return found
 
-    def of_update(self, guard: Guard, norm: float, size: float, along: float) -> str | None:
-        if -along > guards._BACKWARDS * size * norm:  # elsewhere it may go back as far as it likes
-            self.undo = max(self.undo, -along / norm / max(norm, 1.0))
-        return _of_update(guard, norm, size, along)
+    def undone(self, undo_bound: float, norm: float, updates: Numbers) -> np.ndarray:
+        for size, along in updates.tolist():
+            if -along > guards._BACKWARDS * size * norm:  # elsewhere it may go back as far as it likes
+                self.undo = max(self.undo, -along / norm / max(norm, 1.0))
+        return _undone(undo_bound, norm, updates)
 
 
-_of_update = guards._of_update
+_undone = guards._undone
 
 
 def played(settings: Mapping[str, Any], recipe: str, method: str) -> dict[str, Any]:
@@ -124,7 +127,7 @@ def played(settings: Mapping[str, Any], recipe: str, method: str) -> dict[str, A
     ledger, state = ClientRecords.of(plan.guard), run.method.begin(run.setup)
     with (
         patch.object(loop, "excesses", margins.excesses),
-        patch.object(guards, "_of_update", margins.of_update),
+        patch.object(guards, "_undone", margins.undone),
         patch.object(type(plan), "is_evaluated", lambda *_: False),
     ):
         try:

@@ -1,11 +1,14 @@
 """Small things that several tests need."""
 
+import torch
+
 from fedrts import data
-from fedrts.client.order import Order
+from fedrts.client.order import Order, Replies
 from fedrts.data.official import Source
 from fedrts.methods.contract import Round
 from fedrts.sparse.layout import Entry, Layout
 from fedrts.wire.checks import faults
+from fedrts.wire.fields import changed
 
 
 def order_of(run, exchange, state, index, number=0):
@@ -16,6 +19,38 @@ def order_of(run, exchange, state, index, number=0):
 def ask(run, exchange, state, index, clients):
     """The replies of `clients` to an exchange."""
     return list(run.plan.engine.run(order_of(run, exchange, state, index), clients))
+
+
+def as_one(replies):
+    """Replies with the same fields and shapes as those of clients side by side."""
+
+    def stacked(*payloads):
+        tensors = [iter(tensors_of(payload)) for payload in payloads]
+        return changed(payloads[0], lambda tensor: torch.stack([next(own) for own in tensors]))
+
+    first, left = replies[0], [reply.left for reply in replies]
+    return Replies(
+        [reply.client for reply in replies],
+        first.round,
+        first.exchange,
+        [reply.samples for reply in replies],
+        {name: stacked(*(reply.message[name] for reply in replies)) for name in first.message},
+        [reply.flops for reply in replies],
+        torch.tensor([reply.loss for reply in replies]),
+        None if left[0] is None else torch.stack(left),
+    )
+
+
+def tensors_of(payload):
+    """The tensors that a payload is made of."""
+    found = []
+
+    def noted(tensor):
+        found.append(tensor)
+        return tensor
+
+    changed(payload, noted)
+    return found
 
 
 def layout_of(mask):

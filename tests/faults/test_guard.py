@@ -16,16 +16,18 @@ from fedrts.client.envelope import decode_reply, encode_reply
 from fedrts.client.order import Failure, Order, Reply
 from fedrts.engines.serial import SerialEngine
 from fedrts.errors import InputError, Note
+from fedrts.methods.contract import State
 from fedrts.observe import Silent
 from fedrts.server import rounds
 from fedrts.server.aggregate import Sums
 from fedrts.server.client_records import ClientRecords
+from fedrts.server.collect import Question, add_up
 from fedrts.server.engine import Engine
-from fedrts.server.guard import Guard, faults
+from fedrts.server.guard import Guard, faults, findings
 from fedrts.server.reducers import Clipped, Sorted, reduction
 from fedrts.wire.errors import WireError
-from fedrts.wire.fields import Selection
-from helping import ask, order_of
+from fedrts.wire.fields import Selection, changed
+from helping import as_one, ask, order_of, tensors_of
 
 ATTACKER = 2
 
@@ -179,6 +181,89 @@ def test_bad_replies_that_are_measured_together_get_the_reasons_that_they_get_al
     assert faults(mixed, order, run.plan.guard, samples) == alone
     assert alone[1::2] == [None] * len(bad)
     assert sum(reason is not None for reason in alone[::2]) == sum(isinstance(reply, Reply) for reply in bad) - 2  # another round, exchange
+
+
+OTHERS: list[tuple[str, str, int, dict[str, Any]]] = [
+    ("fedrts", "cnn", 0, {}),
+    ("fedavg", "mlp", 1, {"value_type": "int8"}),
+    ("fedavg", "cnn", 1, {"value_type": "float16"}),
+    ("prunefl", "cnn", 0, {}),
+    ("fedmef", "mlp", 0, {}),
+    ("fedrts", "cnn", 0, {"guard": {"reducer": "clip"}}),
+]
+
+
+def changed_at(name, at, value):
+    """One number of a field is another, if the field has such a number."""
+
+    def tamper(reply, order):
+        place = iter(range(10))
+
+        def change(tensor):
+            if next(place) != at or not len(tensor):
+                return tensor
+            poked = tensor.clone()
+            poked[len(tensor) // 2] = value if tensor.is_floating_point() else int(np.nan_to_num(np.clip(value, -128, 127)))
+            return poked
+
+        return [replace(reply, message={**reply.message, name: changed(reply.message[name], change)})] if name in reply.message else []
+
+    return tamper
+
+
+def in_two_ways(tamper, other):
+    return lambda reply, order: [last for first in tamper(reply, order) for last in other(first, order)]
+
+
+SPOILED = [tamper for name, (tamper, _) in ATTACKS.items() if name not in ("another round", "another exchange", "a stranger")]
+SPOILED += [changed_at("weights", at, value) for at in range(3) for value in (-128, 127, 1e4, float("nan"), float("-inf"))]
+SPOILED += [changed_at(name, at, value) for name in ("squares", "growth") for at in range(2) for value in (float("nan"), 1e30, -7)]
+SPOILED += [with_weights(lambda w: -w), with_weights(lambda w: w * 0.1), with_weights(lambda w: w * 1000)]
+SPOILED += [in_two_ways(ATTACKS["NaN"][0], ATTACKS["repeated votes"][0]), in_two_ways(ATTACKS["1e30"][0], ATTACKS["an inflated weight"][0])]
+
+
+@pytest.mark.parametrize(("method", "model", "index", "options"), OTHERS)
+def test_among_replies_that_are_one_a_bad_one_gets_the_reason_that_it_gets_alone(toy, method, model, index, options):
+    run = toy(method, model, clients={"total": 5, "per_round": 5}, **options)
+    state = run.method.begin(run.setup)
+    order = order_of(run, run.plan.exchanges(run.plan.round(index, state.mask))[0], state, index)
+    honest = list(run.plan.engine.run(order, range(5)))
+    samples = dict(enumerate(run.plan.samples))
+    question = Question(order, State(state.values, state.mask), run.method, run.plan.guard, samples, list(range(5)), 5)
+    assert findings([as_one(honest)], order, run.plan.guard, samples)[0].faults == {}
+    bad = []
+    for tamper in SPOILED:
+        try:
+            found = [reply for reply in tamper(honest[ATTACKER], order) if isinstance(reply, Reply)]
+            bad += [reply for reply in found if alike(reply, honest[0])]
+        except (KeyError, AttributeError, TypeError):  # an attack on what this method does not send
+            continue
+    assert len(bad) >= 15
+    alone = [faults([reply], order, run.plan.guard, samples)[0] for reply in bad]
+    assert sum(reason is not None for reason in alone) >= 8
+    crowd = [reply for one in bad for reply in (one, honest[0], honest[4])]
+    (found,) = findings([as_one(crowd)], order, run.plan.guard, samples)
+    assert found.faults == {3 * place: reason for place, reason in enumerate(alone) if reason is not None}
+    for reply, reason in zip(bad, alone, strict=True):
+        among = [*honest[:ATTACKER], reply, *honest[ATTACKER + 1 :]]
+        (whole,) = findings([as_one(among)], order, run.plan.guard, samples)
+        several = findings(among, order, run.plan.guard, samples)
+        assert whole.faults == ({} if reason is None else {ATTACKER: reason})
+        assert [whole.faults.get(place) for place in range(5)] == [each.faults.get(0) for each in several]
+        for name, sizes in whole.measured.items():
+            assert sizes == pytest.approx([each.measured[name][0] for each in several], rel=1e-5, nan_ok=True)
+        together, in_turn = add_up(question, [as_one(among)]), add_up(question, among)
+        assert (together.counted, together.rejected, together.blamed) == (in_turn.counted, in_turn.rejected, in_turn.blamed)
+        if reason is not None:
+            assert together.rejected == [{"client": ATTACKER, "reason": reason}]
+            means = in_turn.sums.mean()
+            assert all(torch.equal(mean, means[name]) for name, mean in together.sums.mean().items())
+
+
+def alike(reply, other):
+    """Whether two replies can be one: the same fields in tensors of the same shapes."""
+    forms = [{name: [(t.shape, t.dtype) for t in tensors_of(payload)] for name, payload in one.message.items()} for one in (reply, other)]
+    return forms[0] == forms[1]
 
 
 @pytest.mark.parametrize("again", ["duplicate", "replay"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +15,7 @@ from fedrts.errors import blaming
 from fedrts.methods.contract import Exchange, Round, State
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import RESIDUAL, Frame, Message, Payload, Steps, carried
+from fedrts.wire.fields import RESIDUAL, Frame, Message, Payload, Steps, carried, changed
 from fedrts.wire.packing import raw
 
 DRIFT = "server_drift"
@@ -154,6 +154,65 @@ class Reply:
     """The name under which a client elsewhere keeps that."""
     more: bool = False
     """The next reply is there too: whoever looks at this one may look at both together."""
+
+
+@dataclass(frozen=True)
+class Replies:
+    """The replies of clients that worked side by side, as one: tensors of the message have the clients as leading axis.
+
+    A single client's `Reply` is a view of it, made where one is wanted.
+    """
+
+    clients: Sequence[int]
+    round: int
+    exchange: int
+    samples: Sequence[int]
+    """n_k of each."""
+    message: Message
+    flops: Sequence[float]
+    losses: Tensor
+    """Mean training loss of each over its steps `[clients]` (NaN if it made none)."""
+    left: Tensor | None = None
+    """What each remembers of its change because it did not travel `[clients, N_all]`."""
+    more: bool = False
+    """See `Reply`."""
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def one(self, place: int, more: bool = False) -> Reply:
+        """Return the reply of one client."""
+        return Reply(
+            self.clients[place],
+            self.round,
+            self.exchange,
+            self.samples[place],
+            {name: changed(payload, lambda tensor: tensor[place]) for name, payload in self.message.items()},
+            self.flops[place],
+            float(self.losses[place]),
+            left=None if self.left is None else self.left[place],
+            more=more,
+        )
+
+    def some(self, places: Sequence[int]) -> Replies:
+        """Return the replies of some of the clients; all of them are what is there, unchanged."""
+        if len(places) == len(self):
+            return self
+        at = torch.tensor(places, dtype=torch.int64).to(self.losses.device, non_blocking=True)
+        return replace(
+            self,
+            clients=[self.clients[place] for place in places],
+            samples=[self.samples[place] for place in places],
+            message={name: changed(payload, lambda tensor: tensor.index_select(0, at)) for name, payload in self.message.items()},
+            flops=[self.flops[place] for place in places],
+            losses=self.losses[at],
+            left=None if self.left is None else self.left[at],
+        )
+
+    def __iter__(self) -> Iterator[Reply]:
+        """Yield every client's reply."""
+        told = replace(self, losses=self.losses.cpu())
+        return (told.one(place, self.more or place + 1 < len(self)) for place in range(len(self)))
 
 
 @dataclass(frozen=True)

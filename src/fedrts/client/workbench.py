@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from fedrts.sparse import random
 from fedrts.sparse.cost import Macs
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
-from fedrts.wire.fields import Field, Message, Values
+from fedrts.wire.fields import Field, Message, SideBySide, Values
 
 
 @dataclass
@@ -140,16 +140,22 @@ class Workbench:
             tensors = self.summing.ballot(order, tensors)
         return self.protection.message(order.exchange.up if fields is None else fields, tensors, frame, draws)
 
-    def uploads(self, order: Order, tensors: Mapping[str, Tensor], keys: Sequence[int]) -> Iterator[Message]:
-        """Return the `upload` of several clients with these `keys`; their tensors have them as leading axis and may be reused."""
-        up, frame = order.exchange.up, order.upload_frame()
-        whole = {} if self.protection.on else {name: entry for name, entry in up.items() if isinstance(entry, Values) and entry.lossless}
-        taken = {name: entry.chosen(tensors, frame).unbind() for name, entry in whole.items()}
-        rest = {name: entry for name, entry in up.items() if name not in whole}
-        for place, key in enumerate(keys):
-            message: Message = {name: payloads[place] for name, payloads in taken.items()}
-            own = {name: tensor[place] for name, tensor in tensors.items()} if rest else {}
-            yield message | self.upload(order, own, key, rest) if rest else message
+    def uploads(self, order: Order, tensors: Mapping[str, Tensor], keys: Sequence[int]) -> Message | None:
+        """Return the `upload` of several clients with these `keys` as one message; None where each needs its own.
+
+        The clients are the leading axis of the tensors, which the message may share, and of what is in the message.
+        """
+        up = order.exchange.up
+        if self.protection.on or self.summing is not None or not all(isinstance(entry, SideBySide) for entry in up.values()):
+            return None
+        frame = order.upload_frame()
+        if not all(isinstance(entry, Values) and entry.lossless for entry in up.values()):
+            rounding = [random.signed(random.key(key, "rounding", order.round.exchange)) for key in keys]
+            frame = replace(frame, keys=torch.tensor(rounding).to(self.device, non_blocking=True))
+        return {
+            name: entry.chosen(tensors, frame) if isinstance(entry, Values) and entry.lossless else entry.take(tensors, frame)
+            for name, entry in up.items()
+        }
 
     def flops(self, order: Order, job: Job) -> float:
         """Return the FLOPs of an order for the client, without running it."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedrts.client import sparse_training
 from fedrts.client.job import Job
-from fedrts.client.order import Order, Reply
+from fedrts.client.order import Order, Replies, Reply
 from fedrts.client.workbench import Workbench
 from fedrts.data.holdings import Holdings
 from fedrts.engines.kernels import Kernel
@@ -31,6 +31,9 @@ from fedrts.sparse import random
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.units import start_anew, start_key
 from fedrts.tasks import Metrics
+
+_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 25}
+"""Numbers, in about as many of which replies come as one: on a CPU what fits its caches, else what hardly counts beside other memory."""
 
 
 class Batches(NamedTuple):
@@ -106,6 +109,11 @@ class BatchedEngine:
             return self.serial.evaluate(state)
 
     def run(self, order: Order, clients: Sequence[int]) -> Iterator[Reply]:
+        for some in self.run_together(order, clients):
+            yield from some if isinstance(some, Replies) else (some,)
+
+    def run_together(self, order: Order, clients: Sequence[int]) -> Iterator[Reply | Replies]:
+        """Yield the same replies, those of clients side by side as one."""
         if not all(map(_is_common, order.exchange.steps)):
             yield from self.serial.run(order, clients)
             return
@@ -118,7 +126,7 @@ class BatchedEngine:
                     raise
                 self._halve(error, min(self.together, len(waiting)))
                 continue
-            waiting = waiting[len(replies) :]
+            waiting = waiting[self.together :]
             yield from replies[:-1]
             yield replace(replies[-1], more=False)
 
@@ -135,8 +143,11 @@ class BatchedEngine:
             self.together = tried // 2 or 1
         note(f"out of memory: going on with {self.slots} clients side by side")
 
-    def _share(self, order: Order, clients: list[int]) -> list[Reply]:
-        """Divide clients among the workers: each has its own slots and waits for no other until its last client is done."""
+    def _share(self, order: Order, clients: list[int]) -> list[Reply | Replies]:
+        """Divide clients among the workers: each has its own slots and waits for no other until its last client is done.
+
+        Replies come in the order of the clients, so those of several workers come one by one.
+        """
         workers = min(self.workers, len(clients))
         if workers == 1:
             with threads_for(self.bench.batch_macs * self.slots):
@@ -146,14 +157,14 @@ class BatchedEngine:
         shares = [[clients[turn.client] for turn in turns if turn.slot == worker] for worker in range(len({turn.slot for turn in turns}))]
         with threads_for(0), ThreadPoolExecutor(len(shares)) as pool:
             done = list(pool.map(self._work, [order] * len(shares), shares, range(len(shares))))
-        replies = {reply.client: reply for share in done for reply in share}
+        replies = {reply.client: reply for share in done for some in share for reply in (some if isinstance(some, Replies) else (some,))}
         return [replies[client] for client in clients]
 
-    def _work(self, order: Order, clients: list[int], worker: int = 0) -> list[Reply]:
+    def _work(self, order: Order, clients: list[int], worker: int = 0) -> list[Reply | Replies]:
         with order.blaming(*clients):
             return self._worked(order, clients, worker)
 
-    def _worked(self, order: Order, clients: list[int], worker: int) -> list[Reply]:
+    def _worked(self, order: Order, clients: list[int], worker: int) -> list[Reply | Replies]:
         index, exchange, bench = order.round.index, order.exchange, self.bench
         if sparse_training.keeps_to_the_mask(bench, order):
             return [replace(bench.work(order, client, self.rows[client]), more=True) for client in clients]
@@ -171,14 +182,24 @@ class BatchedEngine:
             self.perform(step, cohort)
         by_size = {len(part): Job(bench, received, order.frame.mask, part, key=0, round_index=index) for part in rows}
         flops = {size: bench.flops(order, job) for size, job in by_size.items()}  # while the device works
-        losses = cohort.losses.tolist()
-        replies = []
-        for place, message in enumerate(bench.uploads(order, cohort.tensors, keys)):
-            loss = losses[place] / cohort.steps[place] if cohort.steps[place] else float("nan")
-            held = len(rows[place])
-            left = order.left(message, {name: tensor[place] for name, tensor in cohort.tensors.items()})
-            replies.append(Reply(clients[place], index, order.round.exchange, held, message, flops[held], loss, left=left, more=True))
-        return replies
+        losses = cohort.losses.double() / torch.tensor(cohort.steps).to(cohort.losses.device, non_blocking=True)
+        held = [len(part) for part in rows]
+        told = Replies(clients, index, order.round.exchange, held, {}, [flops[size] for size in held], losses, more=True)
+        many = max(1, _AT_ONCE[bench.device.type] // bench.layout.length)
+        parts = [range(start, min(start + many, len(clients))) for start in range(0, len(clients), many)]
+        return [reply for part in parts for reply in self._replies(order, cohort, keys, told, part)]
+
+    def _replies(self, order: Order, cohort: Cohort, keys: list[int], told: Replies, part: range) -> Iterator[Reply | Replies]:
+        """Yield the replies of a part of a cohort with what they tell: as one where their messages can be."""
+        tensors = {name: tensor[part.start : part.stop] for name, tensor in cohort.tensors.items()}
+        message = self.bench.uploads(order, tensors, keys[part.start : part.stop])
+        if message is not None:
+            yield replace(told.some(part), message=message, left=order.left(message, tensors))
+            return
+        for place, reply in zip(part, told.some(part), strict=True):
+            own = {name: tensor[place] for name, tensor in cohort.tensors.items()}
+            message = self.bench.upload(order, own, keys[place])
+            yield replace(reply, message=message, left=order.left(message, own))
 
     @singledispatchmethod
     def perform(self, step: Step, cohort: Cohort) -> None:

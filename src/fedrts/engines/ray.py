@@ -42,7 +42,7 @@ from fedrts.methods.contract import State
 from fedrts.registry import permit
 from fedrts.server import reducers
 from fedrts.server.collect import Question, Tally, add_up
-from fedrts.server.engine import Engine
+from fedrts.server.engine import Engine, arrivals
 from fedrts.tasks import Metrics
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class Actor:
         question: Question = replace(unpack(packed, self.device), asked=clients)
         if residuals is not None:
             question = replace(question, order=replace(question.order, residuals=unpack(residuals, "cpu")))
-        return pack(add_up(question, engine.run(question.order, clients)))
+        return pack(add_up(question, arrivals(engine, question.order, clients)))
 
     def _made(self, paths: list[str], *references: Any) -> Engine:
         find_modules(paths)

@@ -70,9 +70,10 @@ class Method(BaseModel):
         return Train()
 
     def contribution(self, message: Message, state: State, round: Round) -> Message:
-        """Return what one client adds to the sums; tensors may have leading axes for several clients.
+        """Return what one client adds to the sums, or each of several: their tensors then have the clients as leading axis.
 
-        `state` has the weights and the mask that clients were sent, without the method's memory: this may run where clients are.
+        What is computed of a client is computed along the last axis. `state` has the weights and the mask that clients were sent, without
+        the method's memory: this may run where clients are.
         """
         return message
 

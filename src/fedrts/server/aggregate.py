@@ -8,6 +8,7 @@ client's weights at once, and hold them until the round is over.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,11 +18,16 @@ from torch import Tensor
 
 from fedrts.client.order import Order
 from fedrts.client.summing import SumForm
+from fedrts.errors import InputError
 from fedrts.methods.contract import Means
 from fedrts.secure.ring import Words
-from fedrts.wire.fields import Message, Selection, carried
+from fedrts.wire.fields import Message, Selection, carried, changed
 
 _PIECE = 1 << 16
+_CONVERTED = 1 << 24
+"""Numbers that are converted to float64 at once where memory is no cache."""
+_IN_TURN = {"cpu"}
+"""Kinds of devices on which clients are added one after the other: there an operation costs little more than its arithmetic."""
 
 
 class Reduction(Protocol):
@@ -54,21 +60,30 @@ class Sums:
 
     def add(self, contribution: Message, samples: int, weight: int | None = None) -> None:
         """Add one client's contribution with its number of samples, or with a smaller `weight`."""
-        weight = samples if weight is None else weight
-        self._clients += 1
-        self._samples += samples
+        alone = {name: changed(payload, lambda tensor: tensor[None]) for name, payload in contribution.items()}
+        self.add_together(alone, [samples], [samples if weight is None else weight])
+
+    def add_together(self, contribution: Message, samples: Sequence[int], weights: Sequence[int]) -> None:
+        """Add the contributions of several clients, which are the leading axis of its tensors: as if one came after the other."""
+        self._clients += len(samples)
+        self._samples += sum(samples)
         for name, payload in contribution.items():
+            tensor = payload.indices if isinstance(payload, Selection) else carried(payload, Tensor)
+            if tensor.shape[:1] != (len(samples),):
+                raise InputError(
+                    f"the contribution '{name}' has the shape {tuple(tensor.shape)} where {len(samples)} clients are the leading axis: "
+                    "`contribution` has to work along the last one (docs/contract.md), or use --engine serial"
+                )
             if name == "weights" and self._weights is not None:
-                self._weights.add(carried(payload, Tensor), weight)
+                for row, weight in zip(tensor, weights, strict=True):
+                    self._weights.add(row, weight)
             elif isinstance(payload, Selection):
-                named = payload.indices.new_ones(1, dtype=torch.bool).expand(payload.indices.shape)
-                values = named if payload.values is None else payload.values
-                total = self._total(name, (payload.size,), values, weight)
-                total.sum.index_add_(0, payload.indices, values.to(total.sum.dtype), alpha=weight)
+                values = tensor.new_ones(1, dtype=torch.bool).expand(tensor.shape) if payload.values is None else payload.values
+                total = self._total(name, (payload.size,), values, sum(weights))
+                _accumulate_some(total.sum, tensor, values, weights)
             else:
-                tensor = carried(payload, Tensor)
-                total = self._total(name, tuple(tensor.shape), tensor, weight)
-                _accumulate(total.sum, tensor, weight)
+                total = self._total(name, tuple(tensor.shape[1:]), tensor, sum(weights))
+                _accumulate(total.sum, tensor, weights)
 
     def merge(self, other: Sums) -> None:
         """Merge the sums over other clients."""
@@ -121,11 +136,33 @@ class RingSums:
         return self.form.means(self._total, self.order, self._clients, self._samples, self.most_samples)
 
 
-def _accumulate(sum: Tensor, payload: Tensor, weight: int) -> None:
-    """sum += weight · payload, in the type of the sum. On a CPU piece by piece: what is converted stays in its cache."""
-    piece = _PIECE if sum.device.type == "cpu" else max(sum.numel(), 1)
-    for total, part in zip(sum.view(-1).split(piece), payload.reshape(-1).split(piece), strict=True):
-        total.add_(part.to(total.dtype), alpha=weight)
+def _accumulate(sum: Tensor, rows: Tensor, weights: Sequence[int]) -> None:
+    """sum += Σ weights[k] · rows[k], in the type of the sum.
+
+    On a CPU row by row, so that a sum has the same bits however its clients came together, and piece by piece: what is converted stays
+    in the cache. Elsewhere as a product with the weights in float64, which counts exactly too.
+    """
+    in_turn = sum.device.type in _IN_TURN
+    many = _PIECE if in_turn else max(_CONVERTED // len(rows), 1)
+    for total, part in zip(sum.view(-1).split(many), rows.reshape(len(rows), -1).split(many, dim=1), strict=True):
+        if in_turn:
+            for row, weight in zip(part, weights, strict=True):
+                total.add_(row.to(total.dtype), alpha=weight)
+        else:
+            total.add_((_on(sum, weights, torch.float64) @ part.double()).to(total.dtype))
+
+
+def _accumulate_some(sum: Tensor, indices: Tensor, values: Tensor, weights: Sequence[int]) -> None:
+    """sum[indices[k]] += weights[k] · values[k], in the type of the sum, one client after the other."""
+    if sum.device.type not in _IN_TURN and sum.is_floating_point():  # what several add to one place is added in any order there
+        _accumulate(sum, values.new_zeros(len(indices), len(sum)).scatter_(1, indices, values), weights)
+        return
+    sum.index_add_(0, indices.flatten(), (values.to(sum.dtype) * _on(sum, weights, sum.dtype)[:, None]).flatten())
+
+
+def _on(sum: Tensor, weights: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return the weights on the device of a sum, without waiting for it."""
+    return torch.tensor(weights, dtype=dtype).to(sum.device, non_blocking=True)
 
 
 @dataclass

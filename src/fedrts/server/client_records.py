@@ -46,7 +46,8 @@ class ClientRecords:
         units = {client: earlier & ~agreed for client, earlier in self.cancelled.items()}
         for client, more in found.items():
             units[client] = more | units.get(client, torch.zeros_like(more))
-        self.cancelled = {client: some for client, some in units.items() if bool(some.any())}
+        left = torch.stack([*units.values(), torch.zeros_like(agreed)]).any(1).tolist()
+        self.cancelled = {client: some for (client, some), any in zip(units.items(), left, strict=False) if any}
 
     def remember(self, left: Mapping[int, Tensor], kept: Mapping[int, int] | None = None) -> None:
         """Record an applied round: clients whose replies counted keep their residuals, or keep them under these names."""

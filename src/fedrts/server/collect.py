@@ -9,25 +9,28 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add, itemgetter
 from typing import Any
 
 from torch import Tensor
 
-from fedrts.client.order import Failure, Order, Reply
+from fedrts.client.order import Failure, Order, Replies, Reply
 from fedrts.client.summing import SumForm, Summing
+from fedrts.errors import InputError
 from fedrts.methods.base import Method
 from fedrts.methods.contract import State
 from fedrts.secure.call import TAG
 from fedrts.secure.ring import Words
 from fedrts.server.aggregate import RingSums, Sums
-from fedrts.server.guard import Guard, findings, judge
+from fedrts.server.guard import Guard, Rejection, findings, judge
 from fedrts.server.opposition import Hearing
 from fedrts.server.phases import each, phase
 from fedrts.server.reducers import reduction
 from fedrts.wire import codec
-from fedrts.wire.checks import Finding
+from fedrts.wire.checks import Findings
 from fedrts.wire.codec import Kind
-from fedrts.wire.fields import Message
+from fedrts.wire.fields import Message, Payload, Selection, carried, changed
 
 DROPPED, LATE, LATE_AGAIN, UNREACHABLE, UNASKED = "dropped out", "late", "late again", "not reachable", "not asked: too few are here"
 
@@ -41,6 +44,10 @@ _PARTS = 12
 
 EXCUSED = (DROPPED, LATE, LATE_AGAIN, UNREACHABLE, UNASKED, WITHDRAWN, REMOVED)
 """Reasons in a history why a reply is missing that are no rejection. Only the server gives them: see `Failure.excused`."""
+
+
+Arrival = Reply | Failure | Replies
+"""What comes from clients: of one of them, or of several as one."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +85,15 @@ class Question:
         return RingSums(self.form, self.order, self.most_samples)
 
     def opened(self, message: Message) -> Message:
-        """Decode a client's message."""
+        """Decode a client's message, or that of several."""
         return {name: entry.open(message[name], self.order.opening_frame) for name, entry in self.order.exchange.up.items()}
 
     def contribution(self, message: Message) -> Message:
-        """Return the contribution of a client with this message."""
+        """Return the contribution of a client with this message, or of several."""
         return self.added(self.opened(message))
 
     def added(self, opened: Message) -> Message:
-        """Return the contribution of this decoded message."""
+        """Return the contribution of this decoded message, or of several."""
         return self.method.contribution(opened, self.state, self.order.round)
 
     def hearing(self) -> Hearing | None:
@@ -119,6 +126,18 @@ class Tally:
     words: dict[int, Tensor] = field(default_factory=dict)
     """What each client whose reply counted says of the model's units `[2, U]`."""
 
+    def count(self, clients: Sequence[int], measured: Mapping[str, Sequence[float]]) -> None:
+        """Record that the replies of `clients` are in the sums, and how large each is."""
+        self.counted += clients
+        for name, numbers in measured.items():
+            self.measured.setdefault(name, {}).update(zip(clients, numbers, strict=True))
+
+    def reject(self, client: int, rejection: Rejection) -> None:
+        """Record that a reply does not count."""
+        self.rejected.append({"client": client, "reason": rejection.reason})
+        if rejection.blamed:
+            self.blamed.append(client)
+
     def add(self, other: Tally) -> None:
         """Merge the tally of other clients' replies to the same question."""
         self.sums.merge(other.sums)  # type: ignore[arg-type]  # of the same question
@@ -136,51 +155,108 @@ class Tally:
         self.words |= other.words
 
 
-def add_up(question: Question, replies: Iterable[Reply | Failure]) -> Tally:
+def add_up(question: Question, replies: Iterable[Arrival]) -> Tally:
     """Judge and add up `replies` as they come, until enough of them count or the rest is late."""
     order, samples = question.order, question.samples
     weights = question.guard.weights(samples)
-    frame = order.upload_frame()
     result, hearing = Tally(question.sums()), question.hearing()
     answered: set[int] = set()
-    for reply, came, finding in _examined(question, replies):
-        result.resent_bytes += reply.resent
+    for reply, came, found in _judged_at_once(question, replies, result.counted):
+        result.resent_bytes += 0 if isinstance(reply, Replies) else reply.resent
         if isinstance(reply, Failure) and reply.excused:
             result.missing[reply.client] = reply.reason
             continue
         if came > question.due:
             result.missing |= {client: LATE for client in question.asked if client not in answered and client not in result.missing}
             break
-        answered.add(reply.client)
-        rejection = judge(reply, finding.fault, order, samples, result.counted)
-        if rejection is not None:
-            result.rejected.append({"client": reply.client, "reason": rejection.reason})
-            if rejection.blamed:
-                result.blamed.append(reply.client)
-            continue
-        assert isinstance(reply, Reply)  # a failure never counts
-        with phase("sums"):
-            result.flops += reply.flops
-            opened = question.opened(reply.message)
-            contribution = question.added(opened)
-            if isinstance(result.sums, RingSums):
-                result.sums.add(_words(question, result.sums, contribution, reply), 1, reply.samples)
-                result.upload_bytes += TAG + _PARTS + result.sums.form.ring.size
-            else:
-                result.sums.add(contribution, reply.samples, weights[reply.client])
-                result.upload_bytes += reply.size or codec.size(Kind.UPLOAD, order.exchange.up, reply.message, frame)
-                if hearing is not None and (word := hearing.of(opened, contribution)) is not None:
-                    result.words[reply.client] = word
-        result.counted.append(reply.client)
-        for name, number in finding.measured.items():
-            result.measured.setdefault(name, {})[reply.client] = number
-        if reply.left is not None:
-            result.left[reply.client] = reply.left
-        if reply.kept is not None:
-            result.kept[reply.client] = reply.kept
+        if isinstance(reply, Replies):  # nothing is wrong with these
+            answered |= {*reply.clients}
+            with phase("sums"):
+                _add_together(question, result, hearing, weights, reply)
+            result.count(reply.clients, found.measured)
+        else:
+            answered.add(reply.client)
+            rejection = judge(reply, found.faults.get(0), order, samples, result.counted)
+            if rejection is not None:
+                result.reject(reply.client, rejection)
+                continue
+            assert isinstance(reply, Reply)  # a failure never counts
+            with phase("sums"):
+                _add(question, result, hearing, weights, reply)
+            result.count([reply.client], found.measured)
         if len(result.counted) == question.wanted:
             break
     return result
+
+
+def _add(question: Question, result: Tally, hearing: Hearing | None, weights: Mapping[int, int], reply: Reply) -> None:
+    """Add a reply that counts."""
+    opened = question.opened(reply.message)
+    contribution = question.added(opened)
+    if isinstance(result.sums, RingSums):
+        result.sums.add(_words(question, result.sums, contribution, reply), 1, reply.samples)
+        result.upload_bytes += TAG + _PARTS + result.sums.form.ring.size
+    else:
+        result.sums.add(contribution, reply.samples, weights[reply.client])
+        order = question.order
+        result.upload_bytes += reply.size or codec.size(Kind.UPLOAD, order.exchange.up, reply.message, order.upload_frame())
+        if hearing is not None and (word := hearing.of(opened, contribution)) is not None:
+            result.words[reply.client] = word
+    result.flops += reply.flops
+    if reply.left is not None:
+        result.left[reply.client] = reply.left
+    if reply.kept is not None:
+        result.kept[reply.client] = reply.kept
+
+
+def _add_together(question: Question, result: Tally, hearing: Hearing | None, weights: Mapping[int, int], replies: Replies) -> None:
+    """Add replies that count as one."""
+    assert isinstance(result.sums, Sums)  # words travel
+    opened, order = question.opened(replies.message), question.order
+    contribution = question.added(opened)
+    result.sums.add_together(contribution, replies.samples, [weights[client] for client in replies.clients])
+    _check_of_several(question, opened, contribution)
+    result.upload_bytes += codec.uploads_size(order.exchange.up, replies.message, order.upload_frame(), len(replies))
+    if hearing is not None and (words := hearing.of(opened, contribution)) is not None:
+        result.words |= zip(replies.clients, words.unbind(), strict=True)
+    result.flops = reduce(add, replies.flops, result.flops)  # `sum` rounds otherwise
+    if replies.left is not None:
+        result.left |= zip(replies.clients, map(Tensor.clone, replies.left.cpu()), strict=True)
+
+
+_OF_SEVERAL: set[tuple[object, ...]] = set()
+"""Methods, in kinds of rounds, that are known to take the messages of several clients for those of several."""
+
+
+def _check_of_several(question: Question, opened: Message, contribution: Message) -> None:
+    """Refuse a method of somebody's own whose contribution of several clients is not each one's: once, by the first client."""
+    method, round = question.method, question.order.round
+    kind = (type(method), repr(method), round.outer, round.frozen, round.exchange)
+    if kind in _OF_SEVERAL:
+        return
+    alone = question.added({name: changed(payload, itemgetter(0)) for name, payload in opened.items()})
+    for name, payload in contribution.items():
+        if not _alike(_tensors(changed(payload, itemgetter(0))), _tensors(alone[name])):
+            raise InputError(
+                f"the contribution '{name}' of {type(method).__name__} is not the same for several clients as for one: `contribution` has "
+                "to work along the last axis (docs/contract.md), or use --engine serial"
+            )
+    _OF_SEVERAL.add(kind)
+
+
+def _tensors(payload: Payload) -> list[Tensor]:
+    """Return the tensors of a contribution."""
+    if isinstance(payload, Selection):
+        return [payload.indices, *([] if payload.values is None else [payload.values])]
+    return [carried(payload, Tensor)]
+
+
+def _alike(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    """Whether tensors are the same but for what rounding may do to a few numbers."""
+    if [tensor.shape for tensor in ours] != [tensor.shape for tensor in theirs]:
+        return False
+    exact = [(a.double(), b.double()) for a, b in zip(ours, theirs, strict=True)]
+    return not any(float((a - b).abs().sum()) > 0.01 * float(b.abs().sum()) for a, b in exact)
 
 
 def _words(question: Question, sums: RingSums, contribution: Message, reply: Reply) -> Words:
@@ -190,21 +266,41 @@ def _words(question: Question, sums: RingSums, contribution: Message, reply: Rep
     return sums.form.words(contribution, question.order, reply.samples / sums.most_samples, key)
 
 
-def _examined(question: Question, replies: Iterable[Reply | Failure]) -> Iterator[tuple[Reply | Failure, float, Finding]]:
-    """Yield every reply, its time, and its fault; replies that arrive together are measured together."""
+def _judged_at_once(question: Question, replies: Iterable[Arrival], counted: Sequence[int]) -> Iterator[tuple[Arrival, float, Findings]]:
+    """Yield what is judged at once, its time, and what is wrong with it: of several replies as one those that count, others one by one.
+
+    Replies that arrive together are measured together. `counted`: whose replies count so far, while this goes on.
+    """
     for some in each("clients", _together(replies)):
         with phase("guard"):
             found = findings(
                 [reply for reply, _ in some], question.order, question.guard, question.samples, bounded=question.summing is None
             )
-        yield from ((reply, came, finding) for (reply, came), finding in zip(some, found, strict=True))
+        for (reply, came), finding in zip(some, found, strict=True):
+            parts = _parts(question, reply, finding, counted) if isinstance(reply, Replies) else [(reply, finding)]
+            yield from ((part, came, its) for part, its in parts)
 
 
-def _together(replies: Iterable[Reply | Failure]) -> Iterator[list[tuple[Reply | Failure, float]]]:
+def _parts(question: Question, replies: Replies, found: Findings, counted: Sequence[int]) -> Iterator[tuple[Arrival, Findings]]:
+    """Yield those of several replies that count, as one, after those that do not; nothing after the last one that is wanted."""
+    clients, order, wanted = {*replies.clients}, question.order.round, question.wanted - len(counted)
+    expected = len(clients) == len(replies) and clients <= question.samples.keys() and clients.isdisjoint(counted)
+    if question.summing is not None or not expected or (replies.round, replies.exchange) != (order.index, order.exchange):
+        yield from ((reply, found.of([place])) for place, reply in enumerate(replies))
+        return
+    fine = [place for place in range(len(replies)) if place not in found.faults][:wanted]
+    end = fine[-1] if len(fine) == wanted else len(replies)
+    yield from ((replies.one(place), found.of([place])) for place in sorted(found.faults) if place < end)
+    if fine:
+        yield replies.some(fine), found.of(fine)
+
+
+def _together(replies: Iterable[Arrival]) -> Iterator[list[tuple[Arrival, float]]]:
     """Yield lists of replies that arrived together, each with its time."""
-    some: list[tuple[Reply | Failure, float]] = []
+    some: list[tuple[Arrival, float]] = []
     for reply in replies:
-        some.append((reply, reply.at or time.monotonic()))
+        at = None if isinstance(reply, Replies) else reply.at
+        some.append((reply, at or time.monotonic()))
         if not reply.more:
             yield some
             some = []

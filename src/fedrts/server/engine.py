@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from fedrts.client.figures import FigureForm
 from fedrts.client.order import Failure, Order, Reply
 from fedrts.methods.contract import State
-from fedrts.server.collect import Question, Tally
+from fedrts.server.collect import Arrival, Question, Tally
 from fedrts.tasks import Metrics
 
 
@@ -28,6 +28,20 @@ class Engine(Protocol):
     def evaluate(self, state: State) -> Metrics:
         """Return metrics of the server's model on the test set, and `valid_…` of the followed ones if there is a validation set."""
         ...
+
+
+@runtime_checkable
+class Gathering(Protocol):
+    """An engine whose clients work side by side, so that replies of many are one."""
+
+    def run_together(self, order: Order, clients: Sequence[int]) -> Iterator[Arrival]:
+        """Yield what `run` does, as few replies as there can be."""
+        ...
+
+
+def arrivals(engine: Engine, order: Order, clients: Sequence[int]) -> Iterator[Arrival]:
+    """Yield the replies of an engine's clients, those that can be as one."""
+    return engine.run_together(order, clients) if isinstance(engine, Gathering) else engine.run(order, clients)
 
 
 @runtime_checkable

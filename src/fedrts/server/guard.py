@@ -9,18 +9,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrts.client.order import Failure, Order, Reply
+from fedrts.client.order import Failure, Order, Replies, Reply
 from fedrts.errors import InputError, note
 from fedrts.server import reducers
 from fedrts.server.outliers import STATISTICS, UPDATE
 from fedrts.tables import Named, Number, Table
 from fedrts.wire import checks
-from fedrts.wire.checks import Check, Finding, failed
-from fedrts.wire.fields import Message, OwnValues, Payload, Selection, Values, carried
+from fedrts.wire.checks import Check, Findings, Numbers, failed, measuring
+from fedrts.wire.fields import Field as WireField
+from fedrts.wire.fields import Frame, Message, OwnValues, Payload, Selection, SideBySide, Values, carried
 
 QUORUM = 0.3
 """Share of a round's clients that must send a usable reply, by default."""
@@ -230,30 +232,31 @@ def stray(reply: Reply, order: Order, samples: Mapping[int, int], answered: Coll
 
 def faults(replies: Sequence[Reply | Failure], order: Order, guard: Guard, samples: Mapping[int, int]) -> list[str | None]:
     """Return the fault of each of several replies to `order`; None if there is none. `samples`: n_k as known here."""
-    return [finding.fault for finding in findings(replies, order, guard, samples)]
+    return [found.faults.get(0) for found in findings(replies, order, guard, samples)]
 
 
 def findings(
-    replies: Sequence[Reply | Failure], order: Order, guard: Guard, samples: Mapping[int, int], *, bounded: bool = True
-) -> list[Finding]:
+    replies: Sequence[Reply | Failure | Replies], order: Order, guard: Guard, samples: Mapping[int, int], *, bounded: bool = True
+) -> list[Findings]:
     """What is wrong with each of several replies to `order`, and how large they are, measured together.
 
     Not `bounded`: clients clip what they send themselves, and say nothing of weights that are not finite.
     """
-    listed = [list(_checks(reply, order, guard, samples, bounded)) if isinstance(reply, Reply) else [] for reply in replies]
-    return checks.findings(listed)
+    listed = [[] if isinstance(reply, Failure) else list(_checks(reply, order, guard, samples, bounded)) for reply in replies]
+    return checks.findings(listed, [len(reply) if isinstance(reply, Replies) else 1 for reply in replies])
 
 
-def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int], bounded: bool) -> Iterator[Check]:
-    up, held = order.exchange.up, samples.get(reply.client)
-    if reply.samples != held:
-        yield failed(f"{reply.samples} samples where the client has {held}")
-        return
+def _checks(reply: Reply | Replies, order: Order, guard: Guard, samples: Mapping[int, int], bounded: bool) -> Iterator[Check]:
+    """Yield the checks of a reply, or those of several as one."""
+    up, clients = order.exchange.up, (len(reply),) if isinstance(reply, Replies) else ()
+    told, asked = (reply.samples, reply.clients) if isinstance(reply, Replies) else ([reply.samples], [reply.client])
+    if told != (held := [samples.get(client) for client in asked]):
+        yield _of_samples(told, held, order.frame.mask.bits.device)
     if reply.message.keys() != up.keys():
         yield failed(f"fields {sorted(reply.message)} where {sorted(up)} were asked for")
         return
     for name, entry in up.items():
-        for check in entry.checks(reply.message[name], order.frame):
+        for check in _of_field(entry, reply.message[name], order.frame, clients):
             if bounded or check.numbers is None or not isinstance(entry, Values):
                 yield check
             if check.numbers is None:  # it failed: nothing else can be measured
@@ -262,14 +265,35 @@ def _checks(reply: Reply, order: Order, guard: Guard, samples: Mapping[int, int]
         yield from _bounds(reply.message, order, guard)
 
 
+def _of_samples(told: Sequence[int], held: Sequence[int | None], device: torch.device) -> Check:
+    """Compare what clients say of their numbers of samples with what is known; None: nothing is."""
+    numbers = torch.tensor([(said, math.nan if known is None else known) for said, known in zip(told, held, strict=True)], device=device)
+    return Check(lambda pairs: pairs[:, 0] != pairs[:, 1], _unequal, numbers.double())
+
+
+def _unequal(told: float, held: float) -> str:
+    return f"{int(told)} samples where the client has {None if math.isnan(held) else int(held)}"
+
+
+def _of_field(entry: WireField, payload: Payload, frame: Frame, clients: tuple[int, ...]) -> Iterator[Check]:
+    if not clients:
+        return entry.checks(payload, frame)
+    assert isinstance(entry, SideBySide)  # of other fields nobody makes one message for several
+    return entry.checks(payload, frame, clients)
+
+
 def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
-    """Check for values that are too large or impossible for BatchNorm; `message` has the right fields and shapes."""
+    """Check for values that are too large or impossible for BatchNorm; `message` has the right fields and shapes.
+
+    Numbers are compared along the last axis: clients that send one message are another.
+    """
     for name, entry in order.exchange.up.items():
         payload = message[name]
         if isinstance(entry, Values) and entry.on == "statistics":
-            yield from _of_statistics(carried(payload, Tensor).view(entry.copies, -1), order, guard)
-        elif name != "weights" and (numbers := _numbers(payload)) is not None and len(numbers):
-            yield Check(partial(_of_size, name, guard.value_bound), torch.linalg.vector_norm(numbers, ord=torch.inf))
+            yield from _of_statistics(carried(payload, Tensor).unflatten(-1, (entry.copies, -1)), order, guard)
+        elif name != "weights" and (numbers := _numbers(payload)) is not None and numbers.shape[-1]:
+            largest, bound = torch.linalg.vector_norm(numbers, ord=torch.inf, dim=-1), guard.value_bound
+            yield Check(partial(_above, bound), partial(_of_size, name, bound), largest)
     if "weights" not in order.exchange.up or order.reference is None:
         return
     frame = order.upload_frame()
@@ -278,15 +302,18 @@ def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
         reference = opened.mask.compact(frame.mask.expand(reference))
         opened = opened.values
     weights = carried(opened, Tensor)
-    parameters = len(weights) - frame.statistics
+    parameters = weights.shape[-1] - frame.statistics
     if frame.statistics:
-        yield from _of_statistics(weights[None, parameters:], order, guard)
-        moved = torch.dist(weights[parameters:], reference[parameters:]) / torch.linalg.vector_norm(reference[parameters:]).clamp(min=1e-9)
-        yield Check(lambda _: None, moved, STATISTICS.name)
+        yield from _of_statistics(weights[..., None, parameters:], order, guard)
+        sent = reference[parameters:]
+        moved = torch.linalg.vector_norm(weights[..., parameters:] - sent, dim=-1) / torch.linalg.vector_norm(sent).clamp(min=1e-9)
+        yield measuring(moved, STATISTICS.name)
     if not reducers.get(guard.reducer).bounds_updates:
-        update = weights[:parameters] - reference[:parameters]
-        sizes = torch.stack([torch.linalg.vector_norm(update), torch.dot(update, reference[:parameters])])
-        yield Check(partial(_of_update, guard, order.reference_norm), sizes, UPDATE.name)
+        update, norm = weights[..., :parameters] - reference[:parameters], order.reference_norm
+        size = torch.linalg.vector_norm(update, dim=-1)
+        yield Check(partial(_above, guard.bound(norm)), partial(_too_large, guard.bound(norm)), size, UPDATE.name)
+        along = torch.stack([size, update @ reference[:parameters]], dim=-1)
+        yield Check(partial(_undone, guard.undo_bound, norm), partial(_undoes, guard.undo_bound, norm), along)
 
 
 def _numbers(payload: Payload) -> Tensor | None:
@@ -295,33 +322,47 @@ def _numbers(payload: Payload) -> Tensor | None:
     return numbers if isinstance(numbers, Tensor) and numbers.is_floating_point() else None
 
 
-def _of_size(name: str, bound: float, largest: float) -> str | None:
-    return f"'{name}' has numbers above guard.value_bound = {bound:g}" if largest > bound else None
+def _above(bound: float, sizes: Numbers) -> np.ndarray:
+    """Return which sizes `[clients, 1]` are above the bound."""
+    above: np.ndarray = sizes[:, 0] > bound
+    return above
 
 
-def _of_update(guard: Guard, norm: float, size: float, along: float) -> str | None:
-    """Judge an update's size and its product with the sent model of a `norm`."""
-    if size > (bound := guard.bound(norm)):
-        return f"an update of norm {size:.3g}, above the bound of {bound:.3g}"
-    if -along > max(guard.undo_bound * max(norm, 1.0), _BACKWARDS * size) * norm:
-        return f"an update that undoes the model: {-along / norm / max(norm, 1.0):.3g} of it, above guard.undo_bound = {guard.undo_bound:g}"
-    return None
+def _of_size(name: str, bound: float, largest: float) -> str:
+    return f"'{name}' has numbers above guard.value_bound = {bound:g}"
+
+
+def _too_large(bound: float, size: float) -> str:
+    return f"an update of norm {size:.3g}, above the bound of {bound:.3g}"
+
+
+def _undone(undo_bound: float, norm: float, updates: Numbers) -> np.ndarray:
+    """Return which updates go too far back: by their sizes, and their products with the sent model of a `norm`, `[clients, 2]`."""
+    size, along = updates[:, 0], updates[:, 1]
+    undone: np.ndarray = -along > np.maximum(undo_bound * max(norm, 1.0), _BACKWARDS * size) * norm
+    return undone
+
+
+def _undoes(undo_bound: float, norm: float, size: float, along: float) -> str:
+    return f"an update that undoes the model: {-along / norm / max(norm, 1.0):.3g} of it, above guard.undo_bound = {undo_bound:g}"
 
 
 def _of_statistics(statistics: Tensor, order: Order, guard: Guard) -> Iterator[Check]:
-    """Check every row of `statistics [copies, s]` for values that are impossible for BatchNorm."""
-    if not statistics.shape[1]:
+    """Check every row of `statistics [..., copies, s]` for values that are impossible for BatchNorm."""
+    if not statistics.shape[-1]:
         return
-    largest = torch.linalg.vector_norm(statistics, ord=torch.inf, dim=1)
-    least = statistics[:, order.variances].amin(1) if len(order.variances) else torch.zeros_like(largest)
-    yield Check(partial(_of_extremes, guard.statistic_bound), torch.stack([least, largest], dim=1))
+    largest, bound = torch.linalg.vector_norm(statistics, ord=torch.inf, dim=-1), guard.statistic_bound
+    least = statistics[..., order.variances].amin(-1) if len(order.variances) else torch.zeros_like(largest)
+    yield Check(partial(_impossible, bound), partial(_why_impossible, bound), torch.stack([least, largest], dim=-1))
 
 
-def _of_extremes(bound: float, *extremes: float) -> str | None:
-    """Judge the smallest variance and the largest statistic, row by row."""
-    for least, largest in zip(extremes[::2], extremes[1::2], strict=True):
-        if least < 0:
-            return "a negative variance"
-        if largest > bound:
-            return f"statistics above guard.statistic_bound = {bound:g}"
-    return None
+def _impossible(bound: float, extremes: Numbers) -> np.ndarray:
+    """Return for whom a smallest variance or a largest statistic, which are columns by turns, cannot be."""
+    wrong: np.ndarray = (extremes[:, ::2] < 0).any(1) | (extremes[:, 1::2] > bound).any(1)
+    return wrong
+
+
+def _why_impossible(bound: float, *extremes: float) -> str:
+    """Return what is wrong with the first row of which something is."""
+    least = next(least for least, largest in zip(extremes[::2], extremes[1::2], strict=True) if least < 0 or largest > bound)
+    return "a negative variance" if least < 0 else f"statistics above guard.statistic_bound = {bound:g}"

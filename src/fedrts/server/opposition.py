@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -42,6 +43,7 @@ class Hearing:
         """One client's word `[2, U]`: which share of a unit's active links it keeps, and the norm of its weights there.
 
         It says what it keeps by indicators or by a mask of its own; else it keeps everything. None where no weights are exchanged.
+        Messages of several clients give `[clients, 2, U]`.
         """
         weights = opened.get("weights")
         if weights is None:
@@ -50,21 +52,30 @@ class Hearing:
             kept = weights.mask.bits[self.mask.active]
             values = weights.mask.expand(carried(weights.values, Tensor))[self.mask.active]
         else:
-            values = carried(weights, Tensor)[: self.mask.number]
+            values = carried(weights, Tensor)[..., : self.mask.number]
             kept = torch.ones_like(values, dtype=torch.bool)
         for told in contribution.values():
-            if isinstance(told, Tensor) and told.dtype == torch.bool and told.shape == (self.mask.arms.number,):
-                kept = kept & self.mask.sizes.spread(self.mask.arms.expand(told))[self.mask.active]
-        share = self._added(kept[self._watched].double()) / self._added(torch.ones_like(self._watched)).clamp(min=1)
-        return torch.stack([share.float(), self.norms(values)])
+            if isinstance(told, Tensor) and told.dtype == torch.bool and told.shape == (*values.shape[:-1], self.mask.arms.number):
+                kept = kept & self.mask.sizes.spread(self.mask.arms.expand(told)).index_select(-1, self.mask.active)
+        share = self._added(kept.index_select(-1, self._watched).double()) / self._links
+        return torch.stack([share.float(), self.norms(values)], dim=-2)
 
     def norms(self, values: Tensor) -> Tensor:
-        """Return the norm of the active links' `values [A + …]` at each unit."""
-        return self._added(values[: self.mask.number][self._watched].double().square()).sqrt().float()
+        """Return the norm of the active links' `values [..., A + …]` at each unit."""
+        return self._added(values.index_select(-1, self._watched).double().square()).sqrt().float()
+
+    @cached_property
+    def _links(self) -> Tensor:
+        """Return the number of watched links at each unit, at least 1."""
+        return self._added(torch.ones_like(self._watched)).clamp(min=1)
 
     def _added(self, numbers: Tensor) -> Tensor:
-        """Return the sum of the watched links' numbers at each unit."""
-        return torch.bincount(self._ends.flatten(), numbers.double().repeat(2), minlength=number(self.order.frame.layout.layers))
+        """Return the sum of the watched links' numbers `[..., W]` at each unit `[..., U]`."""
+        units, clients = number(self.order.frame.layout.layers), numbers.shape[:-1]
+        own = units * torch.arange(math.prod(clients), device=numbers.device)[:, None]  # of each client its own units
+        sums = numbers.new_zeros(len(own) * units, dtype=torch.float64)
+        sums.index_add_(0, (own + self._ends.flatten()).flatten(), torch.cat([numbers, numbers], dim=-1).double().flatten())
+        return sums.view(*clients, units)
 
 
 def cancelling(words: Mapping[int, Tensor], shares: Mapping[int, float], mean: Tensor) -> dict[int, Tensor]:
@@ -79,7 +90,7 @@ def cancelling(words: Mapping[int, Tensor], shares: Mapping[int, float], mean: T
     part = norms * torch.tensor([shares[client] for client in words], device=norms.device)[:, None]
     loud = norms > torch.maximum(_LOUD * norms.quantile(0.5, dim=0), _NOISE * norms.amax(1, keepdim=True))
     found = loud & (part > _LOUD * mean)
-    return {client: units for client, units in zip(words, found, strict=True) if bool(units.any())}
+    return {client: units for client, units, any in zip(words, found, found.any(1).tolist(), strict=True) if any}
 
 
 def agreed(words: Mapping[int, Tensor], mean: Tensor) -> Tensor:
@@ -94,5 +105,6 @@ def not_keeping(words: Mapping[int, Tensor]) -> dict[int, Tensor]:
 
 def ranked(found: Mapping[int, Tensor], lost: Tensor) -> dict[int, int]:
     """Return the clients with `found` units among the `lost` ones, with the number of units, most units first."""
-    counts = {client: int((units & lost).count_nonzero()) for client, units in found.items()}
+    together = torch.stack([*found.values(), lost])[:-1] & lost
+    counts = dict(zip(found, together.count_nonzero(1).tolist(), strict=True))
     return {client: count for client, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])) if count}

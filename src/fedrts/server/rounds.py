@@ -21,7 +21,7 @@ from fedrts.server.assessment import assess
 from fedrts.server.averaging import LateAverage, average_of
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.collect import DROPPED, EXCUSED, LATE, LATE_AGAIN, Question, Tally, add_up
-from fedrts.server.engine import Adding, Engine, Remote
+from fedrts.server.engine import Adding, Engine, Remote, arrivals
 from fedrts.server.guard import Guard
 from fedrts.server.mask_memory import addressed
 from fedrts.server.opposition import Hearing, agreed, cancelling, not_keeping, ranked
@@ -366,7 +366,7 @@ def _collect(plan: Plan, order: Order, state: State, attempt: int, clients: list
     ledger.count(asked, order.exchange.up)
     known = State(state.values, state.mask)  # what clients know too: contributions may be made where they are
     question = Question(order, known, plan.method, plan.guard, samples, asked, plan.per_round, due, plan.summing, max(plan.samples))
-    found = plan.engine.answer(question) if isinstance(plan.engine, Adding) else add_up(question, plan.engine.run(order, asked))
+    found = plan.engine.answer(question) if isinstance(plan.engine, Adding) else add_up(question, arrivals(plan.engine, order, asked))
     comparable = order.round.index >= 0 and order.round.exchange == 0  # what dense averaging would have sent too
     ledger.messages += (len(clients) + len(found.counted)) * comparable
     if 2 * len(found.blamed) <= len(clients):

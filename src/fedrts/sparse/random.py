@@ -62,9 +62,9 @@ def uniform(key: int | Tensor, count: int, device: torch.device | str = "cpu") -
     return x.to(torch.float32).mul_(2.0**-24)
 
 
-def uniform_halves(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+def uniform_halves(key: int | Tensor, count: int, device: torch.device | str = "cpu") -> Tensor:
     """The same by half the hashes: the upper 24 bits of both halves of each, the lower half first."""
-    halves = bits(key, (count + 1) // 2, device).view(torch.int32)[:count]
+    halves = bits(key, (count + 1) // 2, device).view(torch.int32)[..., :count]
     return (halves >> 8 & 0xFFFFFF).to(torch.float32) * 2.0**-24
 
 

@@ -108,10 +108,11 @@ def top_arms_among(scores: Tensor, k: Sequence[int], mask: Tensor, sizes: Sequen
 
 
 def top_among(scores: Tensor, k: Sequence[int], candidates: Tensor, available: Sequence[int]) -> Tensor:
-    """The same among ascending `candidates [C]`, of which `available[l]` are in each layer."""
+    """The same of `scores [..., S]`, among ascending `candidates [C]` of which `available[l]` are in each layer."""
     if any(wanted > there for wanted, there in zip(k, available, strict=True)):
         raise ValueError(f"cannot choose {list(k)} of {list(available)} candidates")
-    return candidates[top(scores[candidates], k, available)]
+    chosen = top(scores.index_select(-1, candidates), k, available)
+    return candidates.expand(chosen.shape)[chosen].view(*scores.shape[:-1], sum(k))
 
 
 def by_layer(bits: Tensor, sizes: Sequence[int]) -> tuple[int, ...]:

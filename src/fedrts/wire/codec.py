@@ -29,7 +29,7 @@ from enum import IntEnum
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.wire.errors import MaskMissingError, WireError
-from fedrts.wire.fields import Field, Frame, Message, Payload, arms_size, changes_size, read_arms, write_arms
+from fedrts.wire.fields import Field, Frame, Message, Payload, SideBySide, arms_size, changes_size, read_arms, write_arms
 from fedrts.wire.packing import Reader
 
 VERSION = 1
@@ -81,6 +81,15 @@ def size(kind: Kind, fields: Mapping[str, Field], message: Mapping[str, Payload]
     """Exactly `len(encode(…))`, without encoding."""
     own = _HEADER.size + _CHECKSUM.size + (mask_size(frame, held) if kind == Kind.DOWNLOAD else 0)
     return own + sum(field.size(message[name], frame) for name, field in fields.items())
+
+
+def uploads_size(fields: Mapping[str, Field], message: Mapping[str, Payload], frame: Frame, clients: int) -> int:
+    """Return the `size` of the uploads of so many clients together, whose payloads have them as leading axis."""
+    own = clients * (_HEADER.size + _CHECKSUM.size)
+    for name, field in fields.items():
+        assert isinstance(field, SideBySide)  # of other fields nobody makes one message for several
+        own += sum(field.sizes(message[name], frame))
+    return own
 
 
 def most(fields: Mapping[str, Field], frame: Frame) -> int:

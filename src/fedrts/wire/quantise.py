@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -28,9 +29,9 @@ _SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
 
 @dataclass(frozen=True)
 class Quantised:
-    """`levels [m]` int8 in −top … top, of which groups share one float32 scale: value i is levels[i] · scale / top.
+    """`levels [..., m]` int8 in −top … top, of which groups share one float32 scale: value i is levels[i] · scale / top.
 
-    Groups are blocks of 256 unless `groups` gives their lengths.
+    Groups are blocks of 256 unless `groups` gives their lengths. A leading axis is of several clients.
     """
 
     levels: Tensor
@@ -41,27 +42,28 @@ class Quantised:
     @staticmethod
     def of(
         values: Tensor,
-        key: int,
+        key: int | Tensor,
         groups: Sequence[int] | None = None,
         norm: Norm = "linf",
         top: int = LEVELS,
-        uniform: Callable[[int, int, torch.device], Tensor] = random.uniform,
+        uniform: Callable[[int | Tensor, int, torch.device], Tensor] = random.uniform,
     ) -> Quantised:
         """Round `values [m]` to a level at random, so that each is right on average; the numbers that `uniform` gives for `key` decide.
+        Those of several clients are `[k, m]`, with the keys `[k]`.
 
         The scale is the largest magnitude of a group, or its Euclidean norm (QSGD): |Q(x) − x| ≤ scale / top, and a group of
         zeros stays zero.
         """
         single = values.float()
         scales = _norms(single, groups, norm)
-        units = single / _spread(torch.where(scales > 0, scales, torch.ones_like(scales)), len(values), groups) * top
-        dither = uniform(key, len(values), values.device)
+        units = single / _spread(torch.where(scales > 0, scales, torch.ones_like(scales)), values.shape[-1], groups) * top
+        dither = uniform(key, values.shape[-1], values.device)
         levels = torch.floor(units + dither).clamp_(-top, top).to(torch.int8)
         return Quantised(levels, scales, None if groups is None else tuple(groups), top)
 
     @staticmethod
     def nearest(values: Tensor, groups: Sequence[int] | None = None, norm: Norm = "linf", top: int = LEVELS) -> Quantised:
-        """Round `values [m]` to the nearest level, in each group with that of a few scales up to the norm which loses least.
+        """Round `values [..., m]` to the nearest level, in each group with that of a few scales up to the norm which loses least.
 
         Not right on average, but contractive: ‖Q(x) − x‖ < ‖x‖ unless x = 0, which at two bits rounding at random is not.
         """
@@ -70,38 +72,39 @@ class Quantised:
         scales, least = largest, torch.full_like(largest, torch.inf)
         for share in _SHARES:
             tried = share * largest
-            lost = _norms(_levels(single, tried, groups, top) / top * _spread(tried, len(values), groups) - single, groups, "l2")
+            lost = _norms(_levels(single, tried, groups, top) / top * _spread(tried, values.shape[-1], groups) - single, groups, "l2")
             scales, least = torch.where(lost < least, tried, scales), torch.minimum(lost, least)
         return Quantised(_levels(single, scales, groups, top).to(torch.int8), scales, None if groups is None else tuple(groups), top)
 
     def values(self) -> Tensor:
-        """Return the float32 values `[m]`."""
-        return self.levels.float() / self.top * _spread(self.scales, len(self.levels), self.groups)
+        """Return the float32 values `[..., m]`."""
+        return self.levels.float() / self.top * _spread(self.scales, self.levels.shape[-1], self.groups)
 
 
 def _levels(values: Tensor, scales: Tensor, groups: Sequence[int] | None, top: int) -> Tensor:
-    """Return the nearest of −top … top for each of `values [m]` in units of scale / top."""
-    units = values / _spread(torch.where(scales > 0, scales, torch.ones_like(scales)), len(values), groups) * top
+    """Return the nearest of −top … top for each of `values [..., m]` in units of scale / top."""
+    units = values / _spread(torch.where(scales > 0, scales, torch.ones_like(scales)), values.shape[-1], groups) * top
     return units.round().clamp(-top, top)
 
 
 def _norms(values: Tensor, groups: Sequence[int] | None, norm: Norm) -> Tensor:
-    """Return one number for each group of `values [m]`."""
+    """Return one number for each group of `values [..., m]`: `[..., groups]`."""
+    count, clients = values.shape[-1], values.shape[:-1]
     if groups is None:
-        padded = F.pad(values, (0, blocks_of(len(values)) * BLOCK - len(values))).view(-1, BLOCK)
-        return padded.abs().amax(1) if norm == "linf" else torch.linalg.vector_norm(padded, dim=1, dtype=torch.float64).float()
-    lengths = torch.tensor(groups, device=values.device)
+        padded = F.pad(values, (0, blocks_of(count) * BLOCK - count)).view(*clients, blocks_of(count), BLOCK)
+        return padded.abs().amax(-1) if norm == "linf" else torch.linalg.vector_norm(padded, dim=-1, dtype=torch.float64).float()
+    lengths = torch.tensor(tuple(groups) * math.prod(clients), device=values.device)  # reduced is a vector: one client after the other
     if norm == "linf":
-        return torch.segment_reduce(values.abs(), "max", lengths=lengths, initial=0.0)
+        return torch.segment_reduce(values.abs().flatten(), "max", lengths=lengths, initial=0.0).view(*clients, -1)
     squares = values.double().square()  # those of tiny or huge float32 are no float32
-    return torch.segment_reduce(squares, "sum", lengths=lengths, initial=0.0).sqrt().float()
+    return torch.segment_reduce(squares.flatten(), "sum", lengths=lengths, initial=0.0).sqrt().float().view(*clients, -1)
 
 
 def _spread(scales: Tensor, count: int, groups: Sequence[int] | None) -> Tensor:
-    """Return every value's scale `[m]`."""
+    """Return every value's scale `[..., m]`."""
     if groups is None:
-        return scales[:, None].expand(-1, BLOCK).reshape(-1)[:count]
-    return scales.repeat_interleave(torch.tensor(groups, device=scales.device), output_size=count)
+        return scales[..., None].expand(*scales.shape, BLOCK).flatten(-2)[..., :count]
+    return scales.repeat_interleave(torch.tensor(groups, device=scales.device), dim=-1, output_size=count)
 
 
 def blocks_of(count: int) -> int:

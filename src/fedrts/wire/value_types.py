@@ -39,16 +39,16 @@ class ValueFormat(ABC):
         """Bits per value; an upper bound if lengths differ."""
 
     @abstractmethod
-    def shorten(self, values: Tensor, key: int, groups: Groups, norm: Norm) -> Tensor | Quantised:
-        """Convert `values [m]` to this type; `key` determines random rounding."""
+    def shorten(self, values: Tensor, key: int | Tensor, groups: Groups, norm: Norm) -> Tensor | Quantised:
+        """Convert `values [m]` to this type, or `[k, m]` of several clients; `key`, or `[k]`, determines random rounding."""
 
     @abstractmethod
     def nearest(self, values: Tensor, groups: Groups, norm: Norm) -> Tensor | Quantised:
-        """Convert `values [m]` to the nearest values of this type: biased, but never farther off than random rounding."""
+        """Convert `values [..., m]` to the nearest values of this type: biased, but never farther off than random rounding."""
 
     @abstractmethod
     def values(self, short: Tensor | Quantised) -> Tensor:
-        """Return the decoded values `[m]`."""
+        """Return the decoded values `[..., m]`."""
 
     @abstractmethod
     def shapes(self, count: int, groups: Groups) -> list[tuple[int, torch.dtype]]:
@@ -79,7 +79,7 @@ class ValueFormat(ABC):
         return sum(number * dtype.itemsize for number, dtype in self.shapes(count, groups))
 
     def checks(self, tensors: Sequence[Tensor], reason: str) -> Iterator[Check]:
-        """Return the checks of received finite tensors, none of them empty."""
+        """Return the checks of received finite tensors, of one client or with several as leading axis, none of them empty."""
         yield from ()
 
 
@@ -93,7 +93,7 @@ class Floats(ValueFormat):
     def bits(self) -> int:
         return 8 * self.dtype.itemsize
 
-    def shorten(self, values: Tensor, key: int, groups: Groups, norm: Norm) -> Tensor:
+    def shorten(self, values: Tensor, key: int | Tensor, groups: Groups, norm: Norm) -> Tensor:
         return values.to(self.dtype)
 
     def nearest(self, values: Tensor, groups: Groups, norm: Norm) -> Tensor:
@@ -132,7 +132,7 @@ class Rounded(ValueFormat):
     def bits(self) -> int:
         return (2 * self.top).bit_length()
 
-    def shorten(self, values: Tensor, key: int, groups: Groups, norm: Norm) -> Quantised:
+    def shorten(self, values: Tensor, key: int | Tensor, groups: Groups, norm: Norm) -> Quantised:
         return Quantised.of(values, key, groups, norm, self.top)
 
     def nearest(self, values: Tensor, groups: Groups, norm: Norm) -> Quantised:
@@ -165,7 +165,7 @@ class Coded(Rounded):
 
     regular = False
 
-    def shorten(self, values: Tensor, key: int, groups: Groups, norm: Norm) -> Quantised:
+    def shorten(self, values: Tensor, key: int | Tensor, groups: Groups, norm: Norm) -> Quantised:
         return Quantised.of(values, key, groups, norm, self.top, random.uniform_halves)
 
     def write(self, tensors: Sequence[Tensor]) -> Iterator[bytes]:

@@ -8,7 +8,21 @@ are named; a `Short` where values travel in fewer bits.
 from __future__ import annotations
 
 from fedrts.wire.fields.coded import arms_size, changes_size, read_arms, write_arms
-from fedrts.wire.fields.contract import RESIDUAL, FeedsBack, Field, Frame, Message, OwnValues, Payload, Selection, Short, Steps, carried
+from fedrts.wire.fields.contract import (
+    RESIDUAL,
+    FeedsBack,
+    Field,
+    Frame,
+    Message,
+    OwnValues,
+    Payload,
+    Selection,
+    Short,
+    SideBySide,
+    Steps,
+    carried,
+    changed,
+)
 from fedrts.wire.fields.indices import Indices
 from fedrts.wire.fields.largest import Largest
 from fedrts.wire.fields.maps import Masks, Signs
@@ -31,11 +45,13 @@ __all__ = [
     "Payload",
     "Selection",
     "Short",
+    "SideBySide",
     "Signs",
     "Steps",
     "Values",
     "arms_size",
     "carried",
+    "changed",
     "changes_size",
     "read_arms",
     "write_arms",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -70,6 +70,27 @@ def carried(payload: Payload, kind: type[PayloadKind]) -> PayloadKind:
     return payload
 
 
+def changed(payload: Payload, change: Callable[[Tensor], Tensor]) -> Payload:
+    """Return a payload with each of its tensors changed, such as those of one client out of several clients' payload."""
+    match payload:
+        case Tensor():
+            return change(payload)
+        case Selection():
+            return replace(payload, indices=change(payload.indices), values=None if payload.values is None else change(payload.values))
+        case Short(Quantised() as values):
+            shorter = replace(values, levels=change(values.levels), scales=change(values.scales))
+            return Short(shorter, change(payload.statistics))
+        case Short(Tensor() as values):
+            return Short(change(values), change(payload.statistics))
+    raise TypeError(f"{type(payload).__name__} is of one client alone")
+
+
+def own_shape(tensor: Tensor, clients: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of one client's part of a tensor with this leading axis; the whole shape if the axis is another."""
+    shape = tuple(tensor.shape)
+    return shape[len(clients) :] if shape[: len(clients)] == clients else shape
+
+
 @dataclass(frozen=True)
 class Frame:
     """What sender and receiver of a message both know."""
@@ -80,6 +101,8 @@ class Frame:
     """Type of the model's weights."""
     key: int = 0
     """Key of stochastic rounding."""
+    keys: Tensor | None = None
+    """The keys of several clients side by side `[clients]`, as `sparse.random` takes them."""
     reference: Tensor | None = None
     """The weights on the mask `[A + n − P]` as the client received them: quantised uploads are changes from these."""
 
@@ -143,6 +166,22 @@ class Field(Protocol):
 
     def charged(self, book: Book) -> float:
         """Bytes by one of the accountings on paper."""
+        ...
+
+
+@runtime_checkable
+class SideBySide(Protocol):
+    """A field in which the payloads of several clients can be one: their tensors have the clients as leading axis.
+
+    All that it does with tensors and payloads it does along the last axis.
+    """
+
+    def checks(self, payload: Payload, frame: Frame, clients: tuple[int, ...] = ()) -> Iterator[Check]:
+        """Return the checks of a received payload or, with a leading axis of so many `clients`, of all of theirs."""
+        ...
+
+    def sizes(self, payload: Payload, frame: Frame) -> Sequence[int]:
+        """Return the `size` of the payload of each of several clients."""
         ...
 
 

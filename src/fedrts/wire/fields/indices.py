@@ -15,7 +15,7 @@ from fedrts.sparse.layout import starts
 from fedrts.sparse.topk import top_among
 from fedrts.wire.checks import Check, failed, finite, none_of
 from fedrts.wire.fields.coded import bitmaps, places_size, read_positions, write_positions
-from fedrts.wire.fields.contract import Frame, Payload, Selection, carried
+from fedrts.wire.fields.contract import Frame, Payload, Selection, carried, changed, own_shape
 from fedrts.wire.packing import Bits, Reader, raw
 
 
@@ -36,7 +36,7 @@ class Indices:
         norms = frame.mask.sizes.scored(source.abs())
         indices = top_among(norms, self.named(frame), mask.inactive, mask.free)
         values = norms if frame.mask.sizes.grouped else source
-        return Selection(indices, len(mask.bits), values[indices] if self.values else None)
+        return Selection(indices, len(mask.bits), values.gather(-1, indices) if self.values else None)
 
     def open(self, payload: Payload, frame: Frame) -> Selection:
         return carried(payload, Selection)
@@ -62,14 +62,18 @@ class Indices:
         return Selection(torch.from_numpy(np.flatnonzero(named)).to(device), len(named), values)
 
     def size(self, payload: Payload, frame: Frame) -> int:
+        return self.sizes(changed(payload, lambda tensor: tensor[None]), frame)[0]
+
+    def sizes(self, payload: Payload, frame: Frame) -> Sequence[int]:
         values, mask = sum(self.named(frame)) * frame.dtype.itemsize if self.values else 0, frame.mask.arms
-        return values + places_size(mask.places[carried(payload, Selection).indices].cpu().numpy(), [(count,) for count in mask.free])
+        places, layers = mask.places[carried(payload, Selection).indices].cpu().numpy(), [(count,) for count in mask.free]
+        return [values + places_size(own, layers) for own in places]
 
     def most(self, frame: Frame) -> int:
         return (sum(self.named(frame)) * frame.dtype.itemsize if self.values else 0) + bitmaps(frame.mask.sizes.arms)
 
-    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
-        if (reason := self._misfit(payload, frame)) is not None:
+    def checks(self, payload: Payload, frame: Frame, clients: tuple[int, ...] = ()) -> Iterator[Check]:
+        if (reason := self._misfit(payload, frame, clients)) is not None:
             yield failed(reason)
             return
         if not sum(self.k):
@@ -79,12 +83,14 @@ class Indices:
         if selection.values is not None:
             yield finite(selection.values, f"'{self.of}' is not finite")
         unknown, last = "a link is named that does not exist", selection.size - 1
-        yield Check(lambda first, final: None if first >= 0 and final <= last else unknown, torch.stack(indices.aminmax()))
-        yield none_of(indices[1:] <= indices[:-1], "links are named twice or out of order")
+        ends = torch.stack(indices.aminmax(dim=-1), dim=-1)
+        yield Check(lambda ends: (ends[:, 0] < 0) | (ends[:, 1] > last), lambda *_: unknown, ends)
+        yield none_of(indices[..., 1:] <= indices[..., :-1], "links are named twice or out of order")
         yield none_of(mask.bits[indices.clamp(0, last)], "an active link is named")
-        yield Check(partial(_miscounted, wanted), torch.searchsorted(indices, mask.bounds).diff())
+        counts = torch.searchsorted(indices, mask.bounds.expand(*clients, -1).contiguous()).diff()
+        yield Check(lambda counts: (counts != wanted).any(1), partial(_miscounted, wanted), counts)
 
-    def _misfit(self, payload: Payload, frame: Frame) -> str | None:
+    def _misfit(self, payload: Payload, frame: Frame, clients: tuple[int, ...]) -> str | None:
         """Return what is wrong with a payload at first sight."""
         strange = f"'{self.of}' is not a choice of this model's links"
         if not isinstance(payload, Selection) or not isinstance(payload.indices, Tensor):
@@ -94,9 +100,9 @@ class Indices:
             return strange
         if values is not None and (values.shape != indices.shape or values.dtype != frame.dtype):
             return f"'{self.of}' has other values than asked for"
-        wanted = sum(self.named(frame))
-        if indices.dtype != torch.int64 or indices.shape != (wanted,):
-            return f"{tuple(indices.shape)} links are named where {wanted} were asked for"
+        wanted, found = sum(self.named(frame)), own_shape(indices, clients)
+        if indices.dtype != torch.int64 or found != (wanted,):
+            return f"{found} links are named where {wanted} were asked for"
         return None
 
     def named(self, frame: Frame) -> tuple[int, ...]:
@@ -121,5 +127,5 @@ class Indices:
         yield from (part.numpy() for part in named[mask.inactive].cpu().split(list(mask.free)))
 
 
-def _miscounted(wanted: tuple[int, ...], *counts: int) -> str | None:
-    return None if counts == wanted else f"layers have {list(counts)} links named where {list(wanted)} were asked for"
+def _miscounted(wanted: tuple[int, ...], *counts: float) -> str:
+    return f"layers have {list(map(int, counts))} links named where {list(wanted)} were asked for"

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedrts.sparse.cost import VALUE_BYTES, Book
 from fedrts.sparse.layout import Entry
 from fedrts.wire.checks import Check, failed, finite
-from fedrts.wire.fields.contract import Frame, Payload, Short, carried, owed
+from fedrts.wire.fields.contract import Frame, Payload, Short, carried, owed, own_shape
 from fedrts.wire.packing import Reader, raw
 from fedrts.wire.quantise import Norm, blocks_of
 from fedrts.wire.value_types import FORMATS, ValueFormat, ValueType
@@ -57,10 +57,10 @@ class Values:
         if self.lossless:
             return values.clone() if values is tensors[self.of] else values
         change, groups = self._change(values, tensors, frame), self._groups(frame)
-        statistics = values[len(change) :].clone()
+        statistics = values[..., change.shape[-1] :].clone()
         if self.feedback:
             return Short(self.format.nearest(change, groups, self.norm), statistics)
-        return Short(self.format.shorten(change, frame.key, groups, self.norm), statistics)
+        return Short(self.format.shorten(change, frame.key if frame.keys is None else frame.keys, groups, self.norm), statistics)
 
     def left(self, payload: Payload, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
         sent = self.format.values(carried(payload, Short).values).to(frame.dtype)
@@ -68,8 +68,8 @@ class Values:
 
     def _change(self, values: Tensor, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
         """Return what to send of the parameters among `values`: their change or, without a reference, the values themselves."""
-        kept = len(values) - frame.statistics
-        change = values[:kept] if frame.reference is None else values[:kept] - frame.reference[:kept]
+        kept = values.shape[-1] - frame.statistics
+        change = values[..., :kept] if frame.reference is None else values[..., :kept] - frame.reference[:kept]
         return owed(change, tensors, frame) if self.feedback else change
 
     def chosen(self, tensors: Mapping[str, Tensor], frame: Frame) -> Tensor:
@@ -89,8 +89,8 @@ class Values:
         short = carried(payload, Short)
         values = self.format.values(short.values).to(frame.dtype)
         if frame.reference is not None:
-            values = frame.reference[: len(values)] + values
-        return torch.cat([values, short.statistics])
+            values = frame.reference[: values.shape[-1]] + values
+        return torch.cat([values, short.statistics], dim=-1)
 
     def put(self, payload: Payload, frame: Frame) -> Tensor:
         values = self.open(payload, frame)
@@ -115,16 +115,23 @@ class Values:
         *tensors, statistics = self.tensors(payload)
         return self.format.size(tensors) + statistics.nbytes
 
+    def sizes(self, payload: Payload, frame: Frame) -> Sequence[int]:
+        *tensors, statistics = self.tensors(payload)
+        if self.format.regular:
+            return [self.most(frame)] * len(statistics)
+        own = zip(*(tensor.cpu() for tensor in tensors), strict=True)
+        return [self.format.size(some) + statistics[0].nbytes for some in own]
+
     def most(self, frame: Frame) -> int:
         count = self._count(frame)
         if self.lossless:
             return count * frame.dtype.itemsize
         return self.format.most(count - frame.statistics, self._groups(frame)) + frame.statistics * frame.dtype.itemsize
 
-    def checks(self, payload: Payload, frame: Frame) -> Iterator[Check]:
+    def checks(self, payload: Payload, frame: Frame, clients: tuple[int, ...] = ()) -> Iterator[Check]:
         try:
             tensors = self.tensors(payload)
-            found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+            found = [(own_shape(tensor, clients), tensor.dtype) for tensor in tensors]
         except (AttributeError, TypeError):
             yield failed(f"'{self.of}' is not of the type asked for")
             return
