@@ -372,3 +372,22 @@ def test_an_owner_sees_what_a_site_says_in_sums(tmp_path: Path):
     shown = described(site, site.digest)
     assert "channels: 3" in shown
     assert "loss, accuracy on 10 rows that are held out" in shown
+
+
+def test_nobody_opens_a_sum_of_fewer_than_the_quorum(tmp_path: Path):
+    """With sites it is all of them by default: opened without one, a round could neither count nor be repeated."""
+    link = LinkHere()
+    run = federated(study(rounds=2, engine={"timeout": 1}), link, hosts(tmp_path))
+    lost: list[int] = []
+
+    def silent_once(message: Any, worker: Worker) -> Any:
+        facts = opened(message)[0]
+        if facts.get("round") == 1 and facts.get("exchange") == 0 and facts.get("sum") == "mask" and not lost:
+            lost.append(2)
+            return None
+        return worker.reply(message)
+
+    link.manners[9] = silent_once
+    lines, _ = played(run)
+    assert lost == [2]
+    assert [line["clients"] for line in lines] == [[0, 1, 2, 3, 4]] * 2
