@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,13 @@ pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
 
 from federating import trusting
 from fedrts import config
 from fedrts.client.order import Order
 from fedrts.errors import InputError
-from fedrts.flower import deployment
+from fedrts.flower import WORK, deployment
 from fedrts.flower.consent import described
 from fedrts.flower.deployment import introduction
 from fedrts.flower.fleet import Fleet
@@ -391,3 +394,23 @@ def test_nobody_opens_a_sum_of_fewer_than_the_quorum(tmp_path: Path):
     lines, _ = played(run)
     assert lost == [2]
     assert [line["clients"] for line in lines] == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_an_owner_is_told_of_as_many_bytes_as_leave(tmp_path: Path):
+    """Four of five update the model in a round; metrics and statistics are sums over all, with more shares in every message."""
+    link, left = LinkHere(), Counter[int]()
+
+    def counted(message: Message, worker: Worker) -> Message:
+        reply = worker.reply(message)
+        if message.metadata.message_type == WORK:
+            left[next(node for node, one in link.workers.items() if one is worker)] += sum(map(len, opened(reply)[1].values()))
+        return reply
+
+    link.manners = dict.fromkeys(range(7, 7 + SITES), counted)
+    lines, _ = played(federated(study(clients={"total": SITES, "per_round": 4}), link, hosts(tmp_path), tmp_path))
+    always = [client for client in range(SITES) if all(client in line["clients"] for line in lines)]
+    assert always
+    for client in always:
+        site = sites(link)[client]
+        (said,) = re.findall(r"in all at most ([\d,]+) bytes", described(site, site.digest))
+        assert 0.95 < left[7 + client] / int(said.replace(",", "")) <= 1
