@@ -439,6 +439,21 @@ def test_an_owner_is_told_what_the_server_learns():
     assert "peers that the server names, see --peers" in shown
 
 
+def test_a_node_is_needed_from_its_words_to_its_shares():
+    """Asked to stop in between it stays, or too few may be left to open what is in the sum already."""
+    needed: list[tuple[str | None, bool]] = []
+
+    def looked(message: Message, worker: Worker) -> Message:
+        reply = worker.reply(message)
+        if message.metadata.message_type == WORK:
+            needed.append((step_of(message), worker.is_needed))
+        return reply
+
+    run, link = secretly(rounds=1, topology={"interval": 1, "end": 1}), five_nodes(n8=looked)
+    played(in_secret(run, link))
+    assert needed == [("advertise", False), ("share", False), ("mask", True), ("endorse", True), ("reveal", False)]
+
+
 def test_a_process_for_every_message_cannot_sum():
     """Flower's own SuperNode: its worker has no key, and would forget the masks."""
     run = secretly()
