@@ -3,10 +3,11 @@
     python benchmarks/secure.py [--quick] [--density 0.1] [--threads 1] [--json FILE]
     python benchmarks/secure.py --accuracy
 
-Everything that one of n clients does in an inner round is timed, from its weights to the shares that it reveals: rounding, all
-five steps of the protocol, and packing. Its bytes are those of all its messages, against the same weights in float32 and in
-int8; amortised: nine inner rounds and an outer one, whose votes are among a tenth of the inactive links. In the same run: masks
-for as many peers by Flower's own primitives (a Mersenne twister behind a seed of 32 bits, whole numbers of 64 bits).
+Everything that one of n clients does in an inner round is timed, from its weights to the shares that it reveals, by the functions
+that a node calls: digest of the model, outcomes, rounding, all five steps of the protocol, and packing. Its bytes are those of
+all its messages, against the same weights in float32 and in int8; amortised: nine inner rounds and an outer one, whose votes are
+among a tenth of the inactive links. In the same run: masks for as many peers by Flower's own primitives (a Mersenne twister behind
+a seed of 32 bits, whole numbers of 64 bits).
 
 --accuracy: digits with and without secure sums, seeds 0 to 2, instead. With votes among all links what is left of the difference is
 rounding, and outcomes and votes that count clients rather than samples.
@@ -30,14 +31,18 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import fedrts
-from fedrts import __version__
+from fedrts import __version__, methods
+from fedrts.client.order import Order
+from fedrts.client.summing import SumForm, Summing
+from fedrts.methods.contract import Round, Setup, State
 from fedrts.secure.call import Call, Invited
 from fedrts.secure.identity import public_key, signer
 from fedrts.secure.opener import Opener
 from fedrts.secure.participant import Participant
-from fedrts.secure.ring import Ring, rounded
+from fedrts.secure.ring import Ring, Words
 from fedrts.secure.settings import SecureSums
-from fedrts.sparse import budget, random
+from fedrts.sparse import random
+from fedrts.sparse.schedule import Schedule
 from fedrts.wire.value_types import FORMATS
 from server import resnet18_layout
 
@@ -53,15 +58,42 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - started, found
 
 
-def one_client(n: int, values: int, counters: int, key: ec.EllipticCurvePrivateKey) -> tuple[float, int]:
-    """Seconds and bytes of the first of n clients in a round; the others' words are cut to one."""
+class Model:
+    """ResNet-18 on a mask, its orders, and what a client has after training."""
+
+    def __init__(self, density: float) -> None:
+        self.layout = resnet18_layout()
+        self.method = methods.get(methods.DEFAULT)(density=density)
+        weights = torch.randn(self.layout.length, generator=torch.Generator().manual_seed(0)) * 0.01
+        self.state = self.method.begin(Setup(self.layout, weights, (3, 32, 32), rng=lambda purpose: random.key(0, purpose)))
+        self.outer, self.inner = (self._order(index) for index in (0, 1))
+        self.trained = {"weights": self.state.values + torch.randn_like(self.state.values) * 0.01}
+        self.summing = Summing(SecureSums(), 0)
+
+    def _order(self, index: int) -> Order:
+        current = Round.of(index, Schedule(interval=INTERVAL), self.state.mask, self.layout)
+        (exchange,) = self.method.exchanges(current)
+        return Order.of(exchange.with_whole_uploads(), current, self.layout, self.state, key=0)
+
+    def form(self, order: Order, clients: int) -> SumForm:
+        return self.summing.form(order, self.method, clients)
+
+    def words(self, clients: int) -> tuple[Ring, Words]:
+        """What a node does between training and masking, see `flower.confidant`: check the call's form, and round what it has."""
+        order, form = self.inner, self.form(self.inner, clients)
+        form.digest(order)
+        contribution = self.method.contribution(self.trained, State(order.reference, order.frame.mask), order.round)  # type: ignore[arg-type]
+        return form.ring, form.words(contribution, order, 1.0, self.summing.key(order.round.index, 0))
+
+
+def one_client(n: int, model: Model, key: ec.EllipticCurvePrivateKey) -> tuple[float, int]:
+    """Seconds and bytes of the first of n clients in an inner round; the others' words are cut to one."""
     table = SecureSums()
-    ring, short = Ring(n, table.bits, values, counters), Ring(n, table.bits, 1, 0)
+    ring, short = model.form(model.inner, n).ring, Ring(n, table.bits, 1, 0)
     roster = tuple(Invited(client, 500, public_key(key)) for client in range(n))
     call = Call(bytes(32), 0, 0, table.needed(n), roster, 500)
     clients = {client: Participant(call, client, signer(key), lambda: None) for client in range(n)}
     opener = Opener(call, ring)
-    weights = torch.randn(values) * 0.01
     spent, sent = 0.0, 0
 
     def mine(work: Callable[[], Any]) -> bytes:
@@ -70,17 +102,13 @@ def one_client(n: int, values: int, counters: int, key: ec.EllipticCurvePrivateK
         spent, sent = spent + seconds, sent + len(data)
         return bytes(data)
 
-    def words() -> bytes:
-        levels = rounded(weights.double().numpy(), ring.most, random.uniform_halves(7, values).numpy())
-        return clients[0].mask(dealt, ring, ring.encoded(levels, np.arange(counters) % 3 == 0))
-
     for client, one in clients.items():
         opener.advertised(client, one.advertise() if client else mine(one.advertise))
     adverts = opener.adverts()
     for client, one in clients.items():
         opener.shared(client, one.share(adverts) if client else mine(lambda one=one: one.share(adverts)))  # type: ignore[misc]
     dealt = opener.deal(0)
-    opener.masked(0, mine(words))
+    opener.masked(0, mine(lambda: clients[0].mask(dealt, *model.words(n))))
     opener._masked += list(range(1, n))  # their words are not looked at
     for client in range(1, n):
         clients[client].mask(opener.deal(client), short, np.zeros(short.words, np.uint32))
@@ -139,21 +167,22 @@ def main() -> None:
         accuracy()
         return
     torch.set_num_threads(options.threads)
-    layout = resnet18_layout()
-    active = sum(budget.layer_counts(layout, options.density, "all", "erk"))
-    values, votes = active + layout.length - layout.links, round(0.1 * (layout.links - active))
+    model = Model(options.density)
+    values = len(model.state.values)
     float32 = 4 * values
     int8 = FORMATS["int8"].most(values, None)
     key, repeat = ec.generate_private_key(ec.SECP384R1()), 1 if options.quick else 3
+    counters = dict(model.form(model.outer, 10).counters)
     found: dict[int, dict[str, float]] = {}
     print(f"fedrts {__version__}, torch {torch.__version__}, {platform.processor() or platform.machine()}, {options.threads} thread(s)")
-    print(f"ResNet-18 at {options.density:g}: {values:,} values, {active:,} outcomes, {votes:,} votes of outer rounds\n")
+    kinds = f"{values:,} values, {counters['core']:,} outcomes, {counters['votes']:,} votes of outer rounds"
+    print(f"ResNet-18 at {options.density:g}: {kinds}\n")
     print("| clients | client, s | of Flower's masks, s | upload / float32 | amortised | upload / int8 |")
     print("| --- | --- | --- | --- | --- | --- |")
     for n in (10, 30) if options.quick else (10, 30, 100):
-        turns = [one_client(n, values, active, key) for _ in range(repeat)]
+        turns = [one_client(n, model, key) for _ in range(repeat)]
         client, (_, inner) = statistics.median(seconds for seconds, _ in turns), turns[0]
-        outer = inner - Ring(n, SecureSums().bits, values, active).size + Ring(n, SecureSums().bits, values, active + votes).size
+        outer = inner - model.form(model.inner, n).ring.size + model.form(model.outer, n).ring.size
         amortised = ((INTERVAL - 1) * inner + outer) / (INTERVAL * float32)
         theirs = flowers(n, values)
         found[n] = {

@@ -1,7 +1,7 @@
 """A command of ours that kills itself where a test wants it: `python dying.py "3:mask,7:reveal" client …`.
 
 Of a client: in round 3 when it is asked for masked words, and so on. Of a server: `5:kept` after a sum is on disk, `5:begun` when
-enough have signed and nobody has revealed, `5:shares` when two have revealed.
+enough have signed and nobody has revealed, `5:shares` when two have revealed. With `SIGNAL=SIGTERM` it is asked to stop instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def once(name: str) -> None:
     """Die, where this death was wanted and has not been died before."""
     if name in wanted and not (marker := Path(os.environ["DEATHS"], f"{os.environ['WHO']}-{name.replace(':', '-')}")).exists():
         marker.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.Signals[os.environ.get("SIGNAL", "SIGKILL")])
 
 
 def before(kind: type, method: str, name: Any) -> None:

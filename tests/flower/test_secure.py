@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
+import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
@@ -27,7 +28,7 @@ from fedrts.flower.consent import described
 from fedrts.flower.deployment import introduction
 from fedrts.flower.messages import SUM, content, opened
 from fedrts.flower.node import Worker
-from fedrts.flower.openings import Openings
+from fedrts.flower.openings import Opened, Openings
 from fedrts.flower.secret import SumStep
 from fedrts.flower.site import Site
 from fedrts.flower.state import Records
@@ -217,6 +218,21 @@ def test_a_server_that_goes_back_further_reads_what_was_opened(tmp_path):
     second = [step.state for step in play(in_secret(run, link, tmp_path).plan, first[1], 2)]
     assert torch.equal(second[-1].values, first[-1].values)
     assert {step for step in asked if step} == set()
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_only_rounds_that_may_be_played_again_are_kept(on_disk: bool, tmp_path):
+    """Of metrics that came to no sum the attempts and the begun opening are left until then."""
+    openings = Openings(tmp_path if on_disk else None, lambda: 2)
+    for index in range(2):
+        openings.next_attempt(index, METRICS)
+        openings.begin(index, b"shares to come", METRICS)
+    openings.next_attempt(2, METRICS)
+    for index in range(4):
+        openings.keep(Opened(index, "model", "form", (0, 1, 2), 3, 9, np.arange(4, dtype=np.uint32)))
+    assert [openings.opened(index, "model") is not None for index in range(4)] == [False, False, True, True]
+    assert [openings.begun(index, METRICS) for index in range(2)] == [None, None]
+    assert [openings.next_attempt(index, METRICS) for index in range(3)] == [0, 0, 1]
 
 
 def test_a_round_is_opened_once_whatever_the_server_says(tmp_path):
@@ -421,6 +437,21 @@ def test_an_owner_is_told_what_the_server_learns():
     shown = described(site, site.digest)
     assert "masked: the server learns sums over 4 clients or more, not this site's part" in shown
     assert "peers that the server names, see --peers" in shown
+
+
+def test_a_node_is_needed_from_its_words_to_its_shares():
+    """Asked to stop in between it stays, or too few may be left to open what is in the sum already."""
+    needed: list[tuple[str | None, bool]] = []
+
+    def looked(message: Message, worker: Worker) -> Message:
+        reply = worker.reply(message)
+        if message.metadata.message_type == WORK:
+            needed.append((step_of(message), worker.is_needed))
+        return reply
+
+    run, link = secretly(rounds=1, topology={"interval": 1, "end": 1}), five_nodes(n8=looked)
+    played(in_secret(run, link))
+    assert needed == [("advertise", False), ("share", False), ("mask", True), ("endorse", True), ("reveal", False)]
 
 
 def test_a_process_for_every_message_cannot_sum():

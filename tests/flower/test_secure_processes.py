@@ -22,6 +22,7 @@ from fedrts import config
 from fedrts.runs.build import assemble
 from fedrts.server.rounds import play
 
+DRAINED = 130
 DYING = Path(__file__).parents[1] / "dying.py"
 EXPERIMENT = """
 recipe = "paper"
@@ -42,9 +43,9 @@ checkpoint = {{every = 3}}
 class Federation:
     """A server and nodes that die as they are told, and are started again."""
 
-    def __init__(self, path: Path, nodes: int, rounds: int, deaths: dict[str, str]) -> None:
+    def __init__(self, path: Path, nodes: int, rounds: int, deaths: dict[str, str], by: signal.Signals = signal.SIGKILL) -> None:
         self.folder = Folder(path, nodes, EXPERIMENT.format(nodes=nodes, rounds=rounds))
-        self.path, self.deaths, self.died = path, deaths, dict.fromkeys(deaths, 0)
+        self.path, self.deaths, self.died, self.by = path, deaths, dict.fromkeys(deaths, 0), by
         (path / "deaths").mkdir()
         peers = path / "peers"
         peers.mkdir()
@@ -56,7 +57,7 @@ class Federation:
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_LOG_LEVEL": "WARNING"}
-        environment = {**ENVIRONMENT, **quiet, "DEATHS": str(self.path / "deaths"), "WHO": name}
+        environment = {**ENVIRONMENT, **quiet, "DEATHS": str(self.path / "deaths"), "WHO": name, "SIGNAL": self.by.name}
         command = [sys.executable, str(DYING), self.deaths.get(name, "none"), *map(str, self.commands[name])]
         with open(self.path / f"{name}.log", "ab") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True)
@@ -66,7 +67,7 @@ class Federation:
         due = time.monotonic() + seconds
         while time.monotonic() < due:
             for name, process in self.running.items():
-                if process.poll() == -signal.SIGKILL:
+                if process.poll() in (-signal.SIGKILL, DRAINED):
                     self.died[name] = self.died.get(name, 0) + 1
                     self.running[name] = self._start(name)
             if self.running["server"].poll() is not None:
@@ -125,6 +126,16 @@ def check(federation: Federation, seconds: float) -> None:
 def test_a_server_and_four_nodes_of_which_one_dies(tmp_path):
     deaths = {"node-1": "1:mask", "server": "2:kept"}
     check(Federation(tmp_path, 4, 4, deaths), 500)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(560)
+def test_a_node_that_is_asked_to_stop_after_its_words_helps_to_open_them_first(tmp_path):
+    """Of three all three must, or the sum is never opened and the round never repeated."""
+    federation = Federation(tmp_path, 3, 3, {"node-1": "1:endorse"}, signal.SIGTERM)
+    check(federation, 500)
+    assert survivors(tmp_path / "run") == {index: [0, 1, 2] for index in range(3)}
+    assert federation.log("node-1").count("asked to stop") == 1
 
 
 @pytest.mark.slow

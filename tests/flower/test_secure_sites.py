@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,13 @@ pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
 
 from federating import trusting
 from fedrts import config
 from fedrts.client.order import Order
 from fedrts.errors import InputError
-from fedrts.flower import deployment
+from fedrts.flower import WORK, deployment
 from fedrts.flower.consent import described
 from fedrts.flower.deployment import introduction
 from fedrts.flower.fleet import Fleet
@@ -372,3 +375,42 @@ def test_an_owner_sees_what_a_site_says_in_sums(tmp_path: Path):
     shown = described(site, site.digest)
     assert "channels: 3" in shown
     assert "loss, accuracy on 10 rows that are held out" in shown
+
+
+def test_nobody_opens_a_sum_of_fewer_than_the_quorum(tmp_path: Path):
+    """With sites it is all of them by default: opened without one, a round could neither count nor be repeated."""
+    link = LinkHere()
+    run = federated(study(rounds=2, engine={"timeout": 1}), link, hosts(tmp_path))
+    lost: list[int] = []
+
+    def silent_once(message: Any, worker: Worker) -> Any:
+        facts = opened(message)[0]
+        if facts.get("round") == 1 and facts.get("exchange") == 0 and facts.get("sum") == "mask" and not lost:
+            lost.append(2)
+            return None
+        return worker.reply(message)
+
+    link.manners[9] = silent_once
+    lines, _ = played(run)
+    assert lost == [2]
+    assert [line["clients"] for line in lines] == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_an_owner_is_told_of_as_many_bytes_as_leave(tmp_path: Path):
+    """Four of five update the model in a round; metrics and statistics are sums over all, with more shares in every message."""
+    link, left = LinkHere(), Counter[int]()
+
+    def counted(message: Message, worker: Worker) -> Message:
+        reply = worker.reply(message)
+        if message.metadata.message_type == WORK:
+            left[next(node for node, one in link.workers.items() if one is worker)] += sum(map(len, opened(reply)[1].values()))
+        return reply
+
+    link.manners = dict.fromkeys(range(7, 7 + SITES), counted)
+    lines, _ = played(federated(study(clients={"total": SITES, "per_round": 4}), link, hosts(tmp_path), tmp_path))
+    always = [client for client in range(SITES) if all(client in line["clients"] for line in lines)]
+    assert always
+    for client in always:
+        site = sites(link)[client]
+        (said,) = re.findall(r"in all at most ([\d,]+) bytes", described(site, site.digest))
+        assert 0.95 < left[7 + client] / int(said.replace(",", "")) <= 1

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ pytest.importorskip("flwr", reason="fedrts[flower] is not installed")
 
 from federating import Folder, Running
 
+DYING = Path(__file__).parents[1] / "dying.py"
 EXPERIMENT = """
 recipe = "paper"
 data = "elsewhere"
@@ -24,7 +28,7 @@ density = 0.5
 clients = {total = 3, per_round = 3}
 train = {epochs = 1, batch_size = 8}
 engine = {wait = 300, timeout = 120}
-secure = {aggregation = true}
+secure = {aggregation = true, threshold = 2}
 eval = {every = 1, fairness = false}
 """
 
@@ -39,7 +43,8 @@ def images(file: Path, number: int) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_three_sites_with_data_of_their_own(tmp_path: Path):
+def test_three_sites_with_data_of_their_own_of_which_one_is_killed(tmp_path: Path):
+    """Killed before its words in round 1: the others do not open their sum without it, for the quorum is all sites."""
     folder = Folder(tmp_path, 3, EXPERIMENT)
     peers = tmp_path / "peers"
     peers.mkdir()
@@ -49,7 +54,11 @@ def test_three_sites_with_data_of_their_own(tmp_path: Path):
     try:
         for number in range(3):
             data = images(tmp_path / f"{number}.npz", number)
-            running.append(Running(*folder.site(number), "--data", data, "--set", "test=0.25", "--peers", peers))
+            own = [*folder.site(number), "--data", data, "--set", "test=0.25", "--peers", peers]
+            dies = shlex.join(map(str, [sys.executable, DYING, "1:mask", *own]))
+            running.append(Running(typed=f"exec {dies}", DEATHS=str(tmp_path), WHO="site") if number == 2 else Running(*own))
+        assert running.pop().ended(400) == -signal.SIGKILL
+        running.append(Running(*own))
         assert running[0].ended(800) == 0, running[0].text
         assert [one.ended(60) for one in running[1:]] == [0, 0, 0]
     finally:

@@ -89,6 +89,11 @@ class Confidant:
                 return self._revealed_to(client, data)
         raise SecureError("the server asks for more than sums: nothing leaves this site in the open")
 
+    @property
+    def is_needed(self) -> bool:
+        """Does a sum that has words of a client here wait for its shares?"""
+        return any(one.is_needed for one in self.under_way.values())
+
     def ordered(self, client: int, data: bytes) -> tuple[bytes, bytes]:
         """Return the peers' shares and the client's order, of the step that asks for words."""
         parts = parted(data)

@@ -80,6 +80,8 @@ def described(site: Site, digest: str) -> str:
         "leaves in every round that this site is asked in",
     ]
     total, spent = 0.0, Account()
+    if e.secure.aggregation and told.get("channels"):
+        total += sizes.upload(FigureForm.of_channels(told["channels"], site.federation).ring)
     for kind, rounds in kinds.items():
         exchanges = run.plan.exchanges(run.plan.round(rounds[0], mask)) if rounds else []
         if not exchanges:
@@ -95,7 +97,7 @@ def described(site: Site, digest: str) -> str:
         judged = sum(map(run.plan.is_evaluated, range(run.plan.rounds)))
         size = codec.most(assessment(run.plan.metric_names).up, Frame(run.layout, mask))
         if e.secure.aggregation:
-            size = sizes.upload(FigureForm.of_metrics(run.plan.metrics, e.secure, site.per_round).ring)
+            size = sizes.upload(FigureForm.of_metrics(run.plan.metrics, e.secure, site.federation).ring)
         lines.append(
             f"  evaluated ({judged}): {', '.join(run.plan.metric_names)} on {site.held_out:,} rows that are held out; {size} bytes"
         )

@@ -204,7 +204,8 @@ def _stand_by(worker: Worker, server: Server, identity: OwnKey, registered: bool
                     try:
                         took = connection.handle(worker.reply)
                     finally:
-                        worker.drain.end()  # the answer is sent
+                        if not worker.is_needed:
+                            worker.drain.end()  # the answer is sent
                     if not took:
                         time.sleep(_POLL)
                     if last > due:
@@ -323,6 +324,11 @@ class Worker:
         """Another key is this node's from now on: it signs the log, and the site is built anew with it."""
         self.identity, self.public_key, self.site = NodeKey(signer(key), public_key(key)), public_key(key), None
         self.witness.succeeded(seal_of(key))
+
+    @property
+    def is_needed(self) -> bool:
+        """Is its answer only a part of what the server counts on? A secure sum in which its words are is opened with its shares."""
+        return self.site is not None and self.site.confidant is not None and self.site.confidant.is_needed
 
     def reply(self, message: Message) -> Message:
         """Answer any message. Nothing that a server sends crashes the node, and no error reveals its data."""

@@ -50,7 +50,7 @@ class Openings:
 
     path: Path | None
     oldest: Callable[[], int] = lambda: 0
-    """The first round that a server may have to play again: sums before it are of no more use."""
+    """The first round that a server may have to play again: what is of rounds before it is of no more use."""
 
     def __post_init__(self) -> None:
         self._held: dict[str, bytes] = {}
@@ -78,8 +78,8 @@ class Openings:
         for kind in ("begun", "attempts"):
             self._drop(_name(opened.round, purpose, kind))
         needed = self.oldest()
-        for name in list(self._held) if self.path is None else [file.name for file in self.path.glob("*.sum")]:
-            if name.endswith(".sum") and int(name[:_DIGITS]) < needed:
+        for name in list(self._held) if self.path is None else [file.name for file in self.path.glob("[0-9]*")]:
+            if int(name[:_DIGITS]) < needed:
                 self._drop(name)
 
     def opened(self, round: int, model: str, purpose: bytes = UPDATE) -> Opened | None:

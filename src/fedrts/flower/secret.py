@@ -238,10 +238,17 @@ class Attempt:
         words = ring.size + _ITSELF
         self._step(2, {client: opener.deal(client) for client in opener.sharing}, opener.masked, longest=words)
         survivors = opener.survivors()
+        self._quorate(len(opener.counted))
         self._step(3, dict.fromkeys(opener.counted, survivors), opener.endorsed)
         opener.endorsements()  # or there are too few, and nobody is asked to reveal anything
         engine.openings.begin(self.round, joined([subject.model.encode(), opener.saved()]), subject.purpose)
         return self._opening(opener)
+
+    def _quorate(self, survivors: int) -> None:
+        """Check that the round counts with so many clients: once their sum is open, it cannot be repeated with more."""
+        needed = self.engine.needed(self.engine.fleet.departed)
+        if self.subject.purpose == UPDATE and survivors < needed:
+            raise SecureError(f"{survivors} masked updates where guard.quorum wants {needed}")
 
     def _resumed(self) -> Opened | None:
         """Continue an opening that had begun when the server stopped: ask for the same shares again."""

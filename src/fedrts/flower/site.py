@@ -63,6 +63,8 @@ class Site:
     """Names what the server asks."""
     per_round: int
     """Clients of a round."""
+    federation: int
+    """Clients of the federation: sums of metrics and of statistics are over all that have some."""
     records: Records = field(default_factory=Records)
     say: Callable[[str], None] = lambda text: None
     """To the owner."""
@@ -123,7 +125,7 @@ class Site:
             raise DeclinedError(f"--partition {unknown[0]}: the experiment has {len(rows)} clients, numbered from 0")
         policy.check_rows([len(rows[client]) for client in host.clients or [0]], experiment.train.batch_size, host.limits)
         run = put_together(here, module, replace(held, classes=classes), rows, noise=Unpredictable)
-        return Site(host, run, digest, experiment.clients.per_round, records, say)
+        return Site(host, run, digest, experiment.clients.per_round, experiment.clients.total, records, say)
 
     def _confidant(self, identity: NodeKey | None) -> Confidant | None:
         """Return the part that takes part in secure sums; impossible without a key that stays with the process."""

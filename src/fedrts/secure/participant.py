@@ -6,15 +6,17 @@
     endorse     →  a signature on the list of those whose words the server has
     reveal      →  for every survivor the share of its seed, for everybody else that of its private key, never both
 
-Each is given once, in this order. The last is given only after t survivors signed the very list that this client signed, and
-only after `opening` has put on record that this client takes part in no other opening of the round.
+Each is given once, in this order, and none after a failure. The last is given only after t survivors signed the very list that
+this client signed, and only after `opening` has put on record that this client takes part in no other opening of the round.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Concatenate, ParamSpec
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
@@ -31,6 +33,8 @@ STEPS = ("advertise", "share", "mask", "endorse", "reveal")
 WORDS = STEPS[2]
 SEED, KEY = b"seed", b"key"
 """Kinds of share: of a survivor's own mask, and of a private key that went with a client that did not survive."""
+_FAILED = -1
+Given = ParamSpec("Given")
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,28 @@ class Advert:
         return found
 
 
+def _step(
+    stage: int, what: str
+) -> Callable[[Callable[Concatenate[Participant, Given], bytes]], Callable[Concatenate[Participant, Given], bytes]]:
+    """Let a client give each of its answers once, in order, and none after a failure."""
+
+    def once(answer: Callable[Concatenate[Participant, Given], bytes]) -> Callable[Concatenate[Participant, Given], bytes]:
+        @functools.wraps(answer)
+        def answered(self: Participant, /, *given: Given.args, **named: Given.kwargs) -> bytes:
+            if stage != self._stage + 1:
+                when = "after a failure" if self._stage == _FAILED else "twice" if stage <= self._stage else "too early"
+                where = f"round {self.call.round}, attempt {self.call.attempt}"
+                raise SecureError(f"client {self.client} is asked {when} for {what} in {where}")
+            self._stage = _FAILED
+            said = answer(self, *given, **named)
+            self._stage = stage
+            return said
+
+        return answered
+
+    return once
+
+
 @dataclass
 class Participant:
     """One client in one attempt. `opening` puts on record that the sum of this round is about to be opened, or raises."""
@@ -90,17 +116,22 @@ class Participant:
         self._sealing, self._masking, self._seed = masks.new_secret(), masks.new_secret(), masks.new_secret()
         self._listing = Ed25519PrivateKey.generate()
 
+    @property
+    def is_needed(self) -> bool:
+        """Are its words with the server, and its shares still to be revealed? If too many go now, their sum is never opened."""
+        return STEPS.index(WORDS) < self._stage < len(STEPS)
+
+    @_step(1, "its keys")
     def advertise(self) -> bytes:
-        self._step(1, "its keys")
         listing, seed = self._listing.public_key().public_bytes_raw(), hashlib.sha256(self._seed).digest()
         own = Advert(self.client, masks.public(self._sealing), masks.public(self._masking), listing, seed)
         own = replace(own, signature=self.sign(self.call.signed(b"keys", *own.parts)))
         self._adverts[self.client] = own
         return self.call.message([own.encoded])
 
+    @_step(2, "its shares")
     def share(self, message: bytes) -> bytes:
         """Answer all adverts."""
-        self._step(2, "its shares")
         own = self._adverts[self.client]
         self._adverts = read_adverts(message, self.call)
         if self._adverts.get(self.client) != own:
@@ -116,9 +147,9 @@ class Participant:
                 parts.append(number(peer) + masks.sealed(key, dealt[0][places[peer]] + dealt[1][places[peer]], self.call.digest))
         return self.call.message([number(self.client), *parts])
 
+    @_step(3, "its masked words")
     def mask(self, message: bytes, ring: Ring, words: Words) -> bytes:
         """Answer the shares of all peers with the client's `words`, masked."""
-        self._step(3, "its masked words")
         if len(words) != ring.words:
             raise ValueError(f"{len(words)} words where {ring.words} are due")
         for part in self.call.parts(message):
@@ -137,9 +168,9 @@ class Participant:
                 (np.add if self.client < peer else np.subtract)(total, mask, out=total)
         return self.call.message([number(self.client), ring.packed(total)])
 
+    @_step(4, "its signature on the survivors")
     def endorse(self, message: bytes) -> bytes:
         """Answer the list of survivors."""
-        self._step(4, "its signature on the survivors")
         survivors = tuple(map(read_number, self.call.parts(message)))
         if sorted(set(survivors)) != list(survivors) or not set(survivors) <= set(self._sharing):
             raise SecureError("the list of survivors names a client twice, or one that shared nothing")
@@ -150,9 +181,9 @@ class Participant:
         self._list = listed(self.call, self._adverts, self._sharing, survivors)
         return self.call.message([number(self.client), self._listing.sign(self._list)])
 
+    @_step(5, "shares that open the sum")
     def reveal(self, message: bytes) -> bytes:
         """Answer the survivors' signatures."""
-        self._step(5, "shares that open the sum")
         signed = set()
         for part in self.call.parts(message):
             signer = read_number(part[:4])
@@ -169,13 +200,6 @@ class Participant:
                 parts.append(joined([number(peer), kind, share]))
         self._forget()
         return self.call.message([number(self.client), *parts])
-
-    def _step(self, stage: int, what: str) -> None:
-        """Allow every answer once, in order. After a failure no later step follows."""
-        if stage != self._stage + 1:
-            when = "twice" if stage <= self._stage else "too early"
-            raise SecureError(f"client {self.client} is asked {when} for {what} in round {self.call.round}, attempt {self.call.attempt}")
-        self._stage = stage
 
     def _sealing_key(self, peer: Advert, sender: int, receiver: int) -> bytes:
         """Return the key that seals shares from one client to the other; `peer` is one of the two."""

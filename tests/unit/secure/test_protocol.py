@@ -575,6 +575,28 @@ def test_steps_in_another_order_are_refused(party):
         five.clients[10].advertise()
 
 
+def test_no_step_follows_a_failure(party):
+    five = party(5, 4)
+    five.advertise()
+    adverts = five.opener.adverts()
+    with pytest.raises(SecureError, match="3 keys where 4 are needed"):
+        five.clients[10].share(five.call.message(five.call.parts(adverts)[:3]))
+    for client in (11, 12, 13, 14):
+        five.opener.shared(client, five.clients[client].share(adverts))
+    with pytest.raises(SecureError, match="client 10 is asked after a failure for its masked words in round 3, attempt 0"):
+        five.clients[10].mask(five.call.message([]), five.ring, five.words(10))
+    with pytest.raises(SecureError, match="after a failure for its shares"):
+        five.clients[10].share(adverts)
+
+
+def test_a_client_is_needed_from_its_words_to_its_shares(party):
+    five, needed = party(5, 4), []
+    for step in (five.advertise, five.share, five.mask, five.endorse, five.reveal):
+        step()
+        needed.append({one.is_needed for one in five.clients.values()})
+    assert needed == [{False}, {False}, {True}, {True}, {False}]
+
+
 @pytest.mark.parametrize("point", [bytes(32), b"\x01" + bytes(31)])
 def test_a_key_with_which_nobody_can_agree_is_refused(party, point):
     five = party(5, 4)
