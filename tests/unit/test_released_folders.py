@@ -1,7 +1,8 @@
 """A study outlives an upgrade: folders that earlier releases left go on, and what a later one wrote is refused in one line.
 
 `tests/released/0.1` holds what fedrts 0.1.0 (commit 370405c) left of three runs of six rounds that were killed after the third, and
-beside each the model and the summary of the same run, played to its end by that version.
+beside each the model and the summary of the same run, played to its end by that version. A study among sites is there too:
+tests/flower/test_released_federation.py.
 """
 
 import json
@@ -21,7 +22,7 @@ from fedrts.runs.folder import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:the run began with")
 RELEASED = Path(__file__).parents[1] / "released"
-RUNS = sorted(path for path in RELEASED.glob("*/*") if path.is_dir())
+RUNS = sorted(file.parent for file in RELEASED.glob("*/*/experiment.toml"))
 
 
 @pytest.fixture

@@ -115,6 +115,8 @@ def checked(file: Path, keys: Mapping[str, bytes] | None = None, given: Sequence
             )
         if hashes[head.line] != head.hash:
             raise AuditError(file, head.line, "it is not the line that was signed for: the log was written anew up to here")
+        if head.line == found.lines:  # a head is in the log before it is anywhere else
+            raise AuditError(file, found.lines + 1, "it is missing: it was the head that signed all lines before it")
     if keys is not None and found.lines and not any(head.signature for head in found.heads):
         raise AuditError(file, found.lines, "neither it nor any line before it is a signed head: nobody vouches for this log")
     return found
