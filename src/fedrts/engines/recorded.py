@@ -85,12 +85,12 @@ class Recorded:
 def recorded(kernel: Kernel, weights: Tensor, x: Tensors, y: Tensors) -> Program:
     """Record the operations of one call of a `kernel` as a program for tensors of the same form."""
     recorder = Recorder([weights, *tree_flatten((x, y))[0]])
-    with recorder, _Reading():
+    with recorder, _Sealed():
         found = kernel(weights, x, y)
     return recorder.program(found)
 
 
-class _Reading(TorchFunctionMode):
+class _Sealed(TorchFunctionMode):
     """Refuses to hand out a tensor's numbers: Python or NumPy would compute with those of the recorded batch for ever."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
