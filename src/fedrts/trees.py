@@ -90,11 +90,16 @@ def called(module: nn.Module, x: Tensors) -> Any:
     """
     if isinstance(x, Tensor):
         return module(x)
+    if not by_name(module, x):
+        return module(x)
+    return module(**x) if isinstance(x, dict) else module(*x)
+
+
+def by_name(module: nn.Module, x: Tensors) -> bool:
+    """Whether `forward` takes the parts of a dictionary by name, or of a tuple by position; otherwise it is given the whole."""
     signature = inspect.signature(module.forward)
     positions, names = ((), x) if isinstance(x, dict) else (x, {})
-    if not _takes(signature, *positions, **names) and _takes(signature, x):
-        return module(x)
-    return module(*positions, **names)
+    return _takes(signature, *positions, **names) or not _takes(signature, x)
 
 
 def _takes(signature: inspect.Signature, *positions: Any, **names: Any) -> bool:

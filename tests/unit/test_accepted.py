@@ -55,6 +55,7 @@ def test_a_case_is_taken_or_refused_as_the_table_says(case):
     assert bool(one_by_one) == bool(case.why), notes
     if case.why:
         assert case.why in one_by_one[0]
+    assert not case.says or any(case.says in text for text in notes), notes
     assert len(result.history) == 2
     assert torch.isfinite(torch.tensor(result.summary["loss"]))
     if case.same:

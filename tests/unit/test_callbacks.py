@@ -116,6 +116,9 @@ class Vandal(Callback):
         run.history.clear()
         run.facts["density"] = 0.0
         run.settings.clear()
+        run.mask.bits.zero_()
+        with pytest.raises(AttributeError):
+            run.layout = None
 
     def on_outer(self, outer):
         for masks in (outer.before, outer.after):

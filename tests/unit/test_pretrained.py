@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from fedrts.errors import InputError, Note
 from fedrts.models import pretrained
 from fedrts.runs.build import assemble
 from fedrts.sparse.layout import Layout
-from fedrts.tasks import Continuation, Language, TokenLabels
+from fedrts.tasks import Continuation, Language, TokenLabels, declared, judged_by
 from fedrts.tasks.metrics import get
 
 transformers = pytest.importorskip("transformers", reason="fedrts[text] is not installed")
@@ -296,6 +297,52 @@ def test_what_is_masked_changes_nothing():
     assert torch.equal(first.state.weights, second.state.weights)
     assert not torch.equal(first.state.weights, third.state.weights)
     assert first.summary["accuracy"] is not None
+
+
+def test_metrics_beside_those_of_language_see_the_tokens_that_count():
+    batch = tokens(3)
+    x, y, model = {"input_ids": batch["input_ids"]}, batch["labels"], gpt2()
+    found = judged_by(Continuation(), ["f1"]).evaluate(model, x, y, 5)
+    with torch.no_grad():
+        logits = model(**x).logits[:, :-1]
+    there = y[:, 1:] != -100
+    meter = get("f1")()
+    meter.update(logits[there], y[:, 1:][there])
+    own = Continuation().evaluate(model, x, y, 5)
+    assert found == {**own, "f1": pytest.approx(meter.compute())}
+    names = [metric.name for metric in declared(judged_by(Language(padding=0), ["f1", "accuracy", "perplexity"]))]
+    assert names == ["f1", "accuracy", "perplexity", "loss", "perplexity_corpus"], "f1 leads where accuracy is named after it"
+    assert declared(judged_by(Language(), ["f1"]))[1].name == "accuracy"
+    with pytest.raises(InputError, match="two metrics have the name 'f1'"):
+        judged_by(Language(), ["f1", replace(get("f1"), label="another")])
+
+
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
+def test_a_decoder_gets_the_labels_as_transformers_shifts_them():
+    settings = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.0}
+    torch.manual_seed(0)
+    t5 = transformers.T5Config(vocab_size=WORDS, **settings, decoder_start_token_id=0, architectures=["T5ForConditionalGeneration"])
+    rows = [tokens(seed) for seed in range(3)]
+    given = {"clients": rows[1:], "test": rows[0], "density": 0.4, "rounds": 1}
+    result = fedrts.train(model=t5, **given)
+    with torch.no_grad():
+        assert result.summary["loss"] == pytest.approx(float(result.model(**rows[0]).loss), rel=1e-4)
+    assert result.masks, "blocks are pruned"
+    assert not [name for name in result.masks if "shared" in name or "norm" in name or "bias" in name or "lm_head" in name]
+    whole = fedrts.train(model=t5, **given, loss=lambda model, batch: model(**batch).loss)
+    torch.testing.assert_close(whole.state.weights, result.state.weights, rtol=0, atol=1e-4)
+
+
+def test_models_without_fused_attention_have_another():
+    bloom = transformers.BloomConfig(vocab_size=WORDS, hidden_size=16, n_layer=1, n_head=2, architectures=["BloomForCausalLM"])
+    assert pretrained.from_python(bloom).config._attn_implementation == "eager"
+    assert pretrained.from_python(transformers.GPT2Config(**GPT2, architectures=["GPT2LMHeadModel"])).config._attn_implementation == "sdpa"
+
+
+def test_the_task_of_a_model_with_adapters_is_that_of_the_model():
+    peft = pytest.importorskip("peft", reason="fedrts[lora] is not installed")
+    adapted = peft.get_peft_model(gpt2(), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    assert pretrained.task_name(adapted, tokens(0)["labels"]) == "language"
 
 
 def test_a_language_of_dictionaries_is_one_of_tensors():

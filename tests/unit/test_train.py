@@ -183,7 +183,7 @@ def test_frozen_parameters_stay_and_masks_of_infinity_do_no_harm():
         ({"clients": [TensorDataset(torch.randn(9, 2), torch.arange(9))] * 2}, "labels must be 0 to 1"),
         (
             {"clients": [{"a": torch.randn(9, 2), "label": torch.zeros(9).long()}] * 2, "test": 0.3},
-            r"a dictionary of \['a'\] .* forward\(input\)",
+            r"a dictionary of \['a'\] .* forward\(input\) whole",
         ),
         ({"loss": lambda output, target: nn.functional.cross_entropy(output.detach(), target)}, "no gradient by the model's parameters"),
         ({"loss": lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1])}, "one of .model, batch. has parameters of these names"),
@@ -274,7 +274,7 @@ def ones(*shape):
     [
         (regression(y=lambda y: y - 1), r"out of bounds|labels must be 0 to 1"),
         (regression(y=lambda y: y + 7 * (torch.arange(len(y)) == 15)), r"labels must be 0 to 1, .* these are 0 to 8"),
-        (regression(y=lambda y: y[:, None]), r"do not go together"),
+        (regression(y=lambda y: y[:, None]), r"these are \[n, 1\]: give y\.squeeze\(1\)"),
         ({"loss": unreduced}, r"must be a tensor with one number"),
         ({"model": nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))}, r"'0\.weight' has no shape yet"),
         ({"model": nn.ReLU()}, "no parameters"),
@@ -283,6 +283,10 @@ def ones(*shape):
         ({"clients": [ones(4, 2), ones(4, 3)]}, "one shape"),
         ({"clients": [iter(())]}, r"clients\[0\] is empty"),
         ({"clients": [7]}, "map-style"),
+        ({"clients": {"7": Points(0, 9), 7: Points(1, 9)}}, "two clients have the name '7'"),
+        ({"target": 3}, "target = 3: give the name of a column"),
+        ({"client": 3}, "client = 3: give the name of a column"),
+        ({"collate_fn": lambda samples: None}, "a batch holds no tensors, it is a NoneType"),
     ],
 )
 def test_what_does_not_go_together_is_one_line_and_leaves_no_folder(tmp_path, given, words):

@@ -297,7 +297,7 @@ def train(
     task_name, own_task = (task, False) if isinstance(task, str) else (None, task is not None)
     reading = Reading(client, target, collate_fn, of_whole or own_task, task_name, as_given=loss is not None or own_task)
     own = federate(sets, test, Classification(), reading, names)
-    held = in_precision_of(model, own.data)
+    held = pretrained.with_decoder_inputs(model, in_precision_of(model, own.data))
     if task is None and loss is None and correct is None:
         task = pretrained.task_name(model, held.y)
     if isinstance(task, str):

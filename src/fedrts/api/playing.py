@@ -34,6 +34,7 @@ from fedrts.server.client_records import ClientRecords
 from fedrts.server.phases import phase
 from fedrts.server.reducers import check_reducer
 from fedrts.server.rounds import Played
+from fedrts.sparse.mask import Mask
 from fedrts.tasks.metrics import leading, of_run
 from fedrts.wire.fields import Frame
 
@@ -149,8 +150,10 @@ def _play_rounds(run: Assembled, folder: RunFolder | None, saved: Saved | None, 
         "epsilon": partial(most_spent, run, ledger) if run.bench.protection.on else None,
     }
     settings = config.flat(experiment.model_dump(mode="json"))
-    view = RunView(experiment, settings, facts, run.layout, state.mask, max(first, 0), copy.deepcopy(history), plan.metrics)
-    view.validated, view.folder = run.data.valid_x is not None, None if folder is None else folder.path
+    shown = Mask(state.mask.bits.clone(), state.mask.sizes)
+    place = None if folder is None else folder.path
+    earlier, validated = copy.deepcopy(history), run.data.valid_x is not None
+    view = RunView(experiment, settings, dict(facts), run.layout, shown, max(first, 0), earlier, plan.metrics, validated, place)
     stopped = saved.facts.get("stopped") if saved else None
     over = stopped is not None and stopped["round"] >= experiment.stop.start  # otherwise it was asked to go on
     observer.started(experiment, facts, max(first, 0))

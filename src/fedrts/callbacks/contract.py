@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedrts.server.rounds import Played, Record
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunView:
     """A run that starts or continues."""
 
@@ -34,7 +34,7 @@ class RunView:
     layout: Layout
     """The order of the model's tensors, and which may be pruned."""
     mask: Mask
-    """Mask of the state from which it continues; a method that chooses its mask in a set-up begins with all links."""
+    """A copy of the mask from which it continues; a method that chooses its mask in a set-up begins with all links."""
     first_round: int
     """The first round that is played now."""
     history: Sequence[Mapping[str, Any]]
@@ -116,7 +116,7 @@ class RoundView:
 
     def stop(self, reason: str) -> None:
         """End the run with this round; its summary gives the reason. Stopping in the set-up stops after round 0."""
-        self.asked.append(reason)
+        self.asked.append(str(reason))
 
 
 @dataclass

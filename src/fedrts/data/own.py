@@ -11,7 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
 from torch.utils.data._utils.collate import default_convert
 
 from fedrts import trees
@@ -20,7 +29,7 @@ from fedrts.data.holdings import Holdings
 from fedrts.data.images import statistics
 from fedrts.data.pixels import Augment, Measured
 from fedrts.data.ragged import Collate, Ragged, Samples, joined
-from fedrts.data.tabular import Columns, Encoding
+from fedrts.data.tabular import Columns, Encoding, as_numbers, check_filled
 from fedrts.errors import InputError, note, reason
 from fedrts.tasks import Task
 from fedrts.trees import Tensors
@@ -30,6 +39,7 @@ MOST_ROWS = 1_000_000
 TARGETS = ("labels", "label", "target", "targets", "y")
 """Under which a dictionary has its target, if nothing else is said."""
 _PRECISIONS = (torch.float32, torch.float64)
+_SIGNED = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 _TRIED = 256
 """Rows that a collate function is tried on one by one."""
 
@@ -50,6 +60,11 @@ class Reading:
     """The task's name, where it has one: a table's target is then what it needs."""
     as_given: bool = False
     """Does a loss of one's own see a table's numbers as they are? Otherwise few whole numbers are taken for labels."""
+
+    def __post_init__(self) -> None:
+        names = (self.target,) if isinstance(self.target, str | None) else self.target
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str | None) for name in names):
+            raise InputError(f"target = {self.target!r}: give the name of a column, or a list of names, as text")
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -77,6 +92,8 @@ class BatchForm:
                 return BatchForm("named", names)
         elif reading.targets:
             raise InputError(f"target = {reading.target!r} is for tables and dictionaries, and {where} gives no names: leave it out")
+        if not any(isinstance(leaf, Tensor) for leaf in trees.leaves(batch)):
+            raise InputError(f"{where}: a batch holds no tensors, it is a {type(batch).__name__}: what does the collate_fn return?")
         if not reading.whole:
             what = f"dictionaries of {', '.join(batch)}" if isinstance(batch, dict) else "no target"
             raise InputError(
@@ -133,6 +150,8 @@ def listed(clients: Any, client: str | None = None) -> tuple[list[Any], tuple[st
     if type(clients).__name__ == "DatasetDict":
         raise InputError("clients is a DatasetDict of splits: give one of them, with client= for the column that says whose a row is")
     if client is not None:
+        if not isinstance(client, str):
+            raise InputError(f"client = {client!r}: give the name of a column, as text")
         return _by_column(clients, client)
     single = isinstance(clients, Dataset | Tensor | np.ndarray | DataLoader) or _is_hub(clients)
     if _is_frame(clients) or _is_hub(clients):
@@ -142,6 +161,8 @@ def listed(clients: Any, client: str | None = None) -> tuple[list[Any], tuple[st
         )
     if isinstance(clients, Mapping):
         found, names = list(clients.values()), tuple(map(str, clients))
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise InputError(f"two clients have the name '{twice}': give each its own")
     elif single or not isinstance(clients, Iterable) or isinstance(clients, str):
         raise InputError(f"clients is one {type(clients).__name__}: give a list of datasets, one for each client")
     else:
@@ -157,6 +178,8 @@ def _by_column(clients: Any, column: str) -> tuple[list[Any], tuple[str, ...]]:
     if table is None:
         raise InputError(f"client = '{column}' is for one table with all clients' rows: clients is a {type(clients).__name__}")
     _filled(table, "clients")
+    if not _is_hub(clients):
+        table.check()  # here, where a row has the number that its owner knows it by
     names, owners = table.owners(column)
     rest = table.without(column)
     if _is_hub(clients):
@@ -220,7 +243,7 @@ def _read(dataset: Any, where: str, reading: Reading) -> Piece:
     if isinstance(dataset, DataLoader):
         own = dataset.collate_fn
         collate = collate or (None if own in (default_collate, default_convert) else own)
-        dataset = dataset.dataset
+        dataset = _rows_of(dataset)
     owner = () if reading.client is None else (reading.client,)  # a test set may have that column too
     of_client = bool(owner) and isinstance(dataset, Mapping) and _is_arrays(dataset)
     if isinstance(dataset, Columns) or _is_frame(dataset) or of_client:
@@ -228,14 +251,41 @@ def _read(dataset: Any, where: str, reading: Reading) -> Piece:
             raise InputError(f"{where} is a table: name the column that is to be predicted (or a list of columns) with target=")
         table = dataset if isinstance(dataset, Columns) else _table(dataset, where).without(*owner)
         return Piece(where, table=_filled(table, where))
+    if isinstance(dataset, tuple) and any(map(_is_frame, dataset)):
+        raise InputError(f"{where} is a table and its target apart: make the target a column of the table, and name it with target=")
     if collate is None:
         if _is_hub(dataset) and dataset.format["type"] != "custom":
-            return _columns(_filled(_table(dataset, where).without(*owner), where), where)
+            return _columns(_filled(_table(dataset, where).without(*owner), where), where, reading)
         if isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__:
-            return Piece(where, batch=_filled(tuple(dataset.tensors), where))
+            return Piece(where, batch=_filled(_tensors(tuple(dataset.tensors), where), where))
         if _is_arrays(dataset):
             return Piece(where, batch=_filled(_tensors(dataset, where), where))
-    return Piece(where, samples=_samples(dataset, where), collate=collate)
+    samples = _samples(dataset, where)
+    return Piece(where, samples=samples if collate is not None else list(map(_vectors, samples)), collate=collate)
+
+
+def _rows_of(loader: DataLoader[Any]) -> Any:
+    """Return a DataLoader's dataset, or the part of it that its sampler chooses; an order has no meaning here."""
+    sampler = getattr(loader, "sampler", None)
+    return Subset(loader.dataset, list(sampler.indices)) if isinstance(sampler, SubsetRandomSampler) else loader.dataset
+
+
+def _vectors(sample: Any) -> Any:
+    """Return a sample in which lists of numbers, such as those of a tokenizer, are tensors; `default_collate` takes them apart."""
+
+    def vector(part: Any) -> Any:
+        return torch.tensor(part) if isinstance(part, list) and part and _is_numbers(part) else part
+
+    if isinstance(sample, Mapping):
+        return {name: vector(part) for name, part in sample.items()}
+    return tuple(map(vector, sample)) if type(sample) is tuple else sample
+
+
+def _is_numbers(part: Any) -> bool:
+    """Whether it is a number, or a list of such lists of equal lengths."""
+    if isinstance(part, list):
+        return all(map(_is_numbers, part)) and len({len(inner) if isinstance(inner, list) else -1 for inner in part}) == 1
+    return isinstance(part, bool | int | float)
 
 
 def _samples(dataset: Any, where: str) -> list[Any]:
@@ -299,33 +349,41 @@ def _table(given: Any, where: str) -> Columns:
     names = [str(name) for name in given.columns]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"{where} has two columns '{twice}': rename one of them")
-    return Columns({str(name): given[name].to_numpy() for name in given.columns}, where)
+    return Columns({str(name): as_numbers(given[name].to_numpy()) for name in given.columns}, where)
 
 
 def _tensors(arrays: Any, where: str) -> Tensors:
-    """Convert arrays to tensors, and double to single precision, as models have it."""
+    """Convert arrays to tensors, and double to single precision, as models have it; of unsigned types PyTorch has little but the names."""
 
     def tensor(array: Any) -> Tensor:
         if isinstance(array, Tensor):
-            return array
+            return array.to(_SIGNED.get(array.dtype, array.dtype))
         if array.dtype.kind not in "biuf":
             raise InputError(f"{where}: an array must hold numbers, and holds {array.dtype}: encode it (words as numbers from 0)")
-        found = torch.from_numpy(np.ascontiguousarray(array))
-        return found.float() if found.dtype == torch.float64 else found
+        if array.dtype.kind == "f" and array.dtype.itemsize >= 8:
+            array = array.astype(np.float32)
+        found = torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
+        return found.to(_SIGNED.get(found.dtype, found.dtype))
 
     return tree_map(tensor, arrays)
 
 
-def _columns(table: Columns, where: str) -> Piece:
+def _columns(table: Columns, where: str, reading: Reading) -> Piece:
     """Return the columns of numbers, by name."""
     objects = {name: array for name, array in table.columns.items() if array.dtype.kind not in "biuf"}
     words = tuple(name for name, array in objects.items() if array.dtype.kind in "US" or isinstance(array[0], str))
-    if uneven := [name for name in objects if name not in words]:
-        raise InputError(f"{where}: the rows of column '{uneven[0]}' differ in length: give a collate_fn that pads them")
-    numbers = table.without(*words).columns
-    if not numbers:
+    numbers = table.without(*words)
+    for name, array in numbers.columns.items():
+        if array.ndim == 1 or array.dtype == object:
+            check_filled(where, name, array, several=True)
+        if name in objects:
+            raise InputError(f"{where}: the rows of column '{name}' differ in length: give a collate_fn that pads them")
+    named = [name for name in reading.targets or TARGETS if name in table.columns]
+    if (reading.targets or not any(name in numbers.columns for name in named)) and (odd := next((n for n in named if n in words), None)):
+        raise InputError(f"{where}: the target '{odd}' holds words: number its classes (with class_encode_column of datasets)")
+    if not numbers.columns:
         raise InputError(f"{where} has no column of numbers: tokenise its text first, or give a collate_fn")
-    return Piece(where, batch=_tensors(dict(numbers), where), left_out=words)
+    return Piece(where, batch=_tensors(dict(numbers.columns), where), left_out=words)
 
 
 def _note_ignored(given: Sequence[Any]) -> None:
@@ -335,10 +393,16 @@ def _note_ignored(given: Sequence[Any]) -> None:
         return
     says: dict[str, Callable[[Any], bool]] = {
         "batch_size": lambda loader: loader.batch_size not in (None, 1),
-        "shuffle or sampler": lambda loader: not isinstance(getattr(loader, "sampler", None), SequentialSampler | None),
-        "batch_sampler": lambda loader: loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler,
+        "shuffle or sampler": lambda loader: (
+            not isinstance(getattr(loader, "sampler", None), SequentialSampler | SubsetRandomSampler | None)
+        ),
+        "batch_sampler": lambda loader: (
+            loader.batch_sampler is not None and (loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler)
+        ),
         "drop_last": lambda loader: loader.drop_last,
         "num_workers": lambda loader: loader.num_workers > 0,
+        "worker_init_fn": lambda loader: loader.worker_init_fn is not None,
+        "generator": lambda loader: loader.generator is not None,
     }
     ignored = [what for what, said in says.items() if any(map(said, loaders))]
     if ignored:

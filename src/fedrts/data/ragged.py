@@ -43,8 +43,13 @@ class Samples:
         key = (rows, str(device))
         if self._last is None or self._last[0] != key:
             pair = self.halves(trees.plain(self.collate([self.samples[row] for row in rows])))
-            self._last = key, (trees.mapped(lambda leaf: leaf.to(device), pair[0]), trees.mapped(lambda leaf: leaf.to(device), pair[1]))
+            self._last = key, (_moved(pair[0], device), _moved(pair[1], device))
         return self._last[1]
+
+
+def _moved(tree: Tensors, device: torch.device | str) -> Tensors:
+    """Return a tree with its tensors on a device; a batch may hold anything else beside them, such as lengths."""
+    return trees.mapped(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, timedelta
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,11 @@ class Columns:
         """Return the other columns."""
         return Columns({name: array for name, array in self.columns.items() if name not in names}, self.where)
 
+    def check(self) -> None:
+        """Check that no value is missing, and that all are numbers or words."""
+        for name, array in self.columns.items():
+            check_filled(self.where, name, array)
+
     def rows(self, chosen: np.ndarray, where: str | None = None) -> Columns:
         """Return some rows, by a mask or by their numbers."""
         return Columns({name: array[chosen] for name, array in self.columns.items()}, where or self.where)
@@ -60,7 +67,7 @@ class Columns:
     def owners(self, column: str) -> tuple[tuple[str, ...], np.ndarray]:
         """Return the sorted values of a client column, and the index of every row's value."""
         array = self.column(column, "client")
-        _check_filled(self.where, column, array)
+        check_filled(self.where, column, array)
         names, owners = np.unique(array.astype(str) if array.dtype == object else array, return_inverse=True)
         return tuple(map(str, names)), owners
 
@@ -94,8 +101,7 @@ class Encoding:
             if set(table.columns) != set(first.columns):
                 odd = sorted(set(table.columns) ^ set(first.columns))[0]
                 raise InputError(f"{table.where} and {first.where} do not both have the column '{odd}': give all clients the same columns")
-            for name, array in table.columns.items():
-                _check_filled(table.where, name, array)
+            table.check()
         for target in targets:
             first.column(target, "target")
         inputs = [name for name in first.columns if name not in targets]
@@ -135,18 +141,27 @@ class Encoding:
         return x, torch.from_numpy(columns[0] if len(columns) == 1 else np.stack(columns, axis=1))
 
 
-def _check_filled(where: str, name: str, array: np.ndarray) -> None:
-    """A missing value is refused with its row, counted from 1 without the heading; so are values that are neither numbers nor words."""
+def check_filled(where: str, name: str, array: np.ndarray, several: bool = False) -> None:
+    """A missing value is refused with its row, counted from 1 without the heading; so are values that are neither numbers nor words.
+
+    `several`: a row may hold several numbers.
+    """
     if array.dtype.kind == "f":
         missing = np.isnan(array)
+        if not missing.any() and not several:
+            _check_finite(where, name, array)
     elif array.dtype.kind in "OUS":
-        if several := next((value for value in array if isinstance(value, list | tuple | dict | set | np.ndarray)), None):
-            raise InputError(
-                f"{where}: the column '{name}' holds a {type(several).__name__} in each row: make it columns of one value each"
-            )
-        missing = np.array([value is None or value != value or str(value).strip().lower() in _MISSING for value in array], dtype=bool)
+        kinds = (str, bool, np.bool_, Number, *((list, np.ndarray) if several else ()))
+        if (odd := next((value for value in array if not isinstance(value, kinds) and not _is_missing(value)), None)) is not None:
+            many, time = isinstance(odd, list | tuple | dict | set | np.ndarray), isinstance(odd, date | timedelta)
+            remedy = "make it columns of one value each" if many else "make it numbers or words, or leave it out"
+            kind = "times" if time else f"a {type(odd).__name__} in each row"
+            raise InputError(f"{where}: the column '{name}' holds {kind}: {remedy}")
+        missing = np.array([_is_missing(value) for value in array], dtype=bool)
     elif array.dtype.kind in "mM":
-        raise InputError(f"{where}: the column '{name}' holds times: make them numbers, or leave it out")
+        raise InputError(f"{where}: the column '{name}' holds times: make it numbers or words, or leave it out")
+    elif array.dtype.kind not in "biu":
+        raise InputError(f"{where}: the column '{name}' holds values of type {array.dtype}: make it numbers or words, or leave it out")
     else:
         return
     if missing.any():
@@ -156,6 +171,26 @@ def _check_filled(where: str, name: str, array: np.ndarray) -> None:
             f"{where}: row {row:,} has no value in the column '{name}'{f' (nor have {more:,} others)' if more else ''}: fill it in, or "
             "leave out the row or the column"
         )
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a value stands for none: None, NaN, pandas' NA and NaT, or a word such as "NA"."""
+    if isinstance(value, str):
+        return value.strip().lower() in _MISSING
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, Number) and value != value
+
+
+def as_numbers(array: np.ndarray) -> np.ndarray:
+    """Return a column of objects that are all numbers, or missing, as one of numbers."""
+    if array.dtype != object or not all(map(_is_missing_or_number, array)):
+        return array
+    return np.array([np.nan if _is_missing(value) else value for value in array], dtype=np.float64)
+
+
+def _is_missing_or_number(value: Any) -> bool:
+    return not isinstance(value, str) and (_is_missing(value) or (isinstance(value, Number) and not isinstance(value, complex)))
 
 
 def _is_number(array: np.ndarray) -> bool:
@@ -222,11 +257,16 @@ def _numbers(where: str, name: str, array: np.ndarray, whole: bool = False) -> n
         raise InputError(f"{where}: the column '{name}' holds words, and numbers are wanted: is it a class (task = 'classification')?")
     if whole and array.dtype.kind != "f":
         return array.astype(np.int64)
-    found = array.astype(np.float32)
-    if not np.isfinite(found).all():
-        row = int(np.flatnonzero(~np.isfinite(found))[0]) + 1
-        raise InputError(f"{where}: row {row:,} has no finite number in the column '{name}': correct it, or leave out the row")
+    with np.errstate(over="ignore"):
+        found = array.astype(np.float32)
+    _check_finite(where, name, found)
     return found
+
+
+def _check_finite(where: str, name: str, array: np.ndarray) -> None:
+    if not np.isfinite(array).all():
+        row = int(np.flatnonzero(~np.isfinite(array))[0]) + 1
+        raise InputError(f"{where}: row {row:,} has no finite number in the column '{name}': correct it, or leave out the row")
 
 
 # -- files ----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from fedrts.sparse.layout import Layout
 from fedrts.sparse.mode import training
 from fedrts.trees import Tensors
 
+_BY_NUMBERS = (".item()", "data-dependent control flow", "dynamic shape", "data pointer of Tensor that doesn't have storage")
+"""How vmap says that a model asks for the numbers in a tensor."""
 _NOT_VECTORISED = {"_scaled_dot_product_flash_attention_for_cpu"}
 
 
@@ -28,6 +30,8 @@ def obstacle(bench: Workbench, objective: Objective, kernel: Kernel) -> str | No
         return f"the model has one part under two names ({' and '.join(names)})"
     if has_counters(bench.module, bench.layout):
         return "the model counts in buffers that are no floating-point numbers"
+    if any(isinstance(part, torch.jit.ScriptModule) for part in bench.module.modules()):
+        return "the model has parts of TorchScript"
     try:
         if (kept := remembered(bench)) is not None:
             return kept
@@ -36,8 +40,16 @@ def obstacle(bench: Workbench, objective: Objective, kernel: Kernel) -> str | No
         with training(bench.module):
             kernel(*(trees.mapped(lambda leaf: leaf.expand(2, *leaf.shape).clone(), part) for part in sample(bench)))
     except Exception as error:  # whatever PyTorch makes of a model of one's own
-        return reason(error)
+        return _cause(error)
     return None
+
+
+def _cause(error: Exception) -> str:
+    """Say in a few words what PyTorch says in many."""
+    said = reason(error)
+    if any(words in said for words in _BY_NUMBERS):
+        return "what the model does depends on numbers that it takes out of a tensor"
+    return said.partition(". ")[0][:200]
 
 
 def vectorises(bench: Workbench, objective: Objective) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from fedrts.engines.kernels import Gradients, Kernel
@@ -24,6 +25,8 @@ Program = Callable[..., tuple[Tensor, Tensor, Tensor]]
 """Weights, and the tensors of a batch one after the other → `Gradients`."""
 
 _aten = torch.ops.aten
+_HANDED_OUT = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
+"""What takes numbers out of a tensor without an operation that a recorder sees."""
 _CHANGE_AT_MOST_THE_SHAPE = {
     _aten.view.default,
     _aten._unsafe_view.default,
@@ -82,9 +85,18 @@ class Recorded:
 def recorded(kernel: Kernel, weights: Tensor, x: Tensors, y: Tensors) -> Program:
     """Record the operations of one call of a `kernel` as a program for tensors of the same form."""
     recorder = Recorder([weights, *tree_flatten((x, y))[0]])
-    with recorder:
+    with recorder, _Sealed():
         found = kernel(weights, x, y)
     return recorder.program(found)
+
+
+class _Sealed(TorchFunctionMode):
+    """Refuses to hand out a tensor's numbers: Python or NumPy would compute with those of the recorded batch for ever."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _HANDED_OUT:
+            raise ValueError("what happens depends on the numbers in a tensor")
+        return func(*args, **(kwargs or {}))
 
 
 class RecordingError(Exception):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrts import trees
+from fedrts.data.contract import Data
 from fedrts.errors import InputError, note, optional, reason
 from fedrts.files import require_plain
 from fedrts.models import register
@@ -33,7 +35,7 @@ _HEADS = {
     "image_classification": "AutoModelForImageClassification",
 }
 _LABELS = ("sequence_classification", "token_classification", "image_classification")
-_ATTENTIONS = ("sdpa", "eager")
+_ATTENTIONS = ("auto", "sdpa", "eager")
 _DROPPED = ("auto_map", "_attn_implementation", "attn_implementation", "attn_implementation_internal", "_attn_implementation_internal")
 """Keys of a configuration that name code elsewhere; what they name is never looked for."""
 _REFUSED = {"quantization_config": "a quantised model, which cannot be trained", "use_pretrained_backbone": "a model with a part elsewhere"}
@@ -42,7 +44,7 @@ _REFUSED = {"quantization_config": "a quantised model, which cannot be trained",
 
 @register("hf:PATH")
 def from_folder(
-    folder: Path, input_shape: tuple[int, ...], classes: int, head: str = "auto", attention: str = "sdpa", **options: Any
+    folder: Path, input_shape: tuple[int, ...], classes: int, head: str = "auto", attention: str = "auto", **options: Any
 ) -> nn.Module:
     """Any model of transformers: config.json (random weights) and safetensors, if there are any; other options are keys of the config."""
     config = _config(folder, options)
@@ -58,19 +60,24 @@ def from_python(given: object) -> nn.Module:
     """Make a model for `fedrts.train` from `hf:FOLDER`, or from a transformers configuration that names its `architectures`."""
     if isinstance(given, str) and given.startswith("hf:"):
         folder = Path(given.removeprefix("hf:")).expanduser()
-        return built(_config(folder, {}), "auto", "sdpa", folder)
+        return built(_config(folder, {}), "auto", "auto", folder)
     if isinstance(given, str) or not hasattr(given, "to_json_string"):
         raise InputError(
             f"model is {given!r}: give a torch.nn.Module, hf:FOLDER or a configuration of transformers (models by name are for fedrts.run)"
         )
-    return built(given, "auto", "sdpa")
+    return built(given, "auto", "auto")
 
 
 def built(config: Any, head: str, attention: str, folder: Path | None = None) -> nn.Module:
-    """Build the model of a configuration, with a folder's tensors if there are any; `head` "auto" follows `architectures`."""
+    """Build the model of a configuration, with a folder's tensors if there are any.
+
+    `head` "auto" follows `architectures`; `attention` "auto" is sdpa where a model has it.
+    """
     kind = _class(config, head, folder)
     if attention not in _ATTENTIONS:
         raise InputError(f"model_options.attention must be {' or '.join(map(repr, _ATTENTIONS))} (got {attention!r})")
+    if attention == "auto":
+        attention = "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
     usual = {"dtype": torch.float32, "attn_implementation": attention}
     try:
         with alone():
@@ -134,8 +141,25 @@ def _in_blocks(model: nn.Module) -> Iterator[nn.Module]:
                     yield part
 
 
+def bare(module: nn.Module) -> nn.Module:
+    """Return the model that PEFT has put adapters on, or the module itself."""
+    inner = module.get_base_model() if hasattr(module, "get_base_model") and hasattr(module, "peft_config") else module  # type: ignore[operator]
+    return inner if isinstance(inner, nn.Module) else module
+
+
+def with_decoder_inputs(module: nn.Module, held: Data) -> Data:
+    """Return data for a transformers model: those with an encoder and a decoder need `decoder_input_ids`, made of the labels as there."""
+    inner, name = bare(module), "decoder_input_ids"
+    shifted = getattr(inner, "prepare_decoder_input_ids_from_labels", None)
+    wanting = isinstance(held.x, dict) and name not in held.x and isinstance(held.y, Tensor) and isinstance(held.test_y, Tensor)
+    if not (is_pretrained_model(inner) and getattr(inner.config, "is_encoder_decoder", False) and callable(shifted) and wanting):
+        return held
+    return replace(held, x={**held.x, name: shifted(labels=held.y)}, test_x={**held.test_x, name: shifted(labels=held.test_y)})
+
+
 def task_name(module: nn.Module, targets: trees.Tensors) -> str | None:
     """Return the task for which a transformers model takes a label per token; None: another task."""
+    module = bare(module)
     if not is_pretrained_model(module) or not isinstance(targets, Tensor) or targets.dim() != 2 or targets.is_floating_point():
         return None
     name = type(module).__name__

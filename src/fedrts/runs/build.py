@@ -322,7 +322,8 @@ def _described(module: nn.Module, x: trees.Tensors) -> str:
     if not isinstance(x, dict):
         return f"of shape {', '.join(forms)}"
     takes = ", ".join(inspect.signature(module.forward).parameters)
-    return f"a dictionary of {', '.join(forms)}, which goes to forward({takes}) by name"
+    how = "by name" if trees.by_name(module, x) else "whole, as its names are not the dictionary's"
+    return f"a dictionary of {', '.join(forms)}, which goes to forward({takes}) {how}"
 
 
 def _check_parameters(module: nn.Module) -> None:

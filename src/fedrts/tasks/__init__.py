@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -96,6 +96,8 @@ def cross_entropy(output: Any, target: Tensor, smoothing: float = 0.0) -> Tensor
             f"cross-entropy takes whole numbers as labels, and targets are {str(target.dtype).removeprefix('torch.')}: make labels whole "
             "(y.long()); for numbers say task='regression', or give a loss"
         )
+    if found.dim() == 2 and target.dim() == 2 and target.shape[1] == 1 and not target.is_floating_point():
+        raise InputError("cross-entropy takes labels [n], and these are [n, 1]: give y.squeeze(1)")
     if found.dim() != 2 or target.is_floating_point():
         return F.cross_entropy(found, target, label_smoothing=smoothing)
     likelihood = found.log_softmax(-1)
@@ -172,15 +174,8 @@ class Prediction(Classification):
             mean, output = self.judged(module, inputs, targets)
             weight = self.weight(targets)
             loss, total = loss + mean * weight, total + weight
-            output, targets = self.shown(output, targets)
-            for name, meter in meters.items():
-                with _measuring(name, output, targets):
-                    meter.update(output, targets)
-        found = {LOSS.name: loss / max(total, 1)}
-        for name, meter in meters.items():
-            with _measuring(name):
-                found[name] = float(meter.compute())
-        return found
+            _update(meters, *self.shown(output, targets))
+        return {LOSS.name: loss / max(total, 1), **_computed(meters)}
 
     def _meter(self, metric: Metric) -> Meter:
         return RightAnswers(self.correct) if metric.name == ACCURACY.name and self.correct is not None else metric()
@@ -237,6 +232,20 @@ def _number(counted: Tensor) -> float:
     return float(counted)
 
 
+def _update(meters: Mapping[str, Meter], output: Any, targets: Any) -> None:
+    for name, meter in meters.items():
+        with _measuring(name, output, targets):
+            meter.update(output, targets)
+
+
+def _computed(meters: Mapping[str, Meter]) -> Metrics:
+    found = {}
+    for name, meter in meters.items():
+        with _measuring(name):
+            found[name] = float(meter.compute())
+    return found
+
+
 @contextmanager
 def _measuring(metric: str, *seen: Any) -> Iterator[None]:
     """Turn an error during the block into one line that names the metric."""
@@ -267,9 +276,14 @@ def predicting(
 
 def judged_by(task: Task, more: Sequence[str | Metric]) -> Task:
     """A task that gives `more` metrics; accuracy leads them where it has one, unless they name it in another place."""
-    wanted = tuple(map(declaration, more))
+    wanted = tuple(dict.fromkeys(map(declaration, more)))
     if not wanted:
         return task
+    named = {metric.name: metric for metric in wanted}
+    if twice := next((metric.name for metric in wanted if named[metric.name] is not metric), None):
+        raise InputError(f"two metrics have the name '{twice}': wrap their classes in fedrts.tasks.metrics.Metric, which gives each a name")
+    if isinstance(task, Language):
+        return _language_judged_by(task, wanted)
     adds_up = type(task) is Classification or (isinstance(task, Prediction) and type(task).evaluate is Prediction.evaluate)
     if not adds_up:  # whose evaluate this one's takes the place of
         raise InputError(
@@ -277,7 +291,6 @@ def judged_by(task: Task, more: Sequence[str | Metric]) -> Task:
         )
     for metric in wanted:
         metric()  # an error where it cannot be measured
-    named = {metric.name for metric in wanted}
     own = tuple(metric for metric in _beside_loss(task) if metric.name not in named)
     assert isinstance(task, Classification)
     if isinstance(task, Prediction):
@@ -285,13 +298,30 @@ def judged_by(task: Task, more: Sequence[str | Metric]) -> Task:
     return Prediction(task.criterion, task.correct, (*own, *wanted))
 
 
+def _language_judged_by(task: Language, wanted: Sequence[Metric]) -> Task:
+    """Return a task with metrics of all its tokens beside its own, which keep their places unless accuracy is named in another."""
+    for metric in wanted:
+        if metric.name not in Language.metrics:
+            metric()
+    named = {metric.name for metric in wanted}
+    own = [name for name in Language.metrics if name not in named]
+    judged = copy.copy(task)
+    _set(judged, "metrics", (*wanted, *own) if ACCURACY.name in named else (*own, *wanted))
+    return judged
+
+
 def smoothed(task: Task, share: float) -> Task:
     """Return a task whose training loss spreads this `share` of every label evenly over all classes."""
     if getattr(task, "criterion", cross_entropy) is not cross_entropy or not hasattr(task, "smoothing"):
         raise InputError("train.smoothing smooths the labels of cross-entropy, and this loss is your own: set it to 0")
     smooth = copy.copy(task)
-    object.__setattr__(smooth, "smoothing", share)  # no field: run folders know a task by its fields, and the experiment says this
+    _set(smooth, "smoothing", share)
     return smooth
+
+
+def _set(task: Task, name: str, value: object) -> None:
+    """Set what is no field of a frozen task: run folders know a task by its fields, and the experiment says this."""
+    object.__setattr__(task, name, value)
 
 
 def check(task: Task, module: nn.Module, x: Tensors, y: Tensors, test_x: Tensors, test_y: Tensors) -> None:
@@ -349,7 +379,8 @@ class Language:
 
     padding: int = IGNORED
     smoothing: ClassVar[float] = 0.0
-    metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "perplexity", "perplexity_corpus")
+    metrics: ClassVar[tuple[str | Metric, ...]] = ("loss", "accuracy", "perplexity", "perplexity_corpus")
+    """Others are of all tokens that count: their logits `[tokens, vocabulary]` and targets `[tokens]`; see `judged_by`."""
 
     def loss(self, module: nn.Module, x: Tensors, y: Tensor, *, temperature: float = 1.0, twice: bool = False) -> Tensor:
         target = y.long().flatten()
@@ -363,11 +394,12 @@ class Language:
         """Return `perplexity`, the mean over stories of exp(mean token NLL), and `perplexity_corpus`, exp of the mean over all tokens."""
         perplexity = accuracy = nll = tokens = 0.0
         stories = 0
+        meters = {metric.name: metric() for metric in declared(self) if metric.name not in Language.metrics}
         for inputs, targets, _ in batches(module, x, y, batch_size):
             targets = targets.long()
             counted = targets != self.padding
             lengths = counted.sum(1)
-            losses, hits = self._judged(module, inputs, targets)
+            losses, hits = self._judged(module, inputs, targets, meters)
             losses, hits = losses.double().sum(1), (hits & counted).double().sum(1)
             some = lengths > 0
             perplexity += float((losses[some] / lengths[some]).exp().sum())
@@ -375,16 +407,20 @@ class Language:
             nll, tokens = nll + float(losses.sum()), tokens + float(lengths.sum())
             stories += int(some.sum())
         return {
+            **_computed(meters),
             "loss": nll / tokens,
             "accuracy": accuracy / stories,
             "perplexity": perplexity / stories,
             "perplexity_corpus": float(torch.tensor(nll / tokens, dtype=torch.float64).exp()),  # infinite rather than an error
         }
 
-    def _judged(self, module: nn.Module, x: Tensors, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return NLL of every target `[batch, time]` (0 for padding), and whether it was the likeliest token."""
+    def _judged(self, module: nn.Module, x: Tensors, y: Tensor, meters: Mapping[str, Meter]) -> tuple[Tensor, Tensor]:
+        """Return NLL of every target `[batch, time]` (0 for padding), and whether it was the likeliest token; update the meters."""
         losses, hits = [], []
         for found, target in _in_parts(module, x, y):
+            if meters:
+                counted = target != self.padding
+                _update(meters, found[counted], target[counted])
             losses.append(F.cross_entropy(found, target, ignore_index=self.padding, reduction="none"))
             hits.append(found.argmax(-1) == target)
         return torch.cat(losses).view_as(y), torch.cat(hits).view_as(y)

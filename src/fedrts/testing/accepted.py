@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler, TensorDataset
 
 from fedrts.errors import optional
 from fedrts.tasks.metrics import metric
@@ -37,6 +37,8 @@ class Case:
     """Words of the error; empty: it is accepted."""
     same: bool = False
     """Does it train to the same bits as a list of `TensorDataset`s with these rows?"""
+    says: str = ""
+    """Words of another note."""
     needs: str = ""
     """A package without which it cannot be tried."""
     as_: str = ""
@@ -134,6 +136,17 @@ def padded(samples: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """A collate function whose batches depend on their longest sample."""
     longest = max(int(x.abs().sum() * 2) % 3 + 4 for x, _ in samples)
     return torch.stack([F.pad(x, (0, longest - 4)) for x, _ in samples]), torch.stack([y for _, y in samples])
+
+
+class InPython(nn.Module):
+    """A model that computes with the numbers of its inputs outside PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(torch.tensor(x.tolist()))
 
 
 class Cut(nn.Module):
@@ -243,6 +256,26 @@ CASES = [
         lambda: everyone(lambda x, y: DataLoader(TensorDataset(x, y), batch_size=5, shuffle=True)),
         same=True,
         as_="their `dataset` and `collate_fn`; a note names what is not used (`batch_size`, `shuffle` …)",
+        says="not batch_size, shuffle or sampler",
+    ),
+    Case(
+        SETS,
+        "`DataLoader`s with a `batch_sampler`",
+        lambda: everyone(lambda x, y: DataLoader(TensorDataset(x, y), batch_sampler=BatchSampler(SequentialSampler(x), 5, False))),
+        same=True,
+        as_="a note names it as not used",
+        says="not batch_sampler",
+    ),
+    Case(
+        SETS,
+        "`DataLoader`s with a `SubsetRandomSampler`",
+        lambda: everyone(
+            lambda x, y: DataLoader(
+                TensorDataset(torch.cat([x, x + 9]), torch.cat([y, y])), sampler=SubsetRandomSampler(range(ROWS)), batch_size=5
+            )
+        ),
+        same=True,
+        as_="the rows that it chooses",
     ),
     Case(SETS, "NumPy arrays `(x, y)`", lambda: everyone(_arrays), same=True, as_="float64 becomes float32"),
     Case(SETS, "a dictionary by the clients' names", lambda: everyone(_arrays, _by_name), same=True, as_="`clients.json` has the names"),
@@ -271,12 +304,24 @@ CASES = [
         SETS,
         "missing values in a frame",
         lambda: {
-            "clients": one_frame(age=[1.0] * 7 + [float("nan")] + [1.0] * (CLIENTS * ROWS - 8)),
+            "clients": one_frame(age=[1.0] * 20 + [float("nan")] + [1.0] * (CLIENTS * ROWS - 21)),
             "test": 0.25,
             "client": "site",
             "target": "label",
         },
-        refused="row 8 has no value in the column 'age'",
+        refused="row 21 has no value in the column 'age'",
+        needs="pandas",
+    ),
+    Case(
+        SETS,
+        "columns of times in a frame",
+        lambda: {
+            "clients": one_frame(born=np.arange(CLIENTS * ROWS).astype("datetime64[D]")),
+            "test": 0.25,
+            "client": "site",
+            "target": "label",
+        },
+        refused="the column 'born' holds times: make it numbers or words, or leave it out",
         needs="pandas",
     ),
     Case(
@@ -302,10 +347,37 @@ CASES = [
         needs="datasets",
         as_="columns of text are left out, and a note names them",
     ),
+    Case(
+        SETS,
+        "`datasets.Dataset`s with a target of words",
+        lambda: _two(lambda x, y: hub(x, y, label=["so"] * ROWS).remove_columns("labels")),
+        refused="the target 'label' holds words",
+        needs="datasets",
+    ),
+    Case(
+        SETS,
+        "`datasets.Dataset`s with missing values",
+        lambda: _two(lambda x, y: hub(x, y, age=[1.0, None] + [1.0] * (ROWS - 2))),
+        refused="row 2 has no value in the column 'age'",
+        needs="datasets",
+    ),
     Case(SETS, "`test=0.25`", lambda: {"clients": everyone(TensorDataset)["clients"], "test": 0.25}, as_="a share of every client's rows"),
     Case(SETS, "one dataset", lambda: {"clients": TensorDataset(*rows(0)), "test": 0.25}, refused="give a list of datasets"),
     Case(SETS, "an empty dataset", lambda: {"clients": [[]], "test": 0.25}, refused="is empty"),
     Case(BATCHES, "`(input, target)`", lambda: everyone(TensorDataset), same=True),
+    Case(
+        BATCHES,
+        "lists of numbers in samples",
+        lambda: everyone(lambda x, y: [(row.tolist(), int(label)) for row, label in zip(x, y, strict=True)]),
+        same=True,
+        as_="a list is a vector",
+    ),
+    Case(
+        BATCHES,
+        "dictionaries with lists of numbers, as of tokenizers",
+        lambda: _two(lambda x, y: [{name: part.tolist() for name, part in sample.items()} for sample in dictionaries(x, y)]),
+        same=True,
+    ),
     Case(BATCHES, "`((input, input), target)`", lambda: _two(halves), same=True, as_="`forward` by position"),
     Case(
         BATCHES,
@@ -406,6 +478,12 @@ CASES = [
         "numbers for targets, with the default loss",
         lambda: everyone(lambda x, y: TensorDataset(x, x[:, 0])),
         refused="cross-entropy takes whole numbers as labels",
+    ),
+    Case(
+        LOSSES,
+        "models that take numbers out of tensors (`.item()`, `.tolist()`, `.numpy()`)",
+        lambda: {**everyone(TensorDataset), "model": InPython()},
+        why="what the model does depends on numbers that it takes out of a tensor",
     ),
     Case(LOSSES, "dropout", lambda: {**everyone(TensorDataset), "model": Dropping()}, why="the model draws random numbers while it trains"),
     Case(TASKS, '`task="regression"`', lambda: {**everyone(_numbers), "task": "regression", "model": net(1)}, as_="MAE, RMSE, R²"),

@@ -1,6 +1,9 @@
 """Tables: CSV and Parquet files and frames become numbers, the same way for all clients; what is missing is named by its row."""
 
 import json
+import uuid
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -162,10 +165,15 @@ def test_few_whole_numbers_are_classes_only_where_nothing_else_is_said(given, ta
     [
         ({"words": [[1, 2]] * 6}, "the column 'words' holds a list in each row"),
         ({"years": ["old", "new"] * 3, "task": "regression"}, "the column 'years' holds words, and numbers are wanted"),
+        ({"words": [date(2024, 5, day) for day in range(1, 7)]}, "the column 'words' holds times: make it numbers or words"),
+        ({"words": [uuid.UUID(int=5)] * 6}, "the column 'words' holds a UUID in each row"),
+        ({"words": [1j] * 6}, "the column 'words' holds values of type complex128"),
+        ({"words": [1.0, 2.0, 3.0, 4.0, float("inf"), 6.0]}, "clients: row 5 has no finite number in the column 'words'"),
+        ({"words": ["a", "b", "c", "d", "e", None]}, "clients: row 6 has no value in the column 'words'"),
         ({"rows": 0}, "clients is empty"),
         ({"rename": {"x": "years"}}, "clients has two columns 'years'"),
     ],
-    ids=["lists", "words", "empty", "twice"],
+    ids=["lists", "words", "dates", "objects", "complex", "infinite", "missing", "empty", "twice"],
 )
 def test_frames_that_cannot_be_read_are_one_line(change, words):
     frame = pytest.importorskip("pandas", reason="pandas is not installed").DataFrame(
@@ -178,6 +186,15 @@ def test_frames_that_cannot_be_read_are_one_line(change, words):
     with pytest.raises(InputError, match=words) as caught:
         fedrts.train(model=torch.nn.Linear(1, 1), rounds=1, method="fedavg", **given)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("numbers", [[1, 2.5, 3, 4], [Decimal(1), Decimal("2.5"), Decimal(3), Decimal(4)]], ids=["mixed", "decimals"])
+def test_objects_that_are_all_numbers_are_numbers(numbers):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = pandas.DataFrame({"site": [0, 0, 1, 1], "x": pandas.Series(numbers, dtype=object), "y": [0, 1, 0, 1]})
+    sets, names = own.listed(frame, "site")
+    held = own.federate(sets, frame, Classification(), own.Reading("site", "y"), names).data
+    assert held.x.tolist() == [[1.0], [2.5], [3.0], [4.0]]
 
 
 @pytest.mark.filterwarnings("ignore::fedrts.errors.Note")

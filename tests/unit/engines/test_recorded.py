@@ -3,6 +3,7 @@
 from types import MethodType
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
 from torch.fx import GraphModule
@@ -57,8 +58,9 @@ def test_tensors_from_outside_are_constants_and_numbers_read_are_refused():
     fixed, x, y, z = torch.arange(3.0), torch.ones(3), torch.ones(3), torch.ones(3)
     program = recorded.recorded(cast(Kernel, lambda x, y, z: (x * fixed + y, y, z)), x, y, z)
     assert program(2 * x, y, z)[0].tolist() == [1.0, 3.0, 5.0]
-    with pytest.raises(ValueError, match="depends on the numbers"):
-        recorded.recorded(cast(Kernel, lambda x, y, z: (x * float(y.sum()), y, z)), x, y, z)
+    for read in (lambda y: float(y.sum()), lambda y: y.tolist()[0], lambda y: torch.from_numpy(y.numpy().copy()), np.asarray):
+        with pytest.raises(ValueError, match="depends on the numbers"):
+            recorded.recorded(cast(Kernel, lambda x, y, z, read=read: (x * read(y), y, z)), x, y, z)
 
 
 def test_every_call_of_a_form_is_a_playback(toy):
