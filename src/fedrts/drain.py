@@ -1,4 +1,4 @@
-"""Graceful stop: SIGTERM lets the current task end, a second one does not.
+"""Graceful stop: the first SIGTERM lets the current task finish, a second one aborts it.
 
 drain = Drain(seconds=60, say=print)
 with drain.listening():

@@ -1,4 +1,4 @@
-"""What a process says, line by line: each with a level and an event, as text for people or as JSON for programs.
+"""Logs: lines with a level and an event, as text for people or as JSON for programs.
 
 set_up(LogFormat.json, LogLevel.info)
 tell(info("round", "round 4 of 50", round=3, bytes=12_340))

@@ -1,4 +1,4 @@
-"""Observers: they are told what happens in a run and change nothing."""
+"""Observers: they follow a run and change nothing."""
 
 from __future__ import annotations
 
