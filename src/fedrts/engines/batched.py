@@ -199,7 +199,7 @@ class BatchedEngine:
             cohort.steps[place] += len(own.rows)
 
     def _train_active(self, cohort: Cohort, batches: list[Batches]) -> None:
-        """Train each client by itself in kernels that compute only active links: one client keeps a core busy."""
+        """Train each client by itself in kernels that compute only active links: each client keeps one core busy."""
         for place, (own, mask) in enumerate(zip(batches, cohort.masks, strict=True)):
             if len(own.rows):
                 weights, received = (cohort.tensors[name][place] for name in ("weights", "received"))

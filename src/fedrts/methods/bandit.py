@@ -32,7 +32,7 @@ from fedrts.wire.fields import Indices, Message, Payload, Values, carried
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a round: X in [0, 1] of the arms `at` (None: all), a mean over so many clients."""
+    """The outcome of a round: X in [0, 1] of the arms `at` (None: all), a mean over this many clients."""
 
     values: Tensor
     at: Tensor | None

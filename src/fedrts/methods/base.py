@@ -53,7 +53,7 @@ class Method(BaseModel):
         return State.of(self.initial_weights(setup, mask.counts), mask)
 
     def initial_weights(self, setup: Setup, counts: Sequence[int]) -> Tensor:
-        """Return W_0 `[n]` of a model with so many active links in each layer."""
+        """Return W_0 `[n]` of a model with this many active links in each layer."""
         return setup.weights
 
     def initial_mask(self, setup: Setup) -> Mask:
@@ -85,7 +85,7 @@ class Method(BaseModel):
         return exchange
 
     def overhead(self, round: Round, active: float, activations: float) -> float:
-        """Return F_o, the paper's overhead per forward pass of a batch, for so many `active` parameters and stored `activations`."""
+        """Return F_o, the paper's overhead per forward pass of a batch, for this many `active` parameters and stored `activations`."""
         return 0.0
 
     def belief(self, state: State) -> Tensor | None:

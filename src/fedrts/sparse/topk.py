@@ -108,7 +108,7 @@ def top_arms_among(scores: Tensor, k: Sequence[int], mask: Tensor, sizes: Sequen
 
 
 def top_among(scores: Tensor, k: Sequence[int], candidates: Tensor, available: Sequence[int]) -> Tensor:
-    """The same among ascending `candidates [C]`, of which `available[l]` are in each layer."""
+    """The same among ascending `candidates [C]`, with `available[l]` of them in each layer."""
     if any(wanted > there for wanted, there in zip(k, available, strict=True)):
         raise ValueError(f"cannot choose {list(k)} of {list(available)} candidates")
     return candidates[top(scores[candidates], k, available)]

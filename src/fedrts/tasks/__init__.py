@@ -150,7 +150,7 @@ class Classification:
 
 @dataclass(frozen=True)
 class Prediction(Classification):
-    """Any targets, judged by metrics of all outputs and targets beside the loss.
+    """Any targets, evaluated by the loss and by metrics of all outputs and targets.
 
     `Prediction(F.mse_loss, metrics=("mae", "r2"))`; right answers count where `metrics` has "accuracy", by `correct` if that is given.
     """
@@ -248,7 +248,7 @@ def _measuring(metric: str, *seen: Any) -> Iterator[None]:
 
 
 def _form(part: Any) -> str:
-    """Return the shape of an output or a target, or what it is instead."""
+    """Return the shape of an output or a target, or its type if it is not a tensor."""
     return str(list(part.shape)) if isinstance(part, Tensor) else type(part).__name__
 
 
