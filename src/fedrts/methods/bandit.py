@@ -46,7 +46,7 @@ class Bandit(Scored):
 
     gamma: Annotated[float, Field(ge=0, le=1, description="γ: weight of the aggregate's outcome against the clients' (Eq. 3)")] = 0.5
     score: Annotated[str, Field(description="importance of active links: magnitude, fisher, or an import path")] = "magnitude"
-    update_after_end: Annotated[bool, Field(description="go on observing after T_end, when the mask is fixed")] = False
+    update_after_end: Annotated[bool, Field(description="keep observing after T_end, when the mask is fixed")] = False
 
     @field_validator("score")
     @classmethod
