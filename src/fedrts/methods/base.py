@@ -138,7 +138,8 @@ class Scored(Redrawn):
     """New masks contain the links with the best scores."""
 
     scope: Annotated[
-        Literal["layer", "global"], Field(description="links compete within their layer, whose number of links is fixed, or across all layers")
+        Literal["layer", "global"],
+        Field(description="links compete within their layer, which keeps its number, or across all layers"),
     ] = "layer"
 
     def best(self, scores: Tensor, round: Round, sizes: tuple[int, ...]) -> Mask:
