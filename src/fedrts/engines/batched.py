@@ -133,7 +133,7 @@ class BatchedEngine:
             self.workers = min(self.workers, self.slots)
         else:
             self.together = tried // 2 or 1
-        note(f"out of memory: going on with {self.slots} clients side by side")
+        note(f"out of memory: continuing with {self.slots} clients side by side")
 
     def _share(self, order: Order, clients: list[int]) -> list[Reply]:
         """Divide clients among the workers: each has its own slots and waits for no other until its last client is done."""

@@ -182,7 +182,7 @@ def within(layers: Sequence[config.Tree], budget: str | float, data_dir: str | P
     """Return the layers of a run within a total budget: open values are planned, and a note names them."""
     found = of_settings(layers, Allowance.of(budget), data_dir=data_dir)
     one = found.chosen
-    chosen = ", ".join(f"{key.rpartition('.')[2]} {_text(value)}" for key, value in found.settings.items()) or "all as asked for"
+    chosen = ", ".join(f"{key.rpartition('.')[2]} {_text(value)}" for key, value in found.settings.items()) or "everything as you set it"
     note(f"planned for {found.words}: {chosen} ({found.why}); at most {units.shown_size(one.bytes)}")
     return [*layers, config.nested(found.settings)]
 

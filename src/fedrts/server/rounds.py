@@ -176,7 +176,7 @@ def _unevaluated(declared: Sequence[Metric]) -> dict[str, float | None]:
 def _finite(name: str, value: float) -> float | None:
     if math.isfinite(value):
         return value
-    note(f"the metric '{name}' is {value} on these data, which no file can say: it is recorded as null")
+    note(f"the metric '{name}' is {value} on these data, which JSON cannot express: it is recorded as null")
     return None
 
 

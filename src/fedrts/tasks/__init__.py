@@ -319,11 +319,11 @@ def check(task: Task, module: nn.Module, x: Tensors, y: Tensors, test_x: Tensors
     for name in sorted(found.keys() - {metric.name for metric in declared(task)} - set(metric_names())):
         if may_be_named(name):
             note(
-                f"the task's evaluate gives '{name}', which nothing declares: it is taken for a plain number of which more is better; "
+                f"the task's evaluate gives '{name}', which nothing declares: it is treated as a plain number, higher is better; "
                 "the task's `metrics` may have a fedrts.tasks.metrics.Metric for it"
             )
         else:
-            note(f"the task's evaluate gives '{name}', which is left out: no metric can have that name; call it otherwise")
+            note(f"the task's evaluate gives '{name}', which is left out: no metric can have that name; rename it")
 
 
 @runtime_checkable
