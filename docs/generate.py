@@ -1,4 +1,4 @@
-"""Fill the generated parts of the documentation from the code: the methods' declarations, the experiment's keys, the commands.
+"""Fill the generated parts of the documentation from the code: the methods' declarations, the experiment's keys, the commands, the badges.
 
     python docs/generate.py            # rewrite what is stale
     python docs/generate.py --check    # name what is stale and exit 1
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from pydantic import BaseModel
 sys.path.insert(0, str(Path(__file__).parent))
 from wrap import wrapped
 
-from fedrts import cli, config, data, methods
+from fedrts import __version__, cli, config, data, methods
 from fedrts.methods import describe
 from fedrts.tables import Named
 from fedrts.testing import accepted
@@ -47,7 +48,7 @@ def pages() -> dict[str, Makers]:
     return (
         made
         | {"configuration.md": {"keys": keys}, "recipes.md": {"recipes": recipes}, "commands.md": {"commands": commands}}
-        | {"python.md": {"accepted": lambda: markdown(accepted.table())}}
+        | {"python.md": {"accepted": lambda: markdown(accepted.table())}, "badges.svg": {"badges": badges}}
     )
 
 
@@ -66,6 +67,30 @@ def _cell(text: str) -> str:
     """Text for a table: no column ends in it, and what stands in angle brackets outside code is no HTML."""
     parts = text.replace("|", "\\|").split("`")
     return "`".join(part.replace("<", "&lt;") if number % 2 == 0 else part for number, part in enumerate(parts))
+
+
+# -- the README's badges --------------------------------------------------------------------------------------------
+
+
+def badges() -> str:
+    """The badges of the README, drawn from the project's own files, so that `--check` notices one that is no longer true."""
+    settings = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text("utf-8"))
+    coverage = re.findall(r"--cov-fail-under=(\d+)", (FOLDER.parent / "Makefile").read_text("utf-8"))
+    facts = [
+        ("fedrts", __version__),
+        ("Python", settings["project"]["requires-python"].replace(">=", "≥ ")),
+        ("licence", settings["project"]["license"]),
+        *([("types", "mypy --strict")] if settings["tool"]["mypy"]["strict"] else []),
+        *[("coverage", f"≥ {floor} %") for floor in coverage],
+    ]
+    lines, left = [], 0
+    for name, value in facts:
+        split, right = left + 7 * len(name) + 10, left + 7 * (len(name) + len(value)) + 20
+        for text, colour, start, end in ((name, "#555", left, split), (value, "#00796b", split, right)):
+            lines.append(f'<rect x="{start}" width="{end - start}" height="20" fill="{colour}"/>')
+            lines.append(f'<text x="{(start + end) / 2}" y="14">{text}</text>')
+        left = right + 6
+    return "\n".join(lines)
 
 
 # -- the experiment's keys ------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links that leave docs/ lead to what was brought in; links of what was brought in lead back."""
+    if page.file.src_uri.startswith("benchmarks/"):
+        page.meta["search"] = {"boost": 0.3}  # tables of measurements come after the pages that explain them
     depth = page.file.src_uri.count("/")
     leaving, inside = "../" * (depth + 1), "../" * depth
     if page.file.src_uri in BROUGHT_IN:
@@ -67,8 +69,10 @@ def _listed(entries: list[Any], there: list[str]) -> list[Any]:
     for entry in entries:
         if isinstance(entry, dict):
             ((title, inner),) = entry.items()
-            kept = inner if isinstance(inner, str) else _listed(inner, there)
-            result += [{title: kept}] if kept else []
+            if isinstance(inner, str):
+                result += [entry] if inner in there else []
+            elif kept := _listed(inner, there):
+                result.append({title: kept})
         elif entry.endswith("/*.md"):
             folder = entry.removesuffix("*.md")
             result += [page for page in there if page.startswith(folder) and not page.endswith("README.md")]
@@ -86,6 +90,7 @@ def _tutorial(config: Any) -> Iterator[File]:
             '<table border="1" class="dataframe">', "<table>"
         )
         markdown = markdown.replace("```python\n%%bash\n", "```bash\n").replace(".ipynb)", ".md)")
+        markdown = re.sub(r"(?:[ \t]*\n){5,}", "\n\n", markdown)  # between two outputs of a cell
         yield File.generated(config, f"{place}.md", content=f"{markdown}\n[Take this notebook with you]({path.name}).\n")
         for name, picture in rest["outputs"].items():
             yield File.generated(config, f"tutorial/{name}", content=picture)

@@ -1,4 +1,4 @@
-"""Graceful stop: SIGTERM lets the current task end, a second one does not.
+"""Graceful stop: the first SIGTERM lets the current task finish, a second one aborts it.
 
 drain = Drain(seconds=60, say=print)
 with drain.listening():
@@ -24,7 +24,7 @@ class Drained(BaseException):
 
 
 class Drain:
-    """Whether this process was asked to stop, and whether it has a task at hand. Without `listening` nobody ever asks."""
+    """Whether this process was asked to stop, and whether it is busy. Without `listening` it is never asked."""
 
     def __init__(self, seconds: float = 0.0, say: Callable[[str], None] = lambda text: None) -> None:
         self.seconds, self.say = seconds, say
@@ -63,7 +63,7 @@ class Drain:
         threading.Thread(target=self._limit, daemon=True).start()
 
     def _limit(self) -> None:
-        """In a thread of its own: a signal's handler may not print what its process is just printing."""
+        """Runs in its own thread, because a signal handler must not print while its process is printing."""
         words = f"asked to stop: the task at hand ends first, for up to {self.seconds:g} s; another SIGTERM breaks it off"
         self.say(info("stopping", words, seconds=self.seconds))
         if not self._over.wait(self.seconds):

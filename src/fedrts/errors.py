@@ -45,7 +45,7 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return an error's first meaningful line, or else its kind, and whom it concerns if that is noted."""
+    """Return an error's first meaningful line, or else its kind, and the client it concerns if that is noted."""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return " ".join([said, *(f"({noted})" for noted in getattr(error, "__notes__", []))])
 
@@ -57,7 +57,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 @contextmanager
 def blaming(whom: str) -> Iterator[None]:
-    """Add `whom` it happened to to an error during the block: in its line if a user can fix it, else in a note below its traceback.
+    """Add `whom` an error concerns during the block: to its line if a user can fix it, else as a note below its traceback.
 
     The error stays the same object, and the first name given, where most is known, stays.
     """

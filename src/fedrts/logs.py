@@ -1,4 +1,4 @@
-"""What a process says, line by line: each with a level and an event, as text for people or as JSON for programs.
+"""Logs: lines with a level and an event, as text for people or as JSON for programs.
 
 set_up(LogFormat.json, LogLevel.info)
 tell(info("round", "round 4 of 50", round=3, bytes=12_340))
@@ -89,14 +89,14 @@ _OURS = logging.getLogger("fedrts")
 
 
 def tell(text: str, stream: OutStream = "stderr", *, always: bool = False) -> None:
-    """Tell a line, which is information if it does not say otherwise; `always`: a result, whatever the level."""
+    """Log a line, by default as information; `always`: a result, logged at every level."""
     line = text if isinstance(text, LogLine) else info("told", text)
     if always or _OURS.isEnabledFor(line.level.number):
         _OURS.handle(_OURS.makeRecord(_OURS.name, line.level.number, "", 0, line, (), None, extra={"stream": stream}))
 
 
 def tells(level: LogLevel) -> bool:
-    """Whether lines of this level are told."""
+    """Whether lines of this level are logged."""
     return _OURS.isEnabledFor(level.number)
 
 
@@ -178,7 +178,7 @@ def set_up(format: LogFormat | None = None, level: LogLevel | None = None) -> No
 
 
 def follow(package: str) -> None:
-    """Make another package's logger follow our format and level; of less than warnings we tell only if all details are wanted."""
+    """Make another package's logger follow our format and level; below warnings it logs only if all details are wanted."""
     logger = logging.getLogger(package)
     if _shown.format_of_lines is LogFormat.json:
         logger.handlers, logger.propagate = [], True
@@ -193,7 +193,7 @@ _hooks: list[Any] = []
 
 
 def _catch_crashes(ours: bool) -> None:
-    """Tell errors that nobody caught as lines, or leave them to whoever had them before."""
+    """Log uncaught errors as lines, or leave them to the previous handlers."""
     if ours and not _hooks:
         _hooks[:] = sys.excepthook, threading.excepthook, sys.unraisablehook
         sys.excepthook, threading.excepthook, sys.unraisablehook = _crashed, _thread_crashed, _thread_crashed

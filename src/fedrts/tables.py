@@ -27,7 +27,7 @@ class Table(BaseModel):
 
 @dataclass(frozen=True)
 class Named:
-    """Marks a key that names an entry of a registry, or one's own by import path: `Annotated[str, Named(registry)]`.
+    """Marks a key that names an entry of a registry, or your own object by import path: `Annotated[str, Named(registry)]`.
 
     No import path is followed here: reading settings runs nobody's code.
     """

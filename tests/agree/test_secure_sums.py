@@ -159,7 +159,7 @@ def test_a_client_that_does_not_keep_to_the_ring_moves_a_sum_by_no_more_than_all
     honest = add_up(question, list(run.plan.engine.run(question.order, range(4)))).sums
     assert isinstance(honest, RingSums)
     honest.add(np.full(honest.form.ring.words, 1_200_000 | 1 << honest.form.ring.value_width, np.uint32), 1, run.plan.samples[4])
-    with pytest.warns(UserWarning, match="beyond what 5 clients can come to, and were cut to that"):
+    with pytest.warns(UserWarning, match="larger than 5 clients can make them, and were cut to that"):
         mean = honest.mean()["weights"]
     most = run.experiment.secure.clip * 5 * max(run.plan.samples) / sum(run.plan.samples)
     assert float((mean - question.order.values).abs().max()) <= most * (1 + 1e-6)

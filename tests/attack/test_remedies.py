@@ -65,6 +65,7 @@ class Stopper(Silent):
         (["data=feather:x"], r"no kind of data 'feather:' as in 'feather:x', nor such code \(No module named 'feather'\): files are read"),
         (["data=torch:rows"], r"no kind of data 'torch:' as in 'torch:rows', nor such code \(module 'torch' has no attribute 'rows'\)"),
         (["data=npz"], r"there is no data set 'npz'; did you mean 'npz:PATH'\?"),
+        (["data=site/rows.CSV"], r"there is no data set 'site/rows\.CSV': a file is read as csv:site/rows\.CSV"),
         (["train.epochs=99999999999999999999"], r"train\.epochs must be a whole number below 2,147,483,648 \(got 9{20}\)"),
         (["topology.end=2147483648", "rounds=2147483647"], r"topology\.end"),
         (["model_options.hidden=3000000000"], r"model_options\.hidden must be a whole number below"),

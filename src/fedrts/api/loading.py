@@ -101,7 +101,7 @@ def _module_of(opened: archive.OpenedArchive, path: Path, trust: Trust) -> nn.Mo
 
 
 def loaded(folder: RunFolder, model: nn.Module | None, prunable: Prunable | None, data_dir: str | Path | None, average: bool) -> nn.Module:
-    """The model of a run folder whose code is trusted as far as it may be."""
+    """Return the model of a run folder, running only code that is trusted."""
     resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
     if model is not None and not isinstance(model, nn.Module):
         raise InputError(f"model is {model!r}: give the torch.nn.Module that was trained, or none where it has a name")

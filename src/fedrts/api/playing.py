@@ -90,7 +90,7 @@ def play(
     hooks: Hooks | None = None,
     drain: Drain | None = None,
 ) -> Result:
-    """Play a run from its newest checkpoint on, or from the start; without a folder nothing is written down."""
+    """Play a run from its newest checkpoint, or from the start; without a folder nothing is written."""
     engine, hooks, drain = kind(run.experiment.engine.name), hooks or Hooks(), drain or Drain()
     if folder is None:
         with engine.open(run, None, data_dir, door) as run:

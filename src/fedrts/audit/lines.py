@@ -37,7 +37,7 @@ class Seal:
 
 @dataclass(frozen=True)
 class Head:
-    """The last line of a log at some time, signed if there was a key. Its holder can tell whether the log has changed since."""
+    """The last line of a log at some time, signed if there was a key. Whoever holds it can check whether the log has changed since."""
 
     line: int
     hash: str

@@ -15,7 +15,7 @@ Trace = list[int | str]
 
 
 class Witness:
-    """A witness that is told events by name, with facts that JSON can hold, and changes nothing. This one ignores them."""
+    """A witness receives events by name, with facts as JSON, and changes nothing. This one ignores them."""
 
     def __call__(self, event: str, **facts: Any) -> None:
         """Record that something happened."""
@@ -36,7 +36,7 @@ class Witness:
 
 
 class Details(Witness):
-    """Tells every event on the screen, for whoever wants to see all details."""
+    """Print every event, for those who want to see all details."""
 
     def __call__(self, event: str, **facts: Any) -> None:
         if logs.tells(logs.LogLevel.debug):

@@ -82,7 +82,7 @@ class Environment:
     pick: int
     reward: Reward = total
     clients: int = 1
-    """An outcome is the mean of so many Bernoulli draws: 1 in the theory, one a client in a federation (Eq. 3 with γ = 0)."""
+    """An outcome is the mean of this many Bernoulli draws: 1 in the theory, one a client in a federation (Eq. 3 with γ = 0)."""
 
     @classmethod
     def shuffled(

@@ -38,7 +38,7 @@ class Hooks:
 
     @staticmethod
     def of(experiment: Experiment, given: Sequence[object] = (), again: str = "") -> Hooks:
-        """Build hooks from the experiment's names and the `given` objects: callbacks, and observers, which are told as well."""
+        """Build hooks from the experiment's names and the `given` objects: callbacks, and observers, which are notified too."""
         named = [_made(name) for name in experiment.callbacks]
         stop = experiment.stop
         own = [] if stop.patience is None else [EarlyStopping(stop.patience, stop.metric, stop.min_delta, stop.restore)]
@@ -49,7 +49,7 @@ class Hooks:
         return Hooks(found, again)
 
     def start(self, run: RunView, stopped: Mapping[str, Any] | None) -> None:
-        """Tell that the run starts or continues; `stopped`: it is only summarised again where it had stopped."""
+        """Announce that the run starts or continues; `stopped`: a stopped run is only summarised again."""
         self.run = run
         self.stopped = dict(stopped) if stopped else None
         for callback in self.callbacks:
@@ -57,7 +57,7 @@ class Hooks:
                 callback.on_start(run)
 
     def follow(self, before: State, played: Played) -> bool:
-        """Tell of a round; return whether the run stops with it before the last planned one."""
+        """Announce a round; return whether the run stops after it, before the last planned one."""
         index = played.record.round
         for callback in self.callbacks:
             if played.topology is not None and _told(callback, "on_outer"):

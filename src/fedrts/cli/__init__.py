@@ -81,4 +81,4 @@ def _version(wanted: bool) -> None:
 def fedrts_command(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
-    """Federated learning of sparse models: FedRTS and what it is compared with."""
+    """Federated learning of sparse models: FedRTS and the methods it is compared with."""

@@ -11,7 +11,7 @@ from fedrts.errors import InputError
 from fedrts.logs import LogFormat, LogLevel, set_up
 
 app = typer.Typer(
-    help="Federated learning of sparse models: FedRTS and what it is compared with.",
+    help="Federated learning of sparse models: FedRTS and the methods it is compared with.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -42,7 +42,7 @@ FormatOfLogs = Annotated[
 """This and the next take effect before the command begins, so that its own errors follow them."""
 LevelOfLogs = Annotated[
     LogLevel,
-    typer.Option("--log-level", callback=lambda value: set_up(level=value), is_eager=True, help="Tell lines of this level and above."),
+    typer.Option("--log-level", callback=lambda value: set_up(level=value), is_eager=True, help="Log only this level and above."),
 ]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the data sets' files; default: $FEDRTS_DATA, or ~/.cache/fedrts.", show_default=False)
@@ -50,6 +50,6 @@ DataDir = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Jobs = Annotated[
     int | None,
-    typer.Option(help="Runs to play in parallel processes; default: one per core, two on a GPU.", show_default=False),
+    typer.Option(help="Number of runs in parallel, each in a process of its own; default: one per core, two on a GPU.", show_default=False),
 ]
 ExperimentFile = Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="An experiment file; flags override it.")]

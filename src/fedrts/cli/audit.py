@@ -49,7 +49,7 @@ def verify(
 
 @audit.command()
 def compare(
-    node_log: Annotated[Path, typer.Argument(metavar="NODE_LOG", help="the audit.jsonl of the site's folder.")],
+    node_log: Annotated[Path, typer.Argument(metavar="NODE_LOG", help="The audit.jsonl of the site's folder.")],
     server_log: Annotated[Path, typer.Argument(metavar="SERVER_LOG", help="The audit.jsonl of the run folder.")],
     key: Keys = None,
 ) -> None:

@@ -39,7 +39,7 @@ def compare(
     budget: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Give every run the same bytes, such as 200MB; each plays as many rounds as fit, at most --rounds."
+            metavar="SIZE", help="Give every run the same bytes, such as 200MB; each runs for as many rounds as fit, at most --rounds."
         ),
     ] = None,
     tune_lr: Annotated[
@@ -62,8 +62,8 @@ def compare(
 ) -> None:
     """Compare methods × densities × seeds × any other keys in a table with statistics.
 
-    The same command continues an interrupted comparison and never repeats finished cells. Exit code 1: some cells failed; the table has the
-    rest.
+    The same command continues an interrupted comparison and never repeats finished cells. Exit code 1: some cells failed;
+    the table shows the others.
     """
     if not methods:
         raise InputError("name what to compare: --methods fedrts,random (see `fedrts methods`)")

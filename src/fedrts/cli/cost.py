@@ -61,7 +61,7 @@ def whole_numbers(flag: str, text: str) -> tuple[int, ...]:
 
 
 def _print_cost(found: Cost) -> None:
-    """Print one table per accounting, so that nobody compares across them by accident."""
+    """Print one table per accounting, so that they are not compared by accident."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

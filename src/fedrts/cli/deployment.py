@@ -32,7 +32,7 @@ app.add_typer(keys, name="keys")
 
 DrainFor = Annotated[
     float,
-    typer.Option("--drain", metavar="SECONDS", help="On SIGTERM: how long the task at hand may take to end; 0: it is broken off."),
+    typer.Option("--drain", metavar="SECONDS", help="On SIGTERM: seconds that the current task may take to finish; 0: abort it at once."),
 ]
 KeyFolder = Annotated[Path, typer.Option("--dir", help="The coordinator's folder of certificates and keys.")]
 
@@ -127,22 +127,22 @@ def client(
     state: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for this site's state; default: NAME.site beside NAME.key.")
     ] = None,
-    min_samples: Annotated[int, typer.Option(help="Smallest number of rows per update.")] = Limits.min_samples,
-    min_batch: Annotated[int, typer.Option(help="Smallest number of rows per batch.")] = Limits.min_batch,
-    max_epochs: Annotated[int, typer.Option(help="Most local epochs per round; 0: no limit.")] = Limits.max_epochs,
-    max_parameters: Annotated[int, typer.Option(help="Most parameters of the model; 0: no limit.")] = Limits.max_parameters,
+    min_samples: Annotated[int, typer.Option(help="Refuse to send an update from fewer rows.")] = Limits.min_samples,
+    min_batch: Annotated[int, typer.Option(help="Refuse to train on smaller batches.")] = Limits.min_batch,
+    max_epochs: Annotated[int, typer.Option(help="Refuse more local epochs per round; 0: no limit.")] = Limits.max_epochs,
+    max_parameters: Annotated[int, typer.Option(help="Refuse models with more parameters; 0: no limit.")] = Limits.max_parameters,
     max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit of this process, such as 4GB.")] = None,
     peers: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder of the public keys (NAME.pub) of the nodes to sum with; default: the keys that the server names."
+            metavar="DIR", help="Folder of the other sites' public keys (NAME.pub) for secure sums; default: those that the server names."
         ),
     ] = None,
     keep_statistics: Annotated[
         bool,
         typer.Option(
             "--keep-statistics",
-            help="Do not share mean and standard deviation of this site's images; they serve to normalise all sites alike.",
+            help="Do not share the mean and standard deviation of this site's images, which normalise the images of all sites.",
         ),
     ] = False,
     patience: Annotated[float, typer.Option(help="Seconds to keep retrying while the server cannot be reached; 0: forever.")] = 0.0,
@@ -276,7 +276,7 @@ class Change(enum.StrEnum):
 @app.command()
 def roster(
     run_dir: RunDir,
-    change: Annotated[Change, typer.Argument(help="list the clients; remove, readmit or rename one.")] = Change.list,
+    change: Annotated[Change, typer.Argument(help="List the clients; remove, readmit or rename one.")] = Change.list,
     client: Annotated[int | None, typer.Argument(metavar="[CLIENT]", help="Number of the client.")] = None,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="New name of the client.")] = None,
     as_json: AsJson = False,
@@ -385,13 +385,13 @@ def revoke(name: Annotated[str, typer.Argument(metavar="NAME", help="A registere
 
 
 @keys.command()
-def rotate(key: Annotated[Path, typer.Argument(metavar="NAME.key", help="The node's present private key.")]) -> None:
-    """Make the key that will follow a node's present one, signed by it; a running node changes over by itself."""
+def rotate(key: Annotated[Path, typer.Argument(metavar="NAME.key", help="The node's current private key.")]) -> None:
+    """Create a node's next key, signed by its current one; a running node switches to it by itself."""
     _prepared()
     from fedrts.flower import keys as making
 
     successor, public = making.rotate(key)
-    print(f"{successor} stays on the node, which takes it as soon as the coordinator has run `fedrts keys replace` with {public}")
+    print(f"{successor} stays on the node, which uses it once the coordinator has run `fedrts keys replace` with {public}")
 
 
 @keys.command()
@@ -401,14 +401,14 @@ def replace(
     folder: KeyFolder = Path("."),
     unsigned: Annotated[
         bool,
-        typer.Option("--unsigned", help="Accept a key that the present one has not signed: it is lost, and you made sure whose this is."),
+        typer.Option("--unsigned", help="Accept a key that the old one has not signed, after making sure whose it is; for lost keys."),
     ] = False,
 ) -> None:
     """Replace a node's key: its name, client numbers and history stay. A running server notices within seconds."""
     _prepared()
     from fedrts.flower.keys import Authority
 
-    print(f"'{name}' has the key {Authority(folder).replace(name, public, unsigned)} now; the one before is refused from now on")
+    print(f"'{name}' has the key {Authority(folder).replace(name, public, unsigned)} now; its old key is refused")
 
 
 def _prepared() -> None:

@@ -13,7 +13,7 @@ from fedrts.logs import info, tell, warning
 
 @contextlib.contextmanager
 def as_interruption(words: str, drain: Drain | None = None) -> Iterator[None]:
-    """End the command with `words` and exit code 130 on Ctrl-C or SIGTERM; with a `drain`, SIGTERM lets the task at hand end."""
+    """End the command with `words` and exit code 130 on Ctrl-C or SIGTERM; with a `drain`, SIGTERM lets the current task finish."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -24,7 +24,7 @@ def regret(
     scale: Annotated[
         list[float] | None, typer.Option(help="λ of TSAdj; repeatable. Default 1 (the theory) and 10 (the experiments).")
     ] = None,
-    repetitions: Annotated[int, typer.Option(help="Number of independent repetitions, played side by side.")] = 20,
+    repetitions: Annotated[int, typer.Option(help="Number of independent repetitions, run side by side.")] = 20,
     seed: Annotated[int, typer.Option(help="Seed for all randomness.")] = 0,
     gap: Annotated[float, typer.Option(help="Gap between the means of the K best arms and the others.")] = 0.4,
     means: Annotated[

@@ -39,7 +39,7 @@ class FigureForm:
 
     @staticmethod
     def of_channels(channels: int, clients: int) -> FigureForm:
-        """Return the form for the means of so many channels and of their squares, in [0, 1]."""
+        """Return the form for the means of this many channels and of their squares, in [0, 1]."""
         return FigureForm(tuple((f"{what} {channel}", 1.0) for what in ("mean", "square") for channel in range(channels)), clients)
 
     @property
@@ -53,7 +53,7 @@ class FigureForm:
         return hashlib.sha256(repr((self.ring, self.clips, about)).encode()).digest()
 
     def words(self, numbers: Sequence[float], share: float, key: int) -> Words:
-        """Return one client's words; its `share` is n_k / n_max. A NaN counts as missing, and the sum does not reveal whose."""
+        """Return one client's words; its `share` is n_k / n_max. A NaN counts as missing; the sum hides whose it is."""
         known = np.isfinite(numbers)
         clips = np.array([clip for _, clip in self.clips])
         values = np.where(known, np.clip(np.nan_to_num(numbers) / clips, -1.0, 1.0), 0.0) * share

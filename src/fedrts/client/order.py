@@ -45,7 +45,7 @@ class Order:
 
     @staticmethod
     def of(exchange: Exchange, round: Round, layout: Layout, state: State, key: int) -> Order:
-        """Make the order of a server in `state`; `key` determines the rounding of what it sends."""
+        """Make the order of a server in `state`; `key` determines how the values that it sends are rounded."""
         frame = Frame(layout, state.mask, state.values.dtype, key)
         tensors = {"weights": state.values, **state.memory}
         sent = {name: entry.take(tensors, frame) for name, entry in exchange.down.items()}

@@ -28,7 +28,7 @@ class Draws(Protocol):
     """A source of the random numbers that protection needs."""
 
     def gaussian(self, count: int) -> np.ndarray:
-        """Draw so many independent numbers from N(0, 1)."""
+        """Draw this many independent numbers from N(0, 1)."""
         ...
 
     def place(self, probabilities: np.ndarray) -> int:
@@ -351,7 +351,7 @@ class Account:
 
     @staticmethod
     def of(protection: Protection, values: int, indices: int) -> Account:
-        """Return the account of so many messages of values and so many of index sets."""
+        """Return the account of this many messages of values and this many of index sets."""
         total = Account()
         for part, unbounded, messages in (("values", Account(square=math.inf), values), ("indices", Account(indices=math.inf), indices)):
             bounds = (some.one_message(protection) for some in MECHANISMS if some.part == part and some.promises(protection))
@@ -359,7 +359,7 @@ class Account:
         return total
 
     def times(self, messages: int) -> Account:
-        """Return the account of so many messages like this one."""
+        """Return the account of this many messages like this one."""
         return Account(self.square * messages, self.indices * messages)
 
     def __add__(self, other: Account) -> Account:
@@ -379,7 +379,7 @@ class Account:
 
 
 def spent(protection: Protection, values: int, indices: int) -> dict[str, float | None]:
-    """Return the ε spent on so many messages of values and so many of index sets; None: unbounded."""
+    """Return the ε spent on this many messages of values and this many of index sets; None: unbounded."""
     account, delta = Account.of(protection, values, indices), protection.delta
     parts = {"values": account.values(delta), "indices": account.indices, "total": account.epsilon(delta)}
     return {**{name: epsilon if math.isfinite(epsilon) else None for name, epsilon in parts.items()}, "delta": delta}

@@ -67,7 +67,7 @@ class Summing:
         return {**tensors, **ballots}
 
     def form(self, order: Order, method: Method, clients: int) -> SumForm:
-        """Return the meaning of the words for so many clients; the same on the server and on every client."""
+        """Return the meaning of the words for this many clients; the same on the server and on every client."""
         template = order.reference if order.values is None else order.values
         assert template is not None  # secure sums are of exchanges that send weights down
         nothing = Selection(torch.zeros(0, dtype=torch.int64, device=template.device), order.frame.layout.arms)
@@ -119,20 +119,20 @@ class SumForm:
         change = carried(contribution["weights"], Tensor).double() - order.reference.double()
         values = (change / self._units(order, change) * share).cpu().numpy()
         if not np.isfinite(values).all():
-            note("this client's update is not finite: it counts as no change, and the server is told how many such there were in all")
+            note("this client's update is not finite: it counts as no change, and the server learns only how many such updates there were")
             return self.ring.encoded(np.zeros(self.ring.values, np.int64), np.zeros(self.ring.counters, np.bool_))
         drawn = random.uniform_halves(key, len(values)).numpy()
         flags = [self._flags(contribution[name]) for name, _ in self.counters[1:]]
         return self.ring.encoded(rounded(values, self.ring.most, drawn), np.concatenate([np.ones(1, np.bool_), *flags]))
 
     def means(self, total: Words, order: Order, clients: int, samples: int, most_samples: int) -> Means:
-        """Return the means from the sum of so many clients' words, who have so many samples together and at most `most_samples` each."""
+        """Return the means from the sum of the words of `clients`, with `samples` in total and at most `most_samples` each."""
         assert order.values is not None
         levels, counts, beyond = self.ring.decoded(total, clients)
         if beyond:
             note(
-                f"round {order.round.index}: {beyond:,} sums were beyond what {clients} clients can come to, and were cut to that: "
-                "one of them does not keep to the rules of secure sums"
+                f"round {order.round.index}: {beyond:,} sums were larger than {clients} clients can make them, and were cut to that: "
+                "one of them breaks the rules of secure sums"
             )
         finite, counts = int(counts[0]), counts[1:]
         if not finite:

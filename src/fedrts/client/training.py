@@ -36,7 +36,7 @@ class LocalTraining(Table):
         return self.lr * share(self.schedule, round_index, self.schedule_rounds or 1, self.lr_end)
 
     def samples(self, rows: int) -> int:
-        """Return the number of samples that a client with so many rows sees in a round."""
+        """Return the number of samples that a client with this many rows sees in a round."""
         return self.epochs * (rows // self.batch_size * self.batch_size or rows)
 
     def epochs_of(self, step: Train) -> range:

@@ -38,7 +38,7 @@ class Tuning:
 
     @staticmethod
     def of(rates: Sequence[float] | str | None, seed: int | None, rounds: int | None) -> Tuning | None:
-        """Return the tuning if one is asked for; without rates the other settings mean nothing."""
+        """Return the tuning that was requested, if any; the other settings need rates."""
         if rates is not None:
             return Tuning(rates if isinstance(rates, str) else tuple(rates), TUNE_SEED if seed is None else seed, rounds)
         for flag, given in (("--tune-seed", seed), ("--tune-rounds", rounds)):

@@ -121,7 +121,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _work(pipe: Connection) -> None:
-    """Run tasks in a worker until it is told to end or its parent is gone."""
+    """Run tasks in a worker until it receives the order to end or its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
@@ -163,5 +163,5 @@ def default_threads(jobs: int) -> int:
 
 
 def make(jobs: int) -> Pool:
-    """Make the pool for so many cells at once."""
+    """Make the pool for this many cells at once."""
     return Here() if jobs == 1 else Processes(jobs)

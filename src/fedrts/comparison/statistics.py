@@ -62,7 +62,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def student_p(t: float, freedom: int) -> float:
-    """Return P(|T| ≥ |t|) of Student's t with so many degrees of freedom."""
+    """Return P(|T| ≥ |t|) of Student's t with this many degrees of freedom."""
     from scipy.special import stdtr
 
     return float(2 * stdtr(freedom, -abs(t)))

@@ -242,7 +242,7 @@ class Experiment(Table):
 
     @property
     def quorum(self) -> float:
-        """Share of a round's clients whose replies must be usable: with sites all, by default; with secure sums t."""
+        """Share of a round's clients whose replies must be usable; by default all for sites, and t with secure sums."""
         usual = 1.0 if self.clients.partition == SITES else QUORUM
         asked = usual if self.guard.quorum is None else self.guard.quorum
         least = self.secure.needed(self.clients.per_round) / self.clients.per_round if self.secure.aggregation else 0.0
@@ -278,5 +278,5 @@ class Experiment(Table):
 
 
 def usual_end(rounds: int) -> int:
-    """Return the default T_end of a run of so many rounds."""
+    """Return the default T_end of a run of this many rounds."""
     return max(1, math.floor(0.6 * rounds))

@@ -186,5 +186,5 @@ def _rounds(schedule: Schedule) -> list[tuple[str, int]]:
 
 
 def _for_few(bench: Workbench, samples: int) -> Workbench:
-    """Return the same workbench for one step on so many samples."""
+    """Return the same workbench for one step on this many samples."""
     return replace(bench, training=bench.training.but(epochs=1, batch_size=samples))

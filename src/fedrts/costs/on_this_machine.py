@@ -24,7 +24,7 @@ from fedrts.runs.build import Assembled
 
 REPEATS = 5
 MANY, QUICK = 50, 0.1
-"""Steps of which the mean counts, at most, and in so many seconds."""
+"""Steps of which the mean counts, at most, and in this many seconds."""
 
 
 def timed_steps(bench: Workbench, order: Order) -> tuple[TimedStep, ...]:

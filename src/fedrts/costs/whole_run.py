@@ -67,7 +67,7 @@ class RunCost:
         return max(rows[0].memory_bytes for rows in self._rows)
 
     def schedule(self, rounds: int) -> Schedule:
-        """The schedule of a run of so many rounds."""
+        """The schedule of a run of this many rounds."""
         e = self.experiment.model_copy(update={"rounds": rounds, "topology": self.experiment.topology.model_copy(update={"end": self.end})})
         t = e.topology
         return Schedule(t.interval, min(e.end, rounds), t.adjust, t.first_outer, t.outer_at_end, self.fall)
@@ -144,7 +144,7 @@ class RunCost:
         return found
 
     def _in_steps(self, rounds: int, none: float, each: float) -> float:
-        """Bytes of all downloads that go on from a client's last one: whoever is asked when is known beforehand."""
+        """Bytes of all downloads that go on from a client's last one: it is known beforehand who is asked when."""
         e, whole = self.experiment, self.inner[0].download_bytes
         sent, last = 0.0, dict[int, int]()
         for t in range(rounds):
@@ -185,7 +185,7 @@ class RunCost:
         return self._whole_mask if counts == self.counts else self._priced * _bits(counts, self.sizes)
 
     def _difference(self, share: float, before: tuple[int, ...], after: tuple[int, ...]) -> float:
-        """Bytes of a change by this share of the active links, and from so many to fewer; by the entropy of the change."""
+        """Bytes of a change of this share of the active links, and of a reduction in their number, by its entropy."""
         if share <= 0 and before == after:
             return 0.0
         layers = zip(before, after, self.sizes, strict=True)

@@ -43,6 +43,9 @@ def register(
 
 def get(name: str) -> Loader:
     """Return the loader of a registered name, of `folder:PATH`, `csv:PATH` and the like, or of an import path `pkg.module:name`."""
+    kind = Path(name).suffix[1:].lower()
+    if ":" not in name and f"{kind}:" in data.paths():
+        raise InputError(f"there is no data set '{name}': a file is read as {kind}:{name}")
     return _imported(name) if ":" in name and not data.is_path(name) else data.get(name)
 
 

@@ -85,7 +85,7 @@ class Source:
         )
 
     def differs(self, held: Data, home: Path) -> str | None:
-        """Return how the data in `home`, of which `held` was read without options, differ from the release; None if no difference shows."""
+        """Return how the data in `home`, read as `held` without options, differ from the release; None if no difference shows."""
         if self.official is not None and (found := self.official.differs(held)) is not None:
             return found
         for file in self.files:

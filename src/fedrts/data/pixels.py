@@ -92,7 +92,7 @@ def _whole(u: Tensor, below: int) -> Tensor:
 
 
 def _strengths(asked: Augment, suits: str) -> Iterator[int]:
-    """Parse `data_options.augment` into the strengths of crop, flip and cutout; 0 for those not asked for."""
+    """Parse `data_options.augment` into the strengths of crop, flip and cutout; 0 for those not listed."""
     names = suits if asked is True else "" if asked is False else asked
     if not isinstance(names, str):
         raise InputError(f"data_options.augment must be true, false, or some of crop, flip and cutout as in 'crop+flip' (got {asked!r})")

@@ -70,7 +70,7 @@ def table(
     units: Sequence[float] = (),
     test: float = 0.2,
 ) -> Data:
-    """Your own table, a CSV (with a heading) or Parquet file: `target` to predict, `client` whose row it is, `drop` what to leave out."""
+    """Your own table, a CSV (with a heading) or Parquet file: columns `target` to predict, `client` for the owner, `drop` to leave out."""
     rows = read(path)
     targets = _names("target", target)
     if not targets:

@@ -167,9 +167,10 @@ def check_filled(where: str, name: str, array: np.ndarray, several: bool = False
     if missing.any():
         row = int(np.flatnonzero(missing)[0]) + 1
         more = int(missing.sum()) - 1
+        word = str(array[row - 1]).strip() if array.dtype.kind in "OUS" and isinstance(array[row - 1], str) else ""
         raise InputError(
             f"{where}: row {row:,} has no value in the column '{name}'{f' (nor have {more:,} others)' if more else ''}: fill it in, or "
-            "leave out the row or the column"
+            f"leave out the row or the column{f'; the word {word!r} counts as missing, so write another if it is a value' if word else ''}"
         )
 
 

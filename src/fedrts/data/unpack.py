@@ -63,7 +63,7 @@ def _tarred(archive: Path, most: int) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 class _Limited(io.RawIOBase):
-    """A stream that yields at most so many bytes."""
+    """A stream that yields at most this many bytes."""
 
     def __init__(self, stream: IO[bytes], archive: Path, most: int) -> None:
         self.stream, self.archive, self.left = stream, archive, most

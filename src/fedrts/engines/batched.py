@@ -141,7 +141,7 @@ class BatchedEngine:
             self.workers = min(self.workers, self.slots)
         else:
             self.together = tried // 2 or 1
-        note(f"out of memory: going on with {self.slots} clients side by side")
+        note(f"out of memory: continuing with {self.slots} clients side by side")
 
     def _share(self, order: Order, clients: list[int]) -> list[Reply | Replies]:
         """Divide clients among the workers: each has its own slots and waits for no other until its last client is done.
@@ -220,7 +220,7 @@ class BatchedEngine:
             cohort.steps[place] += len(own.rows)
 
     def _train_active(self, cohort: Cohort, batches: list[Batches]) -> None:
-        """Train each client by itself in kernels that compute only active links: one client keeps a core busy."""
+        """Train each client by itself in kernels that compute only active links: each client keeps one core busy."""
         for place, (own, mask) in enumerate(zip(batches, cohort.masks, strict=True)):
             if len(own.rows):
                 weights, received = (cohort.tensors[name][place] for name in ("weights", "received"))

@@ -39,7 +39,7 @@ def kind(name: EngineName) -> EngineKind:
 
 
 class EngineKind(ABC):
-    """An engine as others see it before it runs."""
+    """What others need to know about an engine before it runs."""
 
     in_process: ClassVar[bool] = True
     """Do the clients run in this very process, so that it can be measured here?"""

@@ -67,7 +67,7 @@ def best_isa() -> IsaName:
 
 
 def required(asked: EngineSettings, bench: Workbench) -> EngineSettings:
-    """Return the settings for a sparse kernel that was asked for."""
+    """Return the settings for a sparse kernel that the user requires."""
     dense = asked.but(kernel="auto", isa="auto")
     if bench.device.type != "cpu":
         note(f"clients compute densely: engine.kernel = 'sparse' is for CPUs, and they train on {bench.device}")

@@ -23,7 +23,7 @@ _ALIGNED = 64
 _EAGER_STEPS = 3
 """Steps before a graph is captured: they warm up what a capture cannot."""
 _WIDTHS = {"cpu": 2, "cuda": 10}
-"""At most so many graphs (on a CPU: recordings), for different numbers of slots that take part."""
+"""At most this many graphs (on a CPU: recordings), for different numbers of slots that take part."""
 
 
 def stacked(rows: int, length: int, like: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class Slots:
                 self.allowed[slot] = 1.0 if allowed is None else allowed
 
     def load(self, slots: list[int], weights: Tensor, steps: list[int]) -> None:
-        """Put clients with `weights [k, n]` into `slots`, for so many steps."""
+        """Put clients with `weights [k, n]` into `slots`, for this many steps."""
         self.weights[slots] = weights
         self.planned[slots] = self.planned.new_tensor(steps)
         for tensor in (self.taken, self.losses, self.squares, *self.past.values()):

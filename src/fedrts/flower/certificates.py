@@ -27,7 +27,7 @@ _AGAIN = 24 * 3600.0
 
 @dataclass
 class Certificates:
-    """What this process knows of certificates, by name."""
+    """The certificates that this process knows, by name."""
 
     say: Say
     witness: Witness
@@ -101,7 +101,7 @@ class Followed:
 
 
 def stamp(file: Path) -> tuple[int, int]:
-    """Tells one version of a file from another; (0, 0) if there is none."""
+    """Return an identity of a file's version; (0, 0) if there is no file."""
     try:
         found = file.stat()
     except OSError:

@@ -94,7 +94,7 @@ def _working(context: Context) -> Iterator[Worker]:
 
 
 def _failed(message: Message, error: Exception) -> Message:
-    """Return what the server is told if the site's own settings are wrong."""
+    """Return the reply to the server if the site's own settings are wrong."""
     print(error)
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, told(error, "it cannot take part")), reply_to=message)
 

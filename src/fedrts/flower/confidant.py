@@ -35,7 +35,7 @@ class NodeKey:
 
 
 class Stake(Protocol):
-    """What a site contributes to sums, and what it must remember of them."""
+    """What a site contributes to sums, and what it must remember about them."""
 
     def samples(self, purpose: bytes, client: int) -> int:
         """The public number of samples that a client's part counts for; 0: it takes no part in sums for this purpose."""
@@ -117,7 +117,7 @@ class Confidant:
             raise SecureError("the order is of another model, mask or normalisation than the sum was called for")
 
     def update(self, client: int, order: Order, form: SumForm, message: Message, dealt: bytes) -> bytes:
-        """Return the masked words of a client whose upload would be this message."""
+        """Return the masked words of a client that would otherwise upload this message."""
         assert order.reference is not None
         contribution = self.method.contribution(message, State(order.reference, order.frame.mask), order.round)
         return self._masked(client, dealt, form.ring, lambda share, key: form.words(contribution, order, share, key))

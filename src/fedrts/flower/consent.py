@@ -27,7 +27,7 @@ class DeclinedError(InputError):
 
 
 def told(error: BaseException, what: str) -> str:
-    """Return what the server is told of an error: only its kind, after the words `what`, unless it was made for the server."""
+    """Return the server's view of an error: only its kind, after the words `what`, unless the error was made for the server."""
     return error.told if isinstance(error, DeclinedError) else f"{what} ({type(error).__name__}); its own screen says why"
 
 

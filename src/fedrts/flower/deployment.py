@@ -1,4 +1,4 @@
-"""A run over Flower: the server's processes, and nodes on this machine if nobody else provides any."""
+"""A run over Flower: the server's processes, and nodes on this machine if there are no others."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Door:
 
 
 def _telling(witness: Witness) -> Callable[[str], None]:
-    """Tell that person, and record who was refused, on connecting or later."""
+    """Show and record who was refused, on connecting or later."""
 
     def say(text: str) -> None:
         tell(text)
@@ -184,7 +184,7 @@ def _normalisation(engine: FlowerEngine, run: Assembled, folder: Path | None) ->
 
 
 def _in_secret(engine: FlowerEngine, run: Assembled, folder: Path | None) -> SecretEngine:
-    """Return the engine that learns only sums; the run folder keeps what it must not lose."""
+    """Return the engine that learns only sums; it keeps what it must not lose in the run folder."""
     kept = Openings(None) if folder is None else Openings(folder / openings.FOLDER, RunFolder(folder).replayed_from)
     same = {name: getattr(engine, name) for name in FlowerEngine.__dataclass_fields__}
     experiment = run.experiment
@@ -194,7 +194,7 @@ def _in_secret(engine: FlowerEngine, run: Assembled, folder: Path | None) -> Sec
 
 
 def introduction(run: Assembled) -> dict[str, Any]:
-    """Return what every node is told: the experiment without the server's own settings."""
+    """Return what every node receives: the experiment without the server's own settings."""
     servers = {"out", "init", "origin", "callbacks", "stop", "device", "engine", "guard", "checkpoint"}
     open_sums = set() if run.experiment.secure.aggregation else {"secure"}  # then nodes of before there was such a table know everything
     settings = run.experiment.model_dump(exclude_none=True, exclude=servers | open_sums)

@@ -31,14 +31,14 @@ _ANSWER = 120.0
 _LOOK = 1.0
 """Seconds between two looks at who is connected."""
 _AGAIN, _TRIES = 15.0, 8
-"""What may mend itself is tried again after so many seconds, and so often: a node that was killed is here for another minute."""
+"""Seconds between attempts, and their number, for failures that may resolve themselves: a killed node still counts as here for a minute."""
 _SUCCESSION = 60.0
 """Seconds for which a round waits for a node that changes its key."""
 _GOODBYE = 15.0
 """Seconds that nodes have to acknowledge the end of a study."""
 
 MOST_SAMPLES = 2**31 - 1
-"""Samples that a site may claim: sums of so many over all clients are exact."""
+"""Samples that a site may claim: sums of this many over all clients are exact."""
 
 
 class _PassingError(InputError):
@@ -170,7 +170,7 @@ class Fleet:
         self._faults = faults
 
     def _follow_replaced(self, wanted: Mapping[str, bytes]) -> None:
-        """Let in the key that has replaced another; the one before is refused as soon as its node has no work at hand."""
+        """Admit the key that has replaced another; the old one is refused as soon as its node is idle."""
         assert self.authority is not None
         for name, (before, number) in list(self._registered.items()):
             key = wanted.get(name)
@@ -187,7 +187,7 @@ class Fleet:
             self.witness("key replaced", name=name, key=fingerprint(key), before_key=fingerprint(before))
 
     def hand_over(self) -> None:
-        """Nobody is at work: refuse keys that were replaced from now on, and wait a while for their nodes to come with the new ones."""
+        """While nobody is working, refuse replaced keys from now on, and wait a while for their nodes to connect with the new ones."""
         for name, (key, number) in list(self._replaced.items()):
             had_clients = number in self.nodes and bool(self.nodes[number].clients)
             del self._replaced[name]
@@ -341,7 +341,7 @@ class Fleet:
             self._farewells.add(name)
 
     def dismiss(self, model: bytes | None) -> None:
-        """End the study: tell all nodes, with the final model if they may have it, and wait a while for them to hear it."""
+        """End the study: notify all nodes, with the final model if they may have it, and wait a while until they know."""
         for number in [number for number, node in self.nodes.items() if not node.done]:
             self._part(number, "finished", "the study is finished", None if model is None else {0: model})
         due = time.monotonic() + _GOODBYE
@@ -389,7 +389,7 @@ class Fleet:
             node.clients, node.hello = (), None
 
     def gather(self, wanted: int, seconds: float) -> int:
-        """Wait until `wanted` clients are here, or for so many seconds; return their number. Departed clients are not waited for."""
+        """Wait until `wanted` clients are here, or for this many seconds; return their number. Departed clients are not waited for."""
         due, told = time.monotonic() + seconds, -1
         while len(self.hosts) < wanted - len(self.departed) * self.roster.fixed and time.monotonic() < due:
             if told != len(self.hosts):

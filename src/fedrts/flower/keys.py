@@ -184,7 +184,7 @@ class Authority:
         write_atomically(self.nodes / f"{name}.json", text.encode())
 
     def replace(self, name: str, successor: Path, unsigned: bool = False) -> str:
-        """Let a node go on with another key, which its present one has signed; the fingerprint of the new one.
+        """Let a node continue with another key, signed by its current one; return the new fingerprint.
 
         `unsigned`: the present key is lost, and the coordinator has made sure by other means whose the new one is.
         """
@@ -239,7 +239,7 @@ def issue(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def rotate(private: Path) -> tuple[Path, Path]:
-    """A successor for a node's key, beside it: NAME.next.key, and NAME.next.pub for the coordinator, signed by the present key."""
+    """Create a node's next key beside the current one: NAME.next.key, and NAME.next.pub for the coordinator, signed by the current key."""
     present, (successor, public) = read_private_key(private), successors(private)
     if successor.exists():
         raise InputError(f"{successor} is there already: give {public} to the coordinator, or remove both to make another")
@@ -267,7 +267,7 @@ def adopt(private: Path) -> None:
 
 
 def read_successor(file: Path) -> tuple[bytes, bytes | None]:
-    """A public key (PEM) and the signature under it by the key that it follows, where there is one."""
+    """Return a public key (PEM) and its signature by the key that it replaces, if there is one."""
     try:
         text, _, signed = file.read_bytes().partition(_SIGNED_BEGIN)
         signature = base64.b64decode(b"".join(signed.removesuffix(_SIGNED_END).split()), validate=True) if signed else None
@@ -388,7 +388,7 @@ def _check_dates(file: Path, remedy: str) -> None:
 
 
 def date(moment: datetime.datetime) -> str:
-    """A moment as people are told it, such as `2026-11-19 14:20 UTC`."""
+    """Format a time for people, such as `2026-11-19 14:20 UTC`."""
     return f"{moment.astimezone(datetime.UTC):%Y-%m-%d %H:%M} UTC"
 
 

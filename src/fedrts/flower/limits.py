@@ -238,7 +238,7 @@ class Budget:
 
     @contextlib.asynccontextmanager
     async def held(self, owner: str, size: int) -> AsyncIterator[None]:
-        """Hold so many bytes during the block; `CrowdedError` after too long a wait."""
+        """Hold this many bytes during the block; `CrowdedError` after too long a wait."""
         if size <= SMALL:
             yield
             return

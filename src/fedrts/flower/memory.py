@@ -92,7 +92,7 @@ class Memories:
         return sorted(_Entry(place, owner, index, name) for owner, place, index, name in found if owner == client)
 
     def recalled(self, client: int, round: int, name: int | None) -> Tensor | None:
-        """The memory `[N_all]` that the server names with an order of this round; None where there is none of that name.
+        """Return the memory `[N_all]` that the server names with an order of this round; None if there is no such memory.
 
         What cannot be named any more is forgotten: what is newer and did not count, and all but a few of the older ones.
         """

@@ -128,7 +128,7 @@ def serve(
     witness: Witness | None = None,
     drain: Drain | None = None,
 ) -> None:
-    """Stand by for a server until the study ends. A lost connection is tried again for `patience` seconds; a refusal is final.
+    """Serve a server until the study ends. A lost connection is retried for `patience` seconds; a refusal is final.
 
     `withdraw`: only tell the server that this site takes part no more. `witness`: told of what happens, beside the site's own log.
     `drain`: who asks it to stop waits for the answer that is being worked on.
@@ -144,7 +144,7 @@ def serve(
 
 @contextlib.contextmanager
 def recorded(worker: Worker, key: ec.EllipticCurvePrivateKey | None, witness: Witness | None = None) -> Iterator[None]:
-    """Record a worker's actions in the site's folder, signed if there is a key, and tell a `witness`."""
+    """Record a worker's actions in the site's folder, signed if there is a key, and notify a `witness`."""
     folder, others = worker.records.path, [] if witness is None else [witness]
     if folder is None:
         worker.witness = Witnesses(*others)
@@ -163,7 +163,7 @@ class OwnKey:
         self._changing = False
 
     def follows(self, worker: Worker) -> bool:
-        """The key is refused: go on with the one that was made to follow it; false if there is none, or it is refused too."""
+        """Continue with the next key after the current one was refused; false if there is none, or it is refused too."""
         private = None if self._changing else self.server.successor()
         if private is None:
             return False
@@ -321,7 +321,7 @@ class Worker:
         self.drain = drain or Drain()
 
     def succeed(self, key: ec.EllipticCurvePrivateKey) -> None:
-        """Another key is this node's from now on: it signs the log, and the site is built anew with it."""
+        """Switch this node to another key: it signs the log from now on, and the site is rebuilt with it."""
         self.identity, self.public_key, self.site = NodeKey(signer(key), public_key(key)), public_key(key), None
         self.witness.succeeded(seal_of(key))
 

@@ -57,7 +57,7 @@ class Normalisation:
 
     @property
     def moments(self) -> list[float]:
-        """Return means of all channels, then of their squares, which sites sum in secret. A deviation of 1 stands for none."""
+        """Return means of all channels, then of their squares, which sites sum in secret. A deviation of 1 means none."""
         return [*self.mean, *(m * m + (s * s if s < 1 else 0.0) for m, s in zip(self.mean, self.std, strict=True))]
 
     @staticmethod
@@ -78,7 +78,7 @@ class Normalisation:
 
 
 def common(parts: Iterable[tuple[int, Normalisation]]) -> Normalisation | None:
-    """Combine the statistics of sites with so many samples; None if no site sent any."""
+    """Combine the statistics of sites with this many samples; None if no site sent any."""
     told = list(parts)
     if not told:
         return None

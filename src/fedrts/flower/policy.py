@@ -85,7 +85,7 @@ def _counted(limits: Limits) -> Iterator[None]:
 
 
 def bound_memory(size: int) -> None:
-    """Limit this process's memory to so many bytes: exceeding it raises an error instead of taking down the machine."""
+    """Limit this process's memory to this many bytes: exceeding it raises an error instead of taking down the machine."""
     try:
         import resource
     except ImportError:  # not on Windows

@@ -237,7 +237,7 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock; others who want it wait."""
+    """Hold a lock; others wait for it."""
     try:
         file = open(path, "ab")  # noqa: SIM115
     except OSError as error:

@@ -77,7 +77,7 @@ class SumStep(Errand):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is summed, over whom, and what the words mean."""
+    """What is summed, over which clients, and what the words mean."""
 
     purpose: bytes
     order: Order
@@ -88,10 +88,10 @@ class Subject:
     model: str
     """Names the weights that the sum belongs to."""
     form: Callable[[int], tuple[Ring, bytes]]
-    """The words of so many clients, and the digest of what they mean."""
+    """The words of this many clients, and the digest of what they mean."""
 
     def counted(self, known: Opened) -> Opened:
-        """A sum that does not say what it counts for, with what it would count for now."""
+        """Return an opened sum with the samples that stand for it now."""
         return replace(known, samples=sum(self.samples[client] for client in known.clients), most_samples=self.most_samples)
 
 
@@ -140,12 +140,12 @@ class SecretEngine(FlowerEngine):
         return tally
 
     def figures(self, order: Order, samples: Mapping[int, int], form: Callable[[int], FigureForm]) -> Figures:
-        """Return the clients' metrics of the order's model, each on so many `samples`."""
+        """Return the clients' metrics of the order's model, each on this many `samples`."""
         assert order.values is not None
         return self._figures(METRICS, order, samples, form, fingerprint(order.values), judged(order))
 
     def statistics(self, plan: Plan, channels: Mapping[int, int]) -> Normalisation | None:
-        """Return the common image statistics of all clients with so many `channels`; None if there are too few."""
+        """Return the common image statistics of all clients with this many `channels`; None if there are too few."""
         if len(set(channels.values())) > 1:
             raise InputError(MIXED)
         mask = Mask.full(plan.layout.sizes)
@@ -207,7 +207,7 @@ class Attempt:
         return self.subject.order.round.index
 
     def play(self) -> None:
-        """Continue an opening that had begun, or start anew; the opened sum is on disk before it is used."""
+        """Continue an unfinished opening, or start a new one; the opened sum is on disk before it is used."""
         engine = self.engine
         for sum in (self._resumed, self._summed):
             try:

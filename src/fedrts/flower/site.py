@@ -1,4 +1,4 @@
-"""A site: its data, the clients it stands for, and the client program. Whatever connects it to a server is elsewhere.
+"""A site: its data, the clients it stands for, and the client program. The connection to a server is elsewhere.
 
 The server names an experiment and sends weights; it never sends code. What the experiment names must be part of this
 package, or of what the site's owner allows.
@@ -376,7 +376,7 @@ class Site:
         return epsilon if math.isfinite(epsilon) else None
 
     def _holder(self, client: int) -> int:
-        """Return whose data a client's number means: all numbers share the same data if there is only one client."""
+        """Return the holder of the data behind a client's number: all numbers share the same data if there is only one client."""
         return client if self.host.clients else 0
 
     def _account(self, order: Order, client: int) -> None:

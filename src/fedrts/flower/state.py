@@ -86,7 +86,7 @@ class _Accepted(_Part):
 
 
 class _Openings(_Part):
-    """openings.json: by experiment, or experiment and what was summed, and client: the last round whose secure sum it helped to open."""
+    """openings.json: the last round whose secure sum each client helped to open, by experiment or by experiment and kind of sum."""
 
     opened: dict[str, dict[int, int]] = Field(default_factory=dict)
 

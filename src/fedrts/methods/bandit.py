@@ -29,7 +29,7 @@ from fedrts.wire.fields import Indices, Message, Payload, Values, carried
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a round: X in [0, 1] of the arms `at` (None: all), a mean over so many clients."""
+    """The outcome of a round: X in [0, 1] of the arms `at` (None: all), a mean over this many clients."""
 
     values: Tensor
     at: Tensor | None
@@ -47,7 +47,7 @@ class Bandit(Scored):
 
     gamma: Annotated[float, Field(ge=0, le=1, description="γ: weight of the aggregate's outcome against the clients' (Eq. 3)")] = 0.5
     score: Annotated[str, Field(description="importance of active links: magnitude, fisher, or an import path")] = "magnitude"
-    update_after_end: Annotated[bool, Field(description="go on observing after T_end, when the mask is fixed")] = False
+    update_after_end: Annotated[bool, Field(description="keep observing after T_end, when the mask is fixed")] = False
 
     @field_validator("score")
     @classmethod

@@ -53,7 +53,7 @@ class Method(BaseModel):
         return State.of(self.initial_weights(setup, mask.counts), mask)
 
     def initial_weights(self, setup: Setup, counts: Sequence[int]) -> Tensor:
-        """Return W_0 `[n]` of a model with so many active links in each layer."""
+        """Return W_0 `[n]` of a model with this many active links in each layer."""
         return setup.weights
 
     def initial_mask(self, setup: Setup) -> Mask:
@@ -86,7 +86,7 @@ class Method(BaseModel):
         return exchange
 
     def overhead(self, round: Round, active: float, activations: float) -> float:
-        """Return F_o, the paper's overhead per forward pass of a batch, for so many `active` parameters and stored `activations`."""
+        """Return F_o, the paper's overhead per forward pass of a batch, for this many `active` parameters and stored `activations`."""
         return 0.0
 
     def belief(self, state: State) -> Tensor | None:
@@ -139,7 +139,8 @@ class Scored(Redrawn):
     """New masks contain the links with the best scores."""
 
     scope: Annotated[
-        Literal["layer", "global"], Field(description="links compete with those of their layer, which keeps its number, or with all others")
+        Literal["layer", "global"],
+        Field(description="links compete within their layer, which keeps its number, or across all layers"),
     ] = "layer"
 
     def best(self, scores: Tensor, round: Round, sizes: tuple[int, ...]) -> Mask:

@@ -362,7 +362,7 @@ class Setup:
     """Density of the first mask, where it falls from there to the target."""
 
     def scaled_weights(self, counts: Sequence[int]) -> Tensor:
-        """W_0 `[n]` for a model with K^l = `counts[l]` active links: as it is, or with the links of layer l times √(n^l / K^l).
+        """W_0 `[n]` for a model with K^l = `counts[l]` active links: unscaled, or with the links of layer l times √(n^l / K^l).
 
         A unit then sums as much variance over its K^l / n^l of the links as it would over all of them.
         """

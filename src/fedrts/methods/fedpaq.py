@@ -27,7 +27,7 @@ class FedPAQ(Method):
     """Dense averaging in 8 bits or fewer, unbiased, both ways."""
 
     norm: Annotated[Norm, Field(description="the scale: linf (largest magnitude) or l2 (QSGD)")] = "linf"
-    granularity: Annotated[Literal["channel", "tensor"], Field(description="what shares a scale")] = "channel"
+    granularity: Annotated[Literal["channel", "tensor"], Field(description="values that share a scale")] = "channel"
     uplink: Annotated[RoundedType, Field(description="how the clients' changes travel")] = "int8"
     downlink: Annotated[Literal[RoundedType, "float32"], Field(description="how the broadcast model travels")] = "int8"
 

@@ -38,9 +38,9 @@ class FedRTS(Bandit):
     learned: ClassVar[tuple[str, ...]] = ("alpha", "beta")
 
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["clients"] = Field(
-        10.0, description="λ: how much one observation counts (Eq. 6); clients: as many as took part in the round"
+        10.0, description="λ: how much one observation counts (Eq. 6); clients: the number of clients in the round"
     )
-    discount: Annotated[float, Field(gt=0, le=1, description="ρ: what is left of a link's history when it is observed again")] = 1.0
+    discount: Annotated[float, Field(gt=0, le=1, description="ρ: factor on a link's history when it is observed again")] = 1.0
     candidates: Annotated[Literal["all", "named"], Field(description="inactive links that a draw may choose: all, or those just named")] = (
         "all"
     )

@@ -100,7 +100,7 @@ def drawn(alpha: Tensor, beta: Tensor, rng: Rng, purpose: str) -> Tensor:
 
 
 def share(quota: Sequence[int], of: Sequence[int]) -> list[float]:
-    """Return Q^l as a share of so many links, layer by layer."""
+    """Return Q^l as a share of this many links, layer by layer."""
     return [q / max(count, 1) for q, count in zip(quota, of, strict=True)]
 
 

@@ -40,7 +40,7 @@ class FedRTSNoTS(Progressive):
     score: Annotated[
         Literal["moments", "outcome", "blend"],
         Field(
-            description="rank by moments of weights and gradients, or of outcomes, or by a model and gradients blended with those before"
+            description="rank by moments of weights and gradients, by moments of outcomes, or by a blend of new and old model and gradients"
         ),
     ] = "moments"
     beta1: Annotated[float, Field(ge=0, lt=1, description="β_1: memory of the first moments")] = 0.9

@@ -31,7 +31,7 @@ class FedRTSTrial(FedRTS, FedDST):
 
     topology: ClassVar[str] = "each client drops and grows by its gradient; merged, then top K of a draw from the posteriors"
 
-    discount: Annotated[float, Field(gt=0, le=1, description="ρ: what is left of a link's history when it is observed again")] = 0.8
+    discount: Annotated[float, Field(gt=0, le=1, description="ρ: factor on a link's history when it is observed again")] = 0.8
     candidates: Annotated[Literal["all", "named"], Field(description="inactive links that a draw may choose: all, or those just tried")] = (
         "named"
     )

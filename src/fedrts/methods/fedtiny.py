@@ -49,7 +49,7 @@ class FedTiny(Progressive):
     abns: Annotated[bool, Field(description="let clients choose the starting mask from a pool")] = True
     candidates: Annotated[int, Field(ge=1, le=100, description="C: masks in the pool")] = 5
     passes: Annotated[int, Field(ge=1, description="passes over the local data that calibrate BatchNorm")] = 5
-    group: Annotated[Literal["entire", "layer", "block"], Field(description="what an outer round adjusts")] = "entire"
+    group: Annotated[Literal["entire", "layer", "block"], Field(description="part of the model that an outer round adjusts")] = "entire"
 
     def begin(self, setup: Setup) -> State:
         if not self.abns:

@@ -48,7 +48,7 @@ class PruneFL(DropAndGrow):
         return exchange.then(squares=Values(of="squares", on="links"))
 
     def published(self, exchange: Exchange) -> Exchange:
-        """O_d + O_s and (2·F_d + F_s)·E: the paper counts squares without the weights beside them, and records them in every round."""
+        """O_d + O_s and (2·F_d + F_s)·E: the paper counts squares without the weights sent with them, and in every round."""
         up = {"squares": exchange.up["squares"]} if "squares" in exchange.up else exchange.up
         return replace(exchange, steps=(Train(record="squares"),), up=up)
 

@@ -102,7 +102,7 @@ def built(config: Any, head: str, attention: str, folder: Path | None = None) ->
     if fresh:
         note(f"{folder} has no tensors for {_some(fresh)}: {'they begin' if len(fresh) > 1 else 'it begins'} at random")
     if found["unexpected_keys"]:
-        note(f"of the tensors in {folder} {_some(sorted(found['unexpected_keys']))} are left out: {kind.__name__} has none such")
+        note(f"of the tensors in {folder} {_some(sorted(found['unexpected_keys']))} are left out: {kind.__name__} has no such tensors")
     module.pretrained = True  # type: ignore[assignment]
     return module
 

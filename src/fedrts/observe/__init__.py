@@ -1,4 +1,4 @@
-"""Observers: they are told what happens in a run and change nothing."""
+"""Observers: they follow a run and change nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Is told of every step of a run."""
+    """Base class of observers: one method per step of a run."""
 
     def started(self, experiment: Experiment, facts: dict[str, Any], first_round: int) -> None:
         """The run is about to play `first_round`; `facts` describe model and federation."""
@@ -39,7 +39,7 @@ class Judging(Protocol):
 
 
 def judging(observer: Observer, done: int, total: int) -> None:
-    """Tell an observer, if it has this method."""
+    """Notify an observer of the progress, if it has this method."""
     if isinstance(observer, Judging):
         observer.judging(done, total)
 

@@ -39,7 +39,7 @@ class Outlasting(Console):
         try:
             super().on_broken_pipe()
         except SystemExit:
-            note("nobody reads the output any more; the run goes on without it")
+            note("nobody reads the output any more; the run continues without it")
 
 
 class ProgressLine:

@@ -20,7 +20,7 @@ _JUDGING_SECONDS = 30
 
 
 class LineObserver:
-    """Tells what happens in a run, line by line, without bars and tables."""
+    """Logs what happens in a run, line by line, without bars and tables."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress, self.clock = Progress(clock), clock

@@ -51,7 +51,7 @@ class TensorBoardObserver:
             self._topology(record.round)
 
     def _topology(self, index: int) -> None:
-        """Return the run folder's line on an outer round; it is written there before observers are told."""
+        """Return the run folder's line on an outer round; it is written before observers are notified."""
         from fedrts.runs.folder import RunFolder
 
         (line,) = [line for line in RunFolder(self.folder).topology()[-1:] if line["round"] == index]

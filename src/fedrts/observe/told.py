@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Told:
-    """Tells a witness the results of rounds."""
+    """Passes the results of rounds to a witness."""
 
     def __init__(self, witness: Witness) -> None:
         self.witness = witness

@@ -33,7 +33,7 @@ REHEARSED = (0.02, 0.1, 0.3, 1.0)
 LARGE = 2_000_000
 """Parameters of such a model: a rehearsal takes seconds."""
 MOST_HORIZONS = 4
-"""A plan foresees at most so many times the rounds of the experiment, whatever the budget would pay for."""
+"""A plan foresees at most this many times the rounds of the experiment, whatever the budget would pay for."""
 Posed = tuple[Experiment, nn.Module, Data, int]
 """What `costs.posed` gives: experiment, model, data, samples of a client."""
 
@@ -179,10 +179,10 @@ def _anywhere(given: config.Tree) -> dict[str, Any]:
 
 
 def within(layers: Sequence[config.Tree], budget: str | float, data_dir: str | Path | None = None) -> list[config.Tree]:
-    """Return the layers of a run within a total budget: open values are planned, and a note tells them."""
+    """Return the layers of a run within a total budget: open values are planned, and a note names them."""
     found = of_settings(layers, Allowance.of(budget), data_dir=data_dir)
     one = found.chosen
-    chosen = ", ".join(f"{key.rpartition('.')[2]} {_text(value)}" for key, value in found.settings.items()) or "all as asked for"
+    chosen = ", ".join(f"{key.rpartition('.')[2]} {_text(value)}" for key, value in found.settings.items()) or "everything as you set it"
     note(f"planned for {found.words}: {chosen} ({found.why}); at most {units.shown_size(one.bytes)}")
     return [*layers, config.nested(found.settings)]
 

@@ -54,5 +54,5 @@ class Allowance:
         return cost.affordable((1 - RESERVE) * self.total, most) if cost.heaviest <= self.per_round else 0
 
     def needed(self, cost: RunCost, rounds: int) -> float:
-        """Return the budget that so many rounds would need."""
+        """Return the budget that this many rounds would need."""
         return cost.bytes(rounds) / (1 - RESERVE) if self.total < math.inf else cost.heaviest

@@ -69,11 +69,11 @@ def reason(chosen: Fitting, fitting: Sequence[Fitting], horizon: int, type_said:
     densities = {one.density for one in fitting}
     density = "the largest density that fits" if len(densities) > 1 else f"density {chosen.density:g}"
     if type_said:
-        bits = f"{chosen.value_type} as asked for"
+        bits = f"{chosen.value_type} as you set it"
     elif chosen.bits < LEAST_BITS:
-        bits = f"{chosen.bits} bits a value, because {LEAST_BITS} do not fit"
+        bits = f"{chosen.bits} bits per value, because {LEAST_BITS} do not fit"
     elif chosen.bits == LEAST_BITS and not _is_widest(chosen, fitting):
-        bits = f"{chosen.bits} bits a value, which leave most for links"
+        bits = f"{chosen.bits} bits per value, which leaves the most bytes for links"
     else:
-        bits = f"{chosen.bits} bits a value, for which it has enough"
+        bits = f"{chosen.bits} bits per value, for which the budget is large enough"
     return f"first {rounds}, then {bits}, then {density}"

@@ -82,7 +82,7 @@ class Arena:
 
 @dataclass(frozen=True)
 class LinkPlan:
-    """A program for one mask and one batch size; threads share it, each with an arena of its own."""
+    """A program for one mask and one batch size; threads share it, each with its own arena."""
 
     program: Array[Operation]
     index: Numbers
@@ -358,7 +358,7 @@ class Planner:
 
 
 def trained(stages: Sequence[Stage], places: Places, samples: int, loss: Criterion, descent: Descent | None) -> LinkPlan:
-    """Return the program of a training step (without `descent`: of a gradient) on batches of so many samples."""
+    """Return the program of a training step (without `descent`: of a gradient) on batches of this many samples."""
     planner = Planner(stages, places, samples)
     values = planner.forward(training=True)
     planner.emit(planner.c.Output, in_=values[-1])

@@ -49,7 +49,7 @@ def failures(runs: Iterable[Run]) -> list[str]:
 
 
 def absences(run: Run) -> list[str]:
-    """Return a line for every client that rounds went without, and why; those that missed most come first."""
+    """Return a line for every client that was missing in rounds, and why; those that missed most come first."""
     rounds: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
     for line in run.history:
         for client, reason in {(entry["client"], entry["reason"]) for entry in line["rejected"]}:

@@ -93,7 +93,7 @@ def averaged(pairs: Sequence[tuple[float, float]]) -> Point:
 
 
 def thinned(entries: Sequence[T], most: int = MOST_POINTS) -> list[T]:
-    """Return at most so many entries, evenly spaced, including the first and the last."""
+    """Return at most this many entries, evenly spaced, including the first and the last."""
     if len(entries) <= most:
         return list(entries)
     return [entries[round(place * (len(entries) - 1) / (most - 1))] for place in range(most)]

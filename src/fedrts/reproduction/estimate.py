@@ -18,7 +18,7 @@ _STEPS = 3
 
 
 def samples_of(experiment: Experiment, rows: int) -> float:
-    """Return the training samples of a run on a data set of so many rows."""
+    """Return the training samples of a run on a data set of this many rows."""
     clients = experiment.clients
     return experiment.rounds * clients.per_round * experiment.train.epochs * rows / clients.total
 

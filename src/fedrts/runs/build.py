@@ -288,7 +288,7 @@ def _is_trained(module: nn.Module) -> bool:
 
 
 def _started(experiment: Experiment, method: Method, module: nn.Module, origin: Origin | None) -> nn.Module:
-    """The module as the method wants it, with the weights to start from: of the model itself, or of one that a method had prepared."""
+    """Return the module as prepared by the method, with its initial weights: of the model itself, or of one that a method had prepared."""
     if origin is not None and experiment.init is not None:
         raise InputError("init and origin both name weights to start from: give one of them")
     if origin is None and experiment.init is None:

@@ -133,7 +133,7 @@ def _parsed(data: bytes, device: torch.device | str) -> Saved:
 
 
 def oldest(folder: Path) -> int:
-    """Return the first round that may be played again, going by the oldest kept checkpoint."""
+    """Return the first round that may be played again, judging by the oldest kept checkpoint."""
     matches = (_NAME.fullmatch(file.name) for file in _files(folder))
     return min((int(match[1]) for match in matches if match), default=0)
 

@@ -99,7 +99,7 @@ def cache_file() -> Path:
 
 
 def _key(run: Assembled, asked: EngineSettings) -> str:
-    """Return everything that a measurement depends on: model, data, clients, training, device, and what was asked for."""
+    """Return everything that a measurement depends on: model, data, clients, training, device, and the user's settings."""
     e = run.experiment
     facts = {
         "model": run.layout.fingerprint,

@@ -27,7 +27,7 @@ TellProgress = Callable[[int, int], None]
 
 
 MOST = 5
-"""Clients are judged on at most so many times the samples of the test set, to keep this cheap."""
+"""Clients are judged on at most this many times the samples of the test set, to keep this cheap."""
 
 
 _FEWEST = 16

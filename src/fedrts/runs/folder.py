@@ -259,7 +259,7 @@ class RunFolder:
         identity: Mapping[str, Any],
         stopped: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save a checkpoint with its identity and how a run `stopped` with it; the logs are on disk before it is."""
+        """Save a checkpoint with its identity and how a run `stopped` with it; the logs reach the disk before it."""
         for name, log in self._logs.items():
             with explained(self.path / name):
                 os.fsync(log.fileno())
@@ -275,7 +275,7 @@ class RunFolder:
         return None if saved is None else saved.facts.get("stopped")
 
     def replayed_from(self) -> int:
-        """Return the first round that may be played again, whichever checkpoint a run continues from."""
+        """Return the first round that may be played again, from whichever checkpoint a run continues."""
         return checkpoint.oldest(self.path / "checkpoint")
 
     def load(
@@ -323,7 +323,7 @@ class RunFolder:
     def write_model(
         self, model: Mapping[str, Tensor], masks: Mapping[str, Tensor], average: Mapping[str, Tensor] | None = None
     ) -> dict[str, str]:
-        """The tensors of a finished run, with the average of late models where there is one.
+        """Write the tensors of a finished run, and the average of late models if there is one.
 
         Returns the digests of these files and of the logs, for the summary.
         """

@@ -51,7 +51,7 @@ class Call:
     round: int
     attempt: int
     threshold: int
-    """t: so many survivors open the sum, and fewer cannot."""
+    """t: this many survivors open the sum, and fewer cannot."""
     roster: tuple[Invited, ...]
     most_samples: int
     """n_max: no client of the federation has more."""

@@ -42,7 +42,7 @@ def derived(secret: bytes, salt: bytes, purpose: bytes) -> bytes:
 
 
 def stream(key: bytes, words: int) -> Words:
-    """Return so many pseudorandom words. Use a key for one stream only."""
+    """Return this many pseudorandom words. Use a key for one stream only."""
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     found = bytearray(4 * words + 15)
     length = 4 * words

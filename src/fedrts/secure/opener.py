@@ -1,4 +1,4 @@
-"""The server of a secure sum: it passes messages on, adds masked words, and takes off what is left of the masks.
+"""The server of a secure sum: it passes messages on, adds masked words, and removes the remaining masks.
 
     opener = Opener(call, ring)
     opener.advertised(client, data) …  opener.adverts()
@@ -78,7 +78,7 @@ class Opener:
 
     @property
     def sharing(self) -> list[int]:
-        """Clients that go on to the masked words."""
+        """Clients that proceed to the masked words."""
         return sorted(self._boxes)
 
     # -- masked words -------------------------------------------------------------------------------------------------

@@ -30,9 +30,9 @@ WholeNumbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Ring:
-    """Words for so many values of so many bits, and so many counters, of at most `clients` clients.
+    """Words for this many values of this many bits, and this many counters, of at most `clients` clients.
 
-    The first counters stand above the values, one in each word, where both fit; the others stand side by side.
+    The first counters occupy the bits above the values, one in each word, where both fit; the others share words of their own.
     """
 
     clients: int
@@ -59,7 +59,7 @@ class Ring:
 
     @property
     def riding(self) -> int:
-        """Counters that stand above values."""
+        """Counters that share a word with a value."""
         return min(self.values, self.counters) if self.value_width + self.count_width <= _WORD else 0
 
     @property
@@ -97,7 +97,7 @@ class Ring:
         return np.concatenate([first, np.bitwise_or.reduce(rest << shifts, axis=1)])
 
     def decoded(self, total: Words, clients: int) -> tuple[WholeNumbers, WholeNumbers, int]:
-        """(sum of levels, sums of counters, fields beyond what honest ones come to) of the words' sum over so many clients.
+        """(sum of levels, sums of counters, fields larger than honest ones can be) of the words' sum over this many clients.
 
         What is beyond is cut to the most that honest clients come to: whoever does not keep to the ring moves no sum further than
         all of them together could.
@@ -119,7 +119,7 @@ class Ring:
         return words & widths.astype(np.uint32)
 
     def packed(self, words: Words) -> bytes:
-        """The words as bytes: of every part first the whole bytes of all words, one place after the other, then single bits likewise."""
+        """Pack the words of every part: first the whole bytes of all words, place by place, then the remaining bits."""
         return b"".join(_packed(words[start:stop], width) for (start, stop), width in self._parts())
 
     def unpacked(self, data: bytes) -> Words:

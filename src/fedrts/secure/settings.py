@@ -26,16 +26,16 @@ class SecureSums(Table):
     metric_clip: Number = Field(1000.0, gt=0, description="largest metric that a site may report, for metrics that are not shares")
 
     def needed(self, clients: int) -> int:
-        """Return t for so many clients."""
+        """Return t for this many clients."""
         return 2 * clients // 3 + 1 if self.threshold is None else self.threshold
 
     def least(self, invited: int, per_round: int) -> int:
-        """Return t for so many invited clients when a round has `per_round`: the same t, or the same share of more clients."""
+        """Return t for this many invited clients when a round has `per_round`: the same t, or the same share of more clients."""
         needed = self.needed(per_round)
         return max(needed, -(-needed * invited // per_round))
 
     def refusal(self, clients: int) -> str | None:
-        """Return why sums over so many clients are impossible, and the remedy; None if they are possible."""
+        """Return why sums over this many clients are impossible, and the remedy; None if they are possible."""
         if clients < FEWEST:
             return f"secure.aggregation hides a client among others: clients.per_round = {clients} must be at least {FEWEST}"
         if not clients < 2 * self.needed(clients) <= 2 * clients:

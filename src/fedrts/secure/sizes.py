@@ -28,7 +28,7 @@ def upload(ring: Ring) -> int:
 
 
 def download(clients: int) -> int:
-    """Return the bytes that each of so many clients receives in addition to its order."""
+    """Return the bytes that each of this many clients receives in addition to its order."""
     call = _HEAD + clients * (3 * _LENGTH + _PEM)
     listed = clients * 2 * _LENGTH + clients * (2 * _LENGTH + _LISTING)
     return call + 4 * TAG + clients * _ADVERT + (clients - 1) * (2 * _LENGTH + _BOX) + listed

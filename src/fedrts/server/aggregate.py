@@ -122,7 +122,7 @@ class RingSums:
         self._clients = self._samples = 0
 
     def add(self, words: Words, clients: int, samples: int) -> None:
-        """Add the summed words of so many clients with so many samples in total."""
+        """Add the summed words of this many clients with this many samples in total."""
         np.add(self._total, words, out=self._total)
         self._clients += clients
         self._samples += samples

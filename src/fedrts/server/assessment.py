@@ -83,7 +83,7 @@ def _in_sum(plan: Plan, engine: Secretive, summing: Summing, order: Order, clien
     means = {name: value for name, value in found.means.items() if math.isfinite(value)}  # or a client had none
     reason = impossible([metric for metric in plan.metrics if metric.name in means], means)
     if reason is not None:
-        note(f"round {order.round.index}: the sites' metrics come to {reason}: one of them does not keep to the rules of secure sums")
+        note(f"round {order.round.index}: the sites' metrics give {reason}: one of the sites breaks the rules of secure sums")
     return {
         "mean": {} if reason is not None else means,
         "mean_of_clients": {},

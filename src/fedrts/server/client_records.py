@@ -19,7 +19,7 @@ from fedrts.wire.fields import Field
 
 @dataclass
 class ClientRecords:
-    """Records kept beside a run's state, and in its checkpoints."""
+    """Records that are kept in addition to a run's state, and in its checkpoints."""
 
     traffic: MaskMemory
     strikes: Strikes

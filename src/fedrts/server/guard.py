@@ -179,7 +179,7 @@ class Lateness:
     _last: dict[int, int] = field(default_factory=dict)
 
     def add(self, client: int, round_index: int) -> bool:
-        """Record a late client, at most once per round; return whether it is asked less often from now on."""
+        """Record a late client, at most once per round; return whether it will now be asked less often."""
         if self._last.get(client) != round_index:
             self._last[client] = round_index
             self.counts[client] = count = self.counts.get(client, 0) + 1

@@ -1,4 +1,4 @@
-"""Who holds which mask, so that a download tells a client only what it lacks.
+"""Which client holds which mask, so that a download contains only what it lacks.
 
 A client that answers in a round holds the mask it was sent, and uploads need no positions. With the next download it gets
 nothing if the mask is still the same, else the cheaper of the whole mask and the difference to the one it holds.

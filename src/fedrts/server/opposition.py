@@ -16,7 +16,7 @@ from fedrts.wire.fields import Message, OwnValues, carried
 _MOST = 0.5
 """A client that keeps less than this share of a unit's links does not keep the unit."""
 _LOUD = 2.0
-"""A client cancels a unit if its weights are so many times the clients' median there, and its part in the mean so many times the mean."""
+"""A client cancels a unit if its weights there are this multiple of the clients' median, and its part this multiple of the mean."""
 _NOISE = 0.01
 """A client is not blamed where its weights are below this share of those of its largest unit: such units hardly do anything any more."""
 _WATCHED = 1 << 16

@@ -1,4 +1,4 @@
-"""Replies measured against each other, once all of a round are in: whose is far larger than the others', and whose is large too often.
+"""Comparison of a round's replies once all are in: which is far larger than the others, and which client's are large too often.
 
 One large update proves nothing: honest clients whose training takes a bad turn send one now and then. So there are two bounds, both in
 multiples of the round's median. Beyond the far one the round is repeated without the client. Beyond the near one a reply counts and
@@ -74,7 +74,7 @@ class Suspicion:
     weights: dict[int, float] = field(default_factory=dict)
 
     def add(self, ratios: Mapping[int, float]) -> list[int]:
-        """The replies to an order were so many times as large as the bound; against whom too much weighs.
+        """Record by what factor replies exceeded the bound; return the clients whose suspicion is too high.
 
         Where there is somebody, nothing is remembered: the round is repeated without them.
         """

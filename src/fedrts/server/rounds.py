@@ -176,7 +176,7 @@ def _unevaluated(declared: Sequence[Metric]) -> dict[str, float | None]:
 def _finite(name: str, value: float) -> float | None:
     if math.isfinite(value):
         return value
-    note(f"the metric '{name}' is {value} on these data, which no file can say: it is recorded as null")
+    note(f"the metric '{name}' is {value} on these data, which JSON cannot express: it is recorded as null")
     return None
 
 
@@ -292,7 +292,7 @@ def _attempt(
 
 
 def _started_anew(plan: Plan, before: State, after: State, index: int) -> State:
-    """`after` a round, with weights for the units of which a new mask of grouped links has left nothing."""
+    """Return the state `after` a round, with weights for units whose links a new mask of groups has all replaced."""
     if not after.mask.sizes.grouped or after.mask is before.mask or after.mask == before.mask:
         return after
     weights = after.weights.clone()

@@ -1,6 +1,6 @@
-"""GET over HTTP/1.1, one request a connection, in a thread of its own: for numbers and pages that somebody looks at.
+"""GET over HTTP/1.1, one request per connection, in a thread of its own: for metrics and pages.
 
-A request has a few seconds and 16 KiB; its body is never read; there are so many connections at once and no more.
+A request has a few seconds and 16 KiB; its body is never read; the number of connections at once is limited.
 
     with serving(Endpoint("127.0.0.1", 9464), lambda request: Answer(200, b"hello")) as at:
         print(at.url)
@@ -87,7 +87,7 @@ Handler = Callable[[Request], Answer]
 
 @contextlib.contextmanager
 def serving(address: Endpoint, handler: Handler, token: str | None = None) -> Iterator[Endpoint]:
-    """Answer requests while the block runs; gives the address with the port that was taken where 0 was asked for.
+    """Answer requests while the block runs; yields the address, with the actual port in place of 0.
 
     `token`: only who shows it is answered, as `?token=…` or as a bearer's. Without one, at an address of this machine, only requests
     that name this machine are: a page of somebody else's must not read these.

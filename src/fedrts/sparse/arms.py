@@ -120,11 +120,11 @@ class Layers(tuple[int, ...]):
         return torch.tensor(self.each, dtype=torch.int64).repeat_interleave(torch.tensor(self.arms, dtype=torch.int64))
 
     def in_arms(self, links: Sequence[int]) -> tuple[int, ...]:
-        """Return how many whole arms of each layer have at most so many `links[l]`."""
+        """Return how many whole arms of each layer have at most this many `links[l]`."""
         return tuple(count // each for count, each in zip(links, self.each, strict=True))
 
     def in_links(self, arms: Sequence[int]) -> tuple[int, ...]:
-        """Return how many links so many `arms[l]` of each layer have."""
+        """Return how many links this many `arms[l]` of each layer have."""
         return tuple(count * each for count, each in zip(arms, self.each, strict=True))
 
     def whole(self, links: Sequence[int]) -> tuple[int, ...]:

@@ -92,7 +92,7 @@ class Book:
         return VALUE_BYTES * self.layout.length
 
     def sparse(self, bits: int = 8 * VALUE_BYTES) -> float:
-        """O_s: bytes of the model on its mask, with so many bits a value."""
+        """O_s: bytes of the model on its mask, with this many bits per value."""
         links = sum(self.length(entry.shape, active, bits) for entry, active in zip(self.layout.layers, self.active, strict=True))
         return (links + bits * (self.layout.parameters - self.layout.links)) / 8 + VALUE_BYTES * self.statistics
 

@@ -108,7 +108,7 @@ def top_arms_among(scores: Tensor, k: Sequence[int], mask: Tensor, sizes: Sequen
 
 
 def top_among(scores: Tensor, k: Sequence[int], candidates: Tensor, available: Sequence[int]) -> Tensor:
-    """The same of `scores [..., S]`, among ascending `candidates [C]` of which `available[l]` are in each layer."""
+    """Choose the same of `scores [..., S]` among ascending `candidates [C]`, with `available[l]` of them in each layer."""
     if any(wanted > there for wanted, there in zip(k, available, strict=True)):
         raise ValueError(f"cannot choose {list(k)} of {list(available)} candidates")
     chosen = top(scores.index_select(-1, candidates), k, available)

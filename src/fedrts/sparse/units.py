@@ -37,7 +37,7 @@ def cut_off(layers: Sequence[Entry], mask: Mask, before: Mask | None = None) -> 
 
 
 def lost(layers: Sequence[Entry], mask: Mask, before: Mask) -> Tensor:
-    """Return which units had links in `before` and have none in `mask`: bool `[U]`, for every layer its own, then those before it."""
+    """Return which units had links in `before` and have none in `mask`: bool `[U]`, for every layer its own units, then its inputs."""
     none = mask.bits[:0]  # a dense method's model may have no layers
     now, past = (torch.cat([none, *(has for pair in _connected(layers, some) for has in pair)]) for some in (mask, before))
     return past & ~now

@@ -152,7 +152,7 @@ class Classification:
 
 @dataclass(frozen=True)
 class Prediction(Classification):
-    """Any targets, judged by metrics of all outputs and targets beside the loss.
+    """Any targets, evaluated by the loss and by metrics of all outputs and targets.
 
     `Prediction(F.mse_loss, metrics=("mae", "r2"))`; right answers count where `metrics` has "accuracy", by `correct` if that is given.
     """
@@ -257,7 +257,7 @@ def _measuring(metric: str, *seen: Any) -> Iterator[None]:
 
 
 def _form(part: Any) -> str:
-    """Return the shape of an output or a target, or what it is instead."""
+    """Return the shape of an output or a target, or its type if it is not a tensor."""
     return str(list(part.shape)) if isinstance(part, Tensor) else type(part).__name__
 
 
@@ -349,11 +349,11 @@ def check(task: Task, module: nn.Module, x: Tensors, y: Tensors, test_x: Tensors
     for name in sorted(found.keys() - {metric.name for metric in declared(task)} - set(metric_names())):
         if may_be_named(name):
             note(
-                f"the task's evaluate gives '{name}', which nothing declares: it is taken for a plain number of which more is better; "
+                f"the task's evaluate gives '{name}', which nothing declares: it is treated as a plain number, higher is better; "
                 "the task's `metrics` may have a fedrts.tasks.metrics.Metric for it"
             )
         else:
-            note(f"the task's evaluate gives '{name}', which is left out: no metric can have that name; call it otherwise")
+            note(f"the task's evaluate gives '{name}', which is left out: no metric can have that name; rename it")
 
 
 @runtime_checkable

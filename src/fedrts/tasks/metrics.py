@@ -220,7 +220,7 @@ def told_of(declared: Sequence[Metric]) -> dict[str, dict[str, Any]]:
 
 
 def of_run(summary: Mapping[str, Any] | None, history: Sequence[Mapping[str, Any]] = ()) -> list[Metric]:
-    """The metrics of a run folder, the leading one first: as its summary says, otherwise those of which there is a value.
+    """Return the metrics of a run folder, the leading one first: those in its summary, otherwise those that have a value.
 
     Runs none of its code: what is not registered here is what the summary says, or a plain number.
     """

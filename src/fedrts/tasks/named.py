@@ -61,7 +61,7 @@ def language(targets: Tensor) -> Task:
 
 @register("tokens")
 def tokens(targets: Tensor) -> Task:
-    """A label for each token `[n, time]`; −100 (padding, or a word that is not asked for) does not count: accuracy."""
+    """A label for each token `[n, time]`; −100 (padding, or a token without a label) does not count: accuracy."""
     _tokens("tokens", targets)
     return TokenLabels()
 

@@ -70,7 +70,7 @@ def net(outputs: int = 2) -> nn.Module:
 
 
 class TwoInputs(nn.Module):
-    """A model of two inputs by position or by name; what it gives is `made` of its logits."""
+    """A model of two inputs by position or by name; its output is `made` from its logits."""
 
     def __init__(self, made: Callable[[Tensor], Any] = lambda logits: logits) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class TwoInputs(nn.Module):
 
 
 class WholeBatch(TwoInputs):
-    """A model whose forward takes a dictionary as it is."""
+    """A model whose forward takes a whole dictionary."""
 
     def forward(self, inputs: Sample) -> Any:  # type: ignore[override]
         return super().forward(inputs["left"], inputs["right"])

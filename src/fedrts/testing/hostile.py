@@ -92,7 +92,7 @@ def _mean_shift(update: Tensor, scene: Scene) -> Tensor:
 
 
 def _shifted(medians: float, *, when: Callable[[int], bool] = lambda _: True) -> Attack:
-    """Against the honest mean in some rounds, so many honest medians long, and without what would undo the model; honest in others."""
+    """Against the honest mean in some rounds, this many honest medians long, and without what would undo the model; honest in others."""
 
     def change(update: Tensor, scene: Scene) -> Tensor:
         if not when(scene.order.round.index):

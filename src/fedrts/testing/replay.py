@@ -1,4 +1,4 @@
-"""A federation's run once more, by the serial engine: whose replies count in which round is read from its history."""
+"""Replay of a federation's run by the serial engine: its history says whose replies counted in which round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedrts.server.rounds import Plan, play
 
 @dataclass(frozen=True)
 class Replay(Plan):
-    """A plan that asks in every round just the clients whose replies counted."""
+    """A plan that asks in each round only the clients whose replies counted."""
 
     counted: Sequence[Sequence[int]] = ()
 

@@ -54,7 +54,7 @@ STEADY = 1
 CONNECTED, TAKES_PART = "fedrts_ready", 'fedrts_events_total{event="taking part"}'
 """Metrics of a node that has come so far."""
 WORKS = 'fedrts_orders_total{outcome="answered"}', "fedrts_rounds_total"
-"""What a node and a server count of their work; after so many each has done all that it ever does."""
+"""What a node and a server count of their work; after this many of each they are warm."""
 _FIRST = 6
 SERVER = "server"
 SUPERLINK = "superlink"
@@ -263,7 +263,7 @@ class Federation:
 
 
 def soaked(path: Path, settings: Ordeal = Ordeal(), say: Any = lambda text: None) -> Soaked:  # noqa: B008
-    """Play a federation in an empty folder, with all that goes wrong, and check what it leaves behind."""
+    """Play a federation with all its faults in an empty folder, and check the files that it leaves."""
     result, federation = Soaked(settings), Federation(path, settings)
     began = time.monotonic()
     try:
@@ -454,7 +454,7 @@ def _first_number(text: str, words: str) -> int:
 
 
 def _check_counters(lines: Sequence[Mapping[str, Any]], result: Soaked) -> None:
-    """Do the counters of every server process say what the history says of the rounds that it played?"""
+    """Check that the counters of every server process agree with the history of the rounds that it played."""
     servers = [one for one in result.generations if one.role == SERVER]
     starts = [_start(one) for one in servers]
     for number, server in enumerate(servers):
@@ -474,7 +474,7 @@ def _check_counters(lines: Sequence[Mapping[str, Any]], result: Soaked) -> None:
 
 
 def _start(server: Generation) -> int | None:
-    """The first round that a server process played; None if it was never seen playing. Before it begins it does not say."""
+    """Return the first round that a server process played; None if it was never seen playing."""
     seen = next((scrape for scrape in server.scrapes if "fedrts_rounds_done" in scrape), None)
     return None if seen is None else int(seen["fedrts_rounds_done"]) - _rounds(seen)
 

@@ -1,4 +1,4 @@
-"""The live page beyond the report: progress, who takes part, whose replies did not count, and recent events."""
+"""The live page beyond the report: progress, participants, rejected replies, and recent events."""
 
 from __future__ import annotations
 

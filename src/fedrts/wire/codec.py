@@ -1,4 +1,4 @@
-"""A message as bytes: a header that says what it belongs to, the declared fields, a checksum. Never a pickle.
+"""Messages as bytes: a header that identifies the order, the declared fields, a checksum. Never a pickle.
 
 Both sides know the exchange, so that names and lengths do not travel; what does travel is checked before anything is
 allocated for it, and every malformed message is a `WireError`.
@@ -67,7 +67,7 @@ class MaskForm(IntEnum):
 
 
 def encode(header: Header, fields: Mapping[str, Field], message: Mapping[str, Payload], frame: Frame, held: Mask | None = None) -> bytes:
-    """A whole message. A download to a client that holds the mask `held` (None: none at all) tells it what it lacks."""
+    """Encode a message. A download to a client that holds the mask `held` (None: no mask) contains what the client lacks."""
     pieces = [_pack(header)]
     if header.kind == Kind.DOWNLOAD:
         pieces += _write_mask(frame, held)
@@ -143,7 +143,7 @@ def read_fields(reader: Reader, fields: Mapping[str, Field], frame: Frame) -> Me
 
 
 def mask_size(frame: Frame, held: Mask | None, whole: int | None = None) -> int:
-    """Bytes by which a download tells its mask to a client that holds `held`; `whole`: to one that holds none, where that is known."""
+    """Bytes of the mask in a download to a client that holds `held`; `whole`: to one that holds none, if known."""
     return 1 + min(_mask_sizes(frame, held, None if whole is None else whole - 1).values())
 
 

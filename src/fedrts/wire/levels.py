@@ -1,4 +1,4 @@
-"""Levels of quantised values as bytes: near their entropy, or packed where that is no longer.
+"""Levels of quantised values as bytes: near their entropy, or packed if that is no longer.
 
 Levels are −top … top. As many of them as fit share a byte, the *symbol*: five of int2, two of int4, one of int6. The last symbol is
 filled up with level 0. Each sequence of levels has exactly one payload, and decoding accepts no other:

@@ -61,6 +61,7 @@ def test_numbers_are_a_regression_and_several_of_0_and_1_are_labels(tmp_path):
     [
         ([*LINES[:6], "41,,A,yes", *LINES], {"target": "outcome"}, r"row 7 has no value in the column 'sex'"),
         ([*LINES[:2], "NaN,f,A,yes", "na,f,A,no"], {"target": "outcome"}, r"row 3 has no value in the column 'age' \(nor have 1 others\)"),
+        ([*LINES[:2], "30,None,A,yes"], {"target": "outcome"}, r"row 3 has no value in .* the word 'None' counts as missing"),
         ([*LINES[:2], "30,f,,yes"], {"target": "outcome", "client": "site"}, r"row 3 has no value in the column 'site'"),
         ([*LINES[:2], "30,f"], {"target": "outcome"}, r"row 3 has 2 values, the heading names 4"),
         (LINES, {"target": "income"}, r"no column 'income' for target: there is age, sex, site, outcome"),

@@ -49,7 +49,7 @@ class OwnValues:
 
 @dataclass(frozen=True)
 class Steps:
-    """A model as it stands, and the changes that led there."""
+    """The current model, and the changes that led to it."""
 
     whole: Tensor | None
     """`[n]`; None for a receiver that holds an earlier one, and gets what changed since."""
@@ -187,7 +187,7 @@ class SideBySide(Protocol):
 
 @runtime_checkable
 class FeedsBack(Protocol):
-    """A field of an upload whose sender may remember what did not travel."""
+    """A field of an upload whose sender may remember what it left out."""
 
     @property
     def feedback(self) -> bool:

@@ -1,4 +1,4 @@
-"""Names of links, or of arms where links are grouped, as positions among the inactive ones; where asked for, with their values."""
+"""Names of links, or of arms where links are grouped, as positions among the inactive ones, optionally with their values."""
 
 from __future__ import annotations
 

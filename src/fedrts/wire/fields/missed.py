@@ -99,7 +99,7 @@ class Missed:
         return self.step.charged(book)
 
     def _sent(self, series: Steps, frame: Frame) -> Steps:
-        """Return what travels to a receiver that missed so many broadcasts: the steps or the whole model, whichever is shorter."""
+        """Return what travels to a receiver that missed this many broadcasts: the steps or the whole model, whichever is shorter."""
         if series.whole is None:
             return series
         if frame.missed is not None and frame.missed <= len(series.steps):
