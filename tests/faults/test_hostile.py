@@ -192,6 +192,27 @@ def test_statistics_that_no_data_have_are_outliers(toy):
     assert played.record.clients == [0, 1, 3, 4, 5]
 
 
+def test_statistics_of_candidates_are_held_to_the_others_too(toy):
+    """Before the first round clients of FedTiny send statistics for every mask of a pool: there too one may send what no data have."""
+    run = toy("fedtiny", "cnn", clients={"total": 6, "per_round": 6})
+    honest = rounds.play_round(run.plan, run.method.begin(run.setup), -1)
+    assert honest.record.rejected == []
+    serial = run.plan.engine
+
+    @dataclass
+    class Lying:
+        def run(self, order, clients):
+            for reply in serial.run(order, clients):
+                told = {name: torch.full_like(numbers, 9e8) for name, numbers in reply.message.items() if name == "statistics"}
+                yield replace(reply, message={**reply.message, **told}) if reply.client == HOSTILE else reply
+
+    played = rounds.play_round(replace(run.plan, engine=Lying()), run.method.begin(run.setup), -1)
+    (rejected,) = played.record.rejected
+    assert rejected["client"] == HOSTILE
+    assert "statistics that move" in rejected["reason"]
+    assert played.record.clients == [0, 1, 3, 4, 5]
+
+
 def test_nobody_is_blamed_where_most_replies_are_refused(run):
     state, ledger = run.method.begin(run.setup), ClientRecords.of(run.plan.guard)
     most = hostile(run, ATTACKS["zeros"], clients=(0, 1, 2, 3))

@@ -281,8 +281,6 @@ def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
     parameters = len(weights) - frame.statistics
     if frame.statistics:
         yield from _of_statistics(weights[None, parameters:], order, guard)
-        moved = torch.dist(weights[parameters:], reference[parameters:]) / torch.linalg.vector_norm(reference[parameters:]).clamp(min=1e-9)
-        yield Check(lambda _: None, moved, STATISTICS.name)
     if not reducers.get(guard.reducer).bounds_updates:
         update = weights[:parameters] - reference[:parameters]
         sizes = torch.stack([torch.linalg.vector_norm(update), torch.dot(update, reference[:parameters])])
@@ -309,12 +307,16 @@ def _of_update(guard: Guard, norm: float, size: float, along: float) -> str | No
 
 
 def _of_statistics(statistics: Tensor, order: Order, guard: Guard) -> Iterator[Check]:
-    """Check every row of `statistics [copies, s]` for values that are impossible for BatchNorm."""
+    """Check every row of `statistics [copies, s]` for values that are impossible for BatchNorm, and measure how far they moved."""
     if not statistics.shape[1]:
         return
     largest = torch.linalg.vector_norm(statistics, ord=torch.inf, dim=1)
     least = statistics[:, order.variances].amin(1) if len(order.variances) else torch.zeros_like(largest)
     yield Check(partial(_of_extremes, guard.statistic_bound), torch.stack([least, largest], dim=1))
+    if order.reference is not None:
+        sent = order.reference[len(order.reference) - statistics.shape[1] :].expand_as(statistics)
+        moved = torch.dist(statistics, sent) / torch.linalg.vector_norm(sent).clamp(min=1e-9)
+        yield Check(lambda _: None, moved, STATISTICS.name)
 
 
 def _of_extremes(bound: float, *extremes: float) -> str | None:
