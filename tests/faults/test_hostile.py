@@ -473,6 +473,11 @@ def test_lost_units_are_told_with_those_who_voted(tmp_path):
     assert told(against={"not_kept": {str(client): 1 for client in range(21)}}).endswith("19 (1), …")
     assert told(against={"cancelled": {}, "not_kept": {}}) == "by nobody in particular"
     assert told(against=None) == "secure sums do not tell by whom"
+    silent: list[dict[str, Any]] = [{"round": 3, "silenced": {"2": 5, "11": 7}}, {"round": 6}, {"round": 9, "silenced": {"2": 9}}]
+    cancelled = "units that keep their links were cancelled in the mean in"
+    assert lost_units(silent, history) == [f"{cancelled} 2 outer rounds from 3 to 9: by clients 2 (9), 11 (7)"]
+    assert lost_units(silent[:2], history) == [f"{cancelled} round 3: by clients 11 (7), 2 (5)"]
+    assert lost_units(silent[1:2], history) == []
     sparse: dict[str, Any] = {"recipe": "paper", "data": "toy_images", "model": "mlp", "density": 0.1, "rounds": 4, "engine": "serial"}
     sparse |= {"train": {"epochs": 1}, "model_options": {"hidden": [60, 60]}, "topology": {"interval": 1, "end": 4}}
     sparse |= {"clients": {"total": 5, "per_round": 4, "partition": "iid", "min_size": 1}, "out": str(tmp_path / "run")}
@@ -521,6 +526,28 @@ def test_who_cuts_units_off_is_named_and_those_who_did_not_are_not(toy):
     assert sum(lost for lost, _ in found) >= 3
     for lost, against in found:
         assert against["cancelled"] == {"4": lost}
+
+
+def test_units_that_are_cancelled_and_keep_their_links_are_told_of(toy):
+    """Two of eight cancel the first layer: its units keep links, and nothing comes through."""
+
+    def told(attack):
+        run = toy("fedrts", "mlp", clients={"total": 8, "per_round": 8, "partition": "iid"}, topology={"interval": 2, "end": 6}, rounds=6)
+        plan = hostile(run, attack, clients=(0, 3), undo_bound=1e9, median_bound=1e9, large_bound=1e9)
+        return [played.topology for played in rounds.play(plan, run.method.begin(run.setup), -1) if played.topology is not None]
+
+    def cancel(message, scene):
+        links = scene.order.frame.mask.counts[0]
+        weights = message["weights"].clone()
+        weights[:links] = -len(scene.honest) / scene.hostile * scene.honest[:, :links].mean(0)
+        return {**message, "weights": weights}
+
+    lines = told(cancel)
+    assert lines
+    for line in lines:
+        assert line["silenced"].keys() == {"0", "3"}
+        assert min(line["silenced"].values()) > 10
+    assert not any("silenced" in line for line in told(lambda message, _: message))
 
 
 def test_secure_sums_do_not_tell_who_cut_units_off(toy):
