@@ -30,7 +30,7 @@ from fedrts.server.outliers import Suspicion, excesses
 from fedrts.sparse.layout import Entry
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.units import CutOff, cut_off
-from fedrts.testing.hostile import ADAPTIVE, ATTACKS, Infiltrated, infiltrated
+from fedrts.testing.hostile import ADAPTIVE, ATTACKS, Attack, Infiltrated, infiltrated
 from helping import order_of
 from outside import TINY, command
 
@@ -211,6 +211,20 @@ def test_statistics_of_candidates_are_held_to_the_others_too(toy):
     assert rejected["client"] == HOSTILE
     assert "statistics that move" in rejected["reason"]
     assert played.record.clients == [0, 1, 3, 4, 5]
+
+
+def test_who_votes_at_random_hides_behind_honest_weights(run):
+    state = run.method.begin(run.setup)
+    outer = next(index for index in range(1, run.plan.rounds) if run.plan.schedule.is_outer(index))
+    exchange = run.method.exchanges(run.plan.round(outer, state.mask))[0]
+    honest = {reply.client: reply for reply in run.plan.engine.run(order_of(run, exchange, state, outer), range(4))}
+    order = order_of(run, exchange, state, outer)
+    lying = {reply.client: reply for reply in hostile(run, ATTACKS["votes"]).engine.run(order, range(4))}
+    for client, reply in lying.items():
+        assert torch.equal(reply.message["weights"], honest[client].message["weights"])
+        same = torch.equal(reply.message["votes"].indices, honest[client].message["votes"].indices)
+        assert same == (client != HOSTILE)
+    assert rounds.play_round(hostile(run, ATTACKS["votes"]), state, outer).record.rejected == []
 
 
 def test_nobody_is_blamed_where_most_replies_are_refused(run):
@@ -565,11 +579,21 @@ def test_secure_sums_do_not_tell_who_cut_units_off(toy):
 @cache
 def accuracy_of_ten(attack: str | None) -> float:
     """The mean of the last ten of 25 rounds on digits with default settings, where client 0 of ten attacks."""
+    played, _ = ten_on_digits((0,), attack)
+    return sum(each.record.accuracy or 0.0 for each in played[-10:]) / 10
+
+
+def ten_on_digits(attackers: tuple[int, ...], attack: str | Attack | None) -> tuple[list[rounds.Played], ClientRecords]:
+    """Play 25 rounds on digits with default settings and ten clients; return them and what the server remembers of clients."""
     settings: dict[str, Any] = {"data": "digits", "rounds": 25, "engine": "serial", "device": "cpu", "eval": {"every": 1}}
     run = assemble(config.resolve({**settings, "clients": {"total": 10, "per_round": 10, "alpha": 1.0}}))
-    assert isinstance(run.plan.engine, SerialEngine)
-    plan = replace(run.plan, engine=infiltrated(run.plan.engine, frozenset({0}), attack)) if attack is not None else run.plan
-    return sum(played.record.accuracy or 0.0 for played in list(rounds.play(plan, run.method.begin(run.setup), -1))[-10:]) / 10
+    plan, ledger = run.plan, ClientRecords.of(run.plan.guard)
+    assert isinstance(plan.engine, SerialEngine)
+    if isinstance(attack, str):
+        plan = replace(plan, engine=infiltrated(plan.engine, frozenset(attackers), attack))
+    elif attack is not None:
+        plan = hostile(run, attack, clients=attackers)
+    return list(rounds.play(plan, run.method.begin(run.setup), -1, ledger)), ledger
 
 
 @pytest.mark.slow
@@ -578,3 +602,11 @@ def accuracy_of_ten(attack: str | None) -> float:
 @pytest.mark.parametrize("attack", [name for name in (*ATTACKS, *ADAPTIVE) if name != "statistics"])
 def test_one_hostile_client_of_ten_costs_little_and_stops_nothing(attack):
     assert accuracy_of_ten(attack) > accuracy_of_ten(None) - 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_four_colluders_of_ten_that_send_nothing_get_nobody_struck():
+    played, ledger = ten_on_digits((0, 1, 2, 3), scaled(0.0))
+    assert all(len(each.record.clients) == 10 for each in played)
+    assert ledger.strikes.quarantined == set()
