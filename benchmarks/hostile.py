@@ -4,6 +4,7 @@
     python benchmarks/hostile.py --quick             # one seed, the default and the recommended guard, 10 and 20 %
     python benchmarks/hostile.py --choose            # seeds 200 to 202, by which the recommended guard was chosen; printed only
     python benchmarks/hostile.py --render            # the tables of the cells that are in the raw file
+    python benchmarks/hostile.py --again "krum | × −5"   # cells whose name has this in it are played again
     python benchmarks/hostile.py --check 12          # so many cells of the raw file, evenly chosen, played again: fails where one differs
 
 Writes benchmarks/results/raw/hostile.json after every cell, benchmarks/results/hostile.md, and the table in docs/security.md. A cell is
@@ -55,8 +56,11 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "mlp, outer rounds every second": {"train": {"batch_size": 32}, "topology": {"interval": 2, "end": 20}},
     "mlp, attacks that know the bounds": {"train": {"batch_size": 32}},
 }
-SOME = {"mlp": set(ATTACKS) - {"statistics"}, "resnet18_small": set(ATTACKS), "mlp, outer rounds every second": {"posterior"}} | {
-    "mlp, attacks that know the bounds": set(ADAPTIVE)
+SOME = {
+    "mlp": set(ATTACKS) - {"statistics", "votes"},
+    "resnet18_small": set(ATTACKS) - {"votes"},
+    "mlp, outer rounds every second": {"posterior", "votes"},
+    "mlp, attacks that know the bounds": set(ADAPTIVE),
 }
 """The attacks that each is tried with: an mlp has no statistics, and where masks change often it is they that are attacked."""
 EVERY = (*ATTACKS, *ADAPTIVE)
@@ -178,25 +182,35 @@ def tables(found: Cells, seeds: Sequence[int]) -> Iterator[str]:
 
 
 BEGIN, END = "<!-- made by benchmarks/hostile.py -->", "<!-- end -->"
+HEAD = """# Hostile clients
+
+`python benchmarks/hostile.py`, one core: accuracy of the last ten of 25 rounds of the default method with the paper's recipe in
+batches of 32, 10 of 10 clients, Dirichlet 1. The page on [security](../../docs/security.md#hostile-clients) describes the attacks.
+
+The settings of the robust guard were chosen on seeds 200 to 203. One idea came from the seeds shown here: to cut long updates
+at the quantile 1 − `guard.trim` rather than at the median, which had cost a point where all are honest.
+
+× −5, label flip and posterior of the guards other than `default`, `robust` and `clip` were played when `guard.median_bound` was 50
+and `guard.large_bound` 4.
+
+"""
+
+
+def document(found: Cells) -> str:
+    """The page of results."""
+    return (HEAD + "\n".join(tables(found, REPORTING))).rstrip() + "\n"
+
+
+def documented(found: Cells, page: str) -> str:
+    """The page on security with the rows of the two guards that matter."""
+    few = "\n".join(tables({key: cell for key, cell in found.items() if key.split(" | ")[1] in MAIN}, REPORTING)).strip()
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{few}\n\n{END}{rest.split(END, 1)[1]}"
 
 
 def write(found: Cells) -> None:
-    """The page of results, and the rows of the two guards that matter in the documentation."""
-    every = "\n".join(tables(found, REPORTING))
-    few = "\n".join(tables({key: cell for key, cell in found.items() if key.split(" | ")[1] in MAIN}, REPORTING)).strip()
-    head = (
-        "# Hostile clients\n\n`python benchmarks/hostile.py`, one core. Accuracy of the last ten of 25 rounds. That the robust guard\n"
-        "cuts at a higher quantile came after it had lost a point on these seeds; the quantile itself was chosen on seeds 200 to 203.\n\n"
-        "The bounds by a round's median were made narrower after most cells had been played (50 to 12, 4 to 3; large replies weigh\n"
-        "against a client also when they come in turns). Played again since, with `default` and `robust`: × −5, label flip and\n"
-        "posterior on `mlp`, posterior on the others, and all attacks that know the bounds. Of the other attacks those that were played\n"
-        "again came to the same accuracy (`mlp`: 99.9 ‖W‖, sign flip, −W, zeros, ALIE and mean shift with `default`, 10 %, seed 0; sign\n"
-        "flip and mean shift with `robust`, 20 %, seed 1). × −5, label flip and posterior of other reducers are of the wider bounds.\n\n"
-    )
-    write_atomically(TABLE, (head + every).rstrip().encode() + b"\n")
-    page = PAGE.read_text("utf-8")
-    before, rest = page.split(BEGIN)
-    write_atomically(PAGE, f"{before}{BEGIN}\n\n{few}\n\n{END}{rest.split(END, 1)[1]}".encode())
+    write_atomically(TABLE, document(found).encode())
+    write_atomically(PAGE, documented(found, PAGE.read_text("utf-8")).encode())
 
 
 def main() -> None:
@@ -204,6 +218,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--choose", action="store_true")
     parser.add_argument("--render", action="store_true", help="the tables of the cells that are there")
+    parser.add_argument(
+        "--again", metavar="TEXT", help="play cells whose name has this in it again: PROBLEM | GUARD | ATTACK | SHARE | SEED"
+    )
     parser.add_argument("--check", type=int, metavar="N", help="play N cells again")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -220,6 +237,8 @@ def main() -> None:
             raise SystemExit(f"other figures than in {RAW.name}: {'; '.join(differing)}")
         return
     seeds = REPORTING[:1] if given.quick else REPORTING
+    if given.again:
+        found = {key: cell for key, cell in found.items() if given.again not in key}
     found = grid(found, seeds, given.quick, RAW)
     if given.quick:
         print("\n".join(tables(found, seeds)))

@@ -30,7 +30,7 @@ from fedrts.server.outliers import Suspicion, excesses
 from fedrts.sparse.layout import Entry
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.units import CutOff, cut_off
-from fedrts.testing.hostile import ADAPTIVE, ATTACKS, Infiltrated, infiltrated
+from fedrts.testing.hostile import ADAPTIVE, ATTACKS, Attack, Infiltrated, infiltrated
 from helping import order_of
 from outside import TINY, command
 
@@ -190,6 +190,41 @@ def test_statistics_that_no_data_have_are_outliers(toy):
     (rejected,) = played.record.rejected
     assert "statistics that move" in rejected["reason"]
     assert played.record.clients == [0, 1, 3, 4, 5]
+
+
+def test_statistics_of_candidates_are_held_to_the_others_too(toy):
+    """Before the first round clients of FedTiny send statistics for every mask of a pool: there too one may send what no data have."""
+    run = toy("fedtiny", "cnn", clients={"total": 6, "per_round": 6})
+    honest = rounds.play_round(run.plan, run.method.begin(run.setup), -1)
+    assert honest.record.rejected == []
+    serial = run.plan.engine
+
+    @dataclass
+    class Lying:
+        def run(self, order, clients):
+            for reply in serial.run(order, clients):
+                told = {name: torch.full_like(numbers, 9e8) for name, numbers in reply.message.items() if name == "statistics"}
+                yield replace(reply, message={**reply.message, **told}) if reply.client == HOSTILE else reply
+
+    played = rounds.play_round(replace(run.plan, engine=Lying()), run.method.begin(run.setup), -1)
+    (rejected,) = played.record.rejected
+    assert rejected["client"] == HOSTILE
+    assert "statistics that move" in rejected["reason"]
+    assert played.record.clients == [0, 1, 3, 4, 5]
+
+
+def test_who_votes_at_random_hides_behind_honest_weights(run):
+    state = run.method.begin(run.setup)
+    outer = next(index for index in range(1, run.plan.rounds) if run.plan.schedule.is_outer(index))
+    exchange = run.method.exchanges(run.plan.round(outer, state.mask))[0]
+    honest = {reply.client: reply for reply in run.plan.engine.run(order_of(run, exchange, state, outer), range(4))}
+    order = order_of(run, exchange, state, outer)
+    lying = {reply.client: reply for reply in hostile(run, ATTACKS["votes"]).engine.run(order, range(4))}
+    for client, reply in lying.items():
+        assert torch.equal(reply.message["weights"], honest[client].message["weights"])
+        same = torch.equal(reply.message["votes"].indices, honest[client].message["votes"].indices)
+        assert same == (client != HOSTILE)
+    assert rounds.play_round(hostile(run, ATTACKS["votes"]), state, outer).record.rejected == []
 
 
 def test_nobody_is_blamed_where_most_replies_are_refused(run):
@@ -452,6 +487,11 @@ def test_lost_units_are_told_with_those_who_voted(tmp_path):
     assert told(against={"not_kept": {str(client): 1 for client in range(21)}}).endswith("19 (1), …")
     assert told(against={"cancelled": {}, "not_kept": {}}) == "by nobody in particular"
     assert told(against=None) == "secure sums do not tell by whom"
+    silent: list[dict[str, Any]] = [{"round": 3, "silenced": {"2": 5, "11": 7}}, {"round": 6}, {"round": 9, "silenced": {"2": 9}}]
+    cancelled = "units that keep their links were cancelled in the mean in"
+    assert lost_units(silent, history) == [f"{cancelled} 2 outer rounds from 3 to 9: by clients 2 (9), 11 (7)"]
+    assert lost_units(silent[:2], history) == [f"{cancelled} round 3: by clients 11 (7), 2 (5)"]
+    assert lost_units(silent[1:2], history) == []
     sparse: dict[str, Any] = {"recipe": "paper", "data": "toy_images", "model": "mlp", "density": 0.1, "rounds": 4, "engine": "serial"}
     sparse |= {"train": {"epochs": 1}, "model_options": {"hidden": [60, 60]}, "topology": {"interval": 1, "end": 4}}
     sparse |= {"clients": {"total": 5, "per_round": 4, "partition": "iid", "min_size": 1}, "out": str(tmp_path / "run")}
@@ -502,6 +542,28 @@ def test_who_cuts_units_off_is_named_and_those_who_did_not_are_not(toy):
         assert against["cancelled"] == {"4": lost}
 
 
+def test_units_that_are_cancelled_and_keep_their_links_are_told_of(toy):
+    """Two of eight cancel the first layer: its units keep links, and nothing comes through."""
+
+    def told(attack):
+        run = toy("fedrts", "mlp", clients={"total": 8, "per_round": 8, "partition": "iid"}, topology={"interval": 2, "end": 6}, rounds=6)
+        plan = hostile(run, attack, clients=(0, 3), undo_bound=1e9, median_bound=1e9, large_bound=1e9)
+        return [played.topology for played in rounds.play(plan, run.method.begin(run.setup), -1) if played.topology is not None]
+
+    def cancel(message, scene):
+        links = scene.order.frame.mask.counts[0]
+        weights = message["weights"].clone()
+        weights[:links] = -len(scene.honest) / scene.hostile * scene.honest[:, :links].mean(0)
+        return {**message, "weights": weights}
+
+    lines = told(cancel)
+    assert lines
+    for line in lines:
+        assert line["silenced"].keys() == {"0", "3"}
+        assert min(line["silenced"].values()) > 10
+    assert not any("silenced" in line for line in told(lambda message, _: message))
+
+
 def test_secure_sums_do_not_tell_who_cut_units_off(toy):
     settings = {"clients": {"total": 5, "per_round": 5}, "topology": {"interval": 1, "end": 4}, "density": 0.1}
     run = toy("fedrts", "mlp", rounds=4, model_options={"hidden": [60, 60]}, secure={"aggregation": True}, **settings)
@@ -517,11 +579,21 @@ def test_secure_sums_do_not_tell_who_cut_units_off(toy):
 @cache
 def accuracy_of_ten(attack: str | None) -> float:
     """The mean of the last ten of 25 rounds on digits with default settings, where client 0 of ten attacks."""
+    played, _ = ten_on_digits((0,), attack)
+    return sum(each.record.accuracy or 0.0 for each in played[-10:]) / 10
+
+
+def ten_on_digits(attackers: tuple[int, ...], attack: str | Attack | None) -> tuple[list[rounds.Played], ClientRecords]:
+    """Play 25 rounds on digits with default settings and ten clients; return them and what the server remembers of clients."""
     settings: dict[str, Any] = {"data": "digits", "rounds": 25, "engine": "serial", "device": "cpu", "eval": {"every": 1}}
     run = assemble(config.resolve({**settings, "clients": {"total": 10, "per_round": 10, "alpha": 1.0}}))
-    assert isinstance(run.plan.engine, SerialEngine)
-    plan = replace(run.plan, engine=infiltrated(run.plan.engine, frozenset({0}), attack)) if attack is not None else run.plan
-    return sum(played.record.accuracy or 0.0 for played in list(rounds.play(plan, run.method.begin(run.setup), -1))[-10:]) / 10
+    plan, ledger = run.plan, ClientRecords.of(run.plan.guard)
+    assert isinstance(plan.engine, SerialEngine)
+    if isinstance(attack, str):
+        plan = replace(plan, engine=infiltrated(plan.engine, frozenset(attackers), attack))
+    elif attack is not None:
+        plan = hostile(run, attack, clients=attackers)
+    return list(rounds.play(plan, run.method.begin(run.setup), -1, ledger)), ledger
 
 
 @pytest.mark.slow
@@ -530,3 +602,11 @@ def accuracy_of_ten(attack: str | None) -> float:
 @pytest.mark.parametrize("attack", [name for name in (*ATTACKS, *ADAPTIVE) if name != "statistics"])
 def test_one_hostile_client_of_ten_costs_little_and_stops_nothing(attack):
     assert accuracy_of_ten(attack) > accuracy_of_ten(None) - 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_four_colluders_of_ten_that_send_nothing_get_nobody_struck():
+    played, ledger = ten_on_digits((0, 1, 2, 3), scaled(0.0))
+    assert all(len(each.record.clients) == 10 for each in played)
+    assert ledger.strikes.quarantined == set()

@@ -14,7 +14,7 @@ from fedrts.server.guard import Guard
 from fedrts.server.opposition import Hearing, agreed, cancelling, not_keeping, ranked
 from fedrts.sparse.layout import Entry
 from fedrts.sparse.mask import Mask
-from fedrts.sparse.units import cut_off, ends, lost, number
+from fedrts.sparse.units import connected, cut_off, ends, number
 from fedrts.wire.fields import OwnValues
 from helping import order_of
 
@@ -48,7 +48,7 @@ def test_links_join_the_units_that_lose_them(earlier, later):
     had, has = (torch.bincount(ends(LAYERS, mask).flatten(), minlength=units) > 0 for mask in (before, after))
     gone = had & ~has
     gone[3] = False
-    assert lost(LAYERS, after, before).tolist() == gone.tolist()
+    assert (connected(LAYERS, before) & ~connected(LAYERS, after)).tolist() == gone.tolist()
     assert int(gone.count_nonzero()) == sum(entry.inputs + entry.outputs for entry in cut_off(LAYERS, after, before))
 
 

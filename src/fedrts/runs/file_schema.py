@@ -78,6 +78,7 @@ class TopologyLine(Part):
     belief_inactive: Histogram | None = None
     cut_off: dict[str, dict[str, Count]] | None = None
     against: dict[str, dict[str, Count]] | None = None
+    silenced: dict[str, Count] | None = None
 
 
 class Client(Part):

@@ -1,4 +1,4 @@
-"""Units that lost all their links, and the clients that worked against them, from a run's files."""
+"""Units that lost all their links or are cancelled on them, and the clients that worked against them, from a run's files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _MOST = 20
 
 
 def lost_units(topology: Log, history: Log) -> list[str]:
-    """Return a line for every outer round in which units lost all inputs or outputs, with the clients that worked against them."""
+    """Return a line for every outer round in which units lost all inputs or outputs, with the clients that worked against them.
+
+    And one for the run if clients cancel units that keep their links, and so do nothing all the same.
+    """
     present = {line["round"]: line["clients"] for line in history}
     found = []
     for line in topology:
@@ -23,7 +26,22 @@ def lost_units(topology: Log, history: Log) -> list[str]:
         if parts:
             told = f"units lost their links in round {line['round']}: {', '.join(parts)}"
             found.append(f"{told}; {_who(line, present.get(line['round'], []))}")
-    return found
+    return found + _silenced(topology)
+
+
+def _silenced(topology: Log) -> list[str]:
+    """Return a line about units that keep links on which they are cancelled, with the largest number of each client."""
+    lines = [line for line in topology if line.get("silenced")]
+    most: dict[str, int] = {}
+    for line in lines:
+        for client, count in line["silenced"].items():
+            most[client] = max(count, most.get(client, 0))
+    if not lines:
+        return []
+    first, last = lines[0]["round"], lines[-1]["round"]
+    when = f"in round {last}" if first == last else f"in {len(lines)} outer rounds from {first} to {last}"
+    ranked = dict(sorted(most.items(), key=lambda entry: (-entry[1], int(entry[0]))))
+    return [f"units that keep their links were cancelled in the mean {when}: by {_named(ranked)}"]
 
 
 def _who(line: Mapping[str, Any], present: Sequence[int]) -> str:

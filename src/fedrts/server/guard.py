@@ -305,9 +305,6 @@ def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
     parameters = weights.shape[-1] - frame.statistics
     if frame.statistics:
         yield from _of_statistics(weights[..., None, parameters:], order, guard)
-        sent = reference[parameters:]
-        moved = torch.linalg.vector_norm(weights[..., parameters:] - sent, dim=-1) / torch.linalg.vector_norm(sent).clamp(min=1e-9)
-        yield measuring(moved, STATISTICS.name)
     if not reducers.get(guard.reducer).bounds_updates:
         update, norm = weights[..., :parameters] - reference[:parameters], order.reference_norm
         size = torch.linalg.vector_norm(update, dim=-1)
@@ -348,12 +345,16 @@ def _undoes(undo_bound: float, norm: float, size: float, along: float) -> str:
 
 
 def _of_statistics(statistics: Tensor, order: Order, guard: Guard) -> Iterator[Check]:
-    """Check every row of `statistics [..., copies, s]` for values that are impossible for BatchNorm."""
+    """Check every row of `statistics [..., copies, s]` for values that are impossible for BatchNorm, and measure how far they moved."""
     if not statistics.shape[-1]:
         return
     largest, bound = torch.linalg.vector_norm(statistics, ord=torch.inf, dim=-1), guard.statistic_bound
     least = statistics[..., order.variances].amin(-1) if len(order.variances) else torch.zeros_like(largest)
     yield Check(partial(_impossible, bound), partial(_why_impossible, bound), torch.stack([least, largest], dim=-1))
+    if order.reference is not None:
+        sent = order.reference[len(order.reference) - statistics.shape[-1] :].expand(statistics.shape[-2:])
+        moved = torch.linalg.vector_norm(statistics - sent, dim=(-2, -1)) / torch.linalg.vector_norm(sent).clamp(min=1e-9)
+        yield measuring(moved, STATISTICS.name)
 
 
 def _impossible(bound: float, extremes: Numbers) -> np.ndarray:

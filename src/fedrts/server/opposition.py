@@ -24,7 +24,7 @@ _WATCHED = 1 << 16
 
 
 class Hearing:
-    """What the clients of one order say about its units `[U]`, as `sparse.units.lost` counts them."""
+    """What the clients of one order say about its units `[U]`, as `sparse.units.connected` counts them."""
 
     def __init__(self, order: Order) -> None:
         self.order, self.mask = order, order.frame.mask
@@ -103,8 +103,8 @@ def not_keeping(words: Mapping[int, Tensor]) -> dict[int, Tensor]:
     return {client: word[0] < _MOST for client, word in words.items()}
 
 
-def ranked(found: Mapping[int, Tensor], lost: Tensor) -> dict[int, int]:
-    """Return the clients with `found` units among the `lost` ones, with the number of units, most units first."""
-    together = torch.stack([*found.values(), lost])[:-1] & lost
+def ranked(found: Mapping[int, Tensor], among: Tensor) -> dict[int, int]:
+    """Return the clients with `found` units `among` some, bool `[U]`, with the number of units, most units first."""
+    together = torch.stack([*found.values(), among])[:-1] & among
     counts = dict(zip(found, together.count_nonzero(1).tolist(), strict=True))
     return {client: count for client, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])) if count}

@@ -32,7 +32,7 @@ from fedrts.sparse import random
 from fedrts.sparse.layout import Layout
 from fedrts.sparse.mask import Mask
 from fedrts.sparse.schedule import Schedule
-from fedrts.sparse.units import cut_off, lost, start_anew, start_key
+from fedrts.sparse.units import connected, cut_off, start_anew, start_key
 from fedrts.tasks import Metrics
 from fedrts.tasks.metrics import Metric, described, followed
 from fedrts.wire.value_types import ValueType
@@ -193,10 +193,12 @@ class Played:
 class TooFewError(InputError):
     """A round failed: too few replies were usable in all attempts."""
 
-    def __init__(self, message: str, missing: dict[int, str]) -> None:
+    def __init__(self, message: str, rejected: list[dict[str, Any]]) -> None:
         super().__init__(message)
-        self.missing = missing
+        self.missing: dict[int, str] = {entry["client"]: entry["reason"] for entry in rejected if entry["reason"] in EXCUSED}
         """Who was absent, with the reason."""
+        self.refused = [entry for entry in rejected if entry["reason"] not in EXCUSED]
+        """Replies that were refused: a {client, reason} of each."""
 
 
 def play(plan: Plan, state: State, first: int, ledger: ClientRecords | None = None) -> Iterator[Played]:
@@ -224,7 +226,7 @@ def play_round(plan: Plan, before: State, index: int, ledger: ClientRecords | No
         raise TooFewError(
             f"round {index}: fewer than {plan.needed(ledger.departed)} usable replies in {plan.guard.attempts} attempts ({reasons}): "
             "nothing of it was applied; mend the cause or lower guard.quorum, then resume (a train.lr that diverges needs a new run)",
-            {entry["client"]: entry["reason"] for entry in record.rejected if entry["reason"] in EXCUSED},
+            record.rejected,
         )
     state, against = made
     record.density = density(plan.layout, state.mask)
@@ -279,9 +281,9 @@ def _attempt(
         left |= found.left
         kept |= found.kept
         with phase("update"):
-            means, earlier = found.sums.mean(), state
+            means = found.sums.mean()
             state = updated(plan, state, order, means)
-            against |= _against(plan, order, found, means, lost(plan.layout.layers, state.mask, earlier.mask), ledger)
+            against |= _against(plan, order, found, means, state.mask, ledger)
             if reducers.get(plan.guard.reducer).remembers and "weights" in means and order.values is not None:
                 state = state.remember(**{DRIFT: order.frame.mask.expand(means["weights"] - order.values)})
     ledger.remember(left, kept)
@@ -300,22 +302,31 @@ def _started_anew(plan: Plan, before: State, after: State, index: int) -> State:
     return after.moved(weights, after.mask)
 
 
-def _against(plan: Plan, order: Order, found: Tally, means: Means, lost: Tensor, ledger: ClientRecords) -> dict[str, Any]:
-    """For topology.jsonl: who worked against the units that an exchange cut off; nothing where it cut none.
+def _against(plan: Plan, order: Order, found: Tally, means: Means, mask: Mask, ledger: ClientRecords) -> dict[str, Any]:
+    """For topology.jsonl: who worked against the units that an exchange cut off, and who cancels those that `mask` leaves their links.
 
-    What is cancelled in one round may be lost in a much later one, so that is remembered until clients agree on a unit again.
+    Nothing where there are none. What is cancelled in one round may be lost in a much later one, so that is remembered until clients agree
+    on a unit again.
     """
     if "weights" in means and found.words:
         weights = plan.guard.weights({client: plan.samples[client] for client in found.counted})
         shares = {client: weight / sum(weights.values()) for client, weight in weights.items()}
         mean = Hearing(order).norms(means["weights"])
         ledger.cancel(cancelling(found.words, shares, mean), agreed(found.words, mean))
+    has = connected(plan.layout.layers, mask)
+    lost = connected(plan.layout.layers, order.frame.mask) & ~has
     told: dict[str, Any] = {}
+    if silent := _named(ranked(ledger.cancelled, has)):
+        told["silenced"] = silent
     if bool(lost.any()):  # sums alone do not tell by whom
         who = {"cancelled": ranked(ledger.cancelled, lost), "not_kept": ranked(not_keeping(found.words), lost)}
-        named = {what: {str(client): count for client, count in counts.items()} for what, counts in who.items()}
-        told = {"against": named if plan.summing is None else None}
+        told["against"] = {what: _named(counts) for what, counts in who.items()} if plan.summing is None else None
     return told
+
+
+def _named(counts: Mapping[int, int]) -> dict[str, int]:
+    """Return counts by client as a line of a file has them."""
+    return {str(client): count for client, count in counts.items()}
 
 
 def _not_asked(plan: Plan, index: int, ledger: ClientRecords, record: Record) -> set[int]:

@@ -36,20 +36,19 @@ def cut_off(layers: Sequence[Entry], mask: Mask, before: Mask | None = None) -> 
     return found
 
 
-def lost(layers: Sequence[Entry], mask: Mask, before: Mask) -> Tensor:
-    """Return which units had links in `before` and have none in `mask`: bool `[U]`, for every layer its own units, then its inputs."""
+def connected(layers: Sequence[Entry], mask: Mask) -> Tensor:
+    """Return which units have links: bool `[U]`, for every layer its own units, then its inputs."""
     none = mask.bits[:0]  # a dense method's model may have no layers
-    now, past = (torch.cat([none, *(has for pair in _connected(layers, some) for has in pair)]) for some in (mask, before))
-    return past & ~now
+    return torch.cat([none, *(has for pair in _connected(layers, mask) for has in pair)])
 
 
 def number(layers: Sequence[Entry]) -> int:
-    """U: how many units `lost` counts."""
+    """U: how many units `connected` counts."""
     return sum(outputs + inputs for outputs, inputs in map(_around, range(len(layers)), layers))
 
 
 def ends(layers: Sequence[Entry], mask: Mask) -> Tensor:
-    """Return the two units that each active link joins, by their places in `lost`: `[2, A]`."""
+    """Return the two units that each active link joins, by their places in `connected`: `[2, A]`."""
     own, before, links, units = [], [], 0, 0
     for index, (entry, active) in enumerate(zip(layers, mask.active.split(list(mask.counts)), strict=True)):
         outputs, inputs = _around(index, entry)

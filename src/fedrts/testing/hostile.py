@@ -127,12 +127,16 @@ def _posterior(message: Message, scene: Scene) -> Message:
     weights = carried(message["weights"], Tensor).clone()
     at = victims[mask.active].nonzero().squeeze(-1)
     weights[at] = -(scene.honest[:, at].mean(0)) * factor
-    changed: Message = {**message, "weights": weights}
+    return {**_votes(message, scene, (~victims).float()), "weights": weights}
+
+
+def _votes(message: Message, scene: Scene, wish: Tensor | float = 0.0) -> Message:
+    """Votes for links drawn at random in place of the honest ones, the same of all hostile clients; those with a larger `wish` first."""
     votes = scene.order.exchange.up.get("votes")
-    if isinstance(votes, Indices):
-        wish = random.uniform(random.key(scene.order.round.index, "wish"), len(mask.bits)) + (~victims).float()
-        changed["votes"] = votes.take({votes.of: wish}, scene.order.frame)
-    return changed
+    if not isinstance(votes, Indices):
+        return message
+    drawn = random.uniform(random.key(scene.order.round.index, "wish"), len(scene.order.frame.mask.bits)) + wish
+    return {**message, "votes": votes.take({votes.of: drawn}, scene.order.frame)}
 
 
 ATTACKS: dict[str, Attack] = {
@@ -146,6 +150,7 @@ ATTACKS: dict[str, Attack] = {
     "mean shift": _moved(_mean_shift),
     "statistics": _statistics,
     "posterior": _posterior,
+    "votes": _votes,
 }
 """By the name that tables have."""
 ADAPTIVE: dict[str, Attack] = {
