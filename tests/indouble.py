@@ -20,11 +20,11 @@ BEST = ISAS[-1]
 class Case:
     """A model on a random mask with samples, in our kernels and in float64."""
 
-    def __init__(self, module, shape, samples, density=0.5, task=None, isa=BEST, seed=0, targets=None, whole=0):
+    def __init__(self, module, shape, samples, density=0.5, task=None, isa=BEST, seed=0, targets=None, whole=0, unit="link"):
         torch.manual_seed(seed)
         self.module, self.task, self.samples = module, task or Classification(), samples
-        self.layout = Layout.of(module)
-        bits = torch.rand(self.layout.links) < density
+        self.layout = Layout.of(module, unit=unit)
+        bits = self.layout.sizes.spread(torch.rand(sum(self.layout.sizes.arms)) < density)
         bits[: sum(self.layout.sizes[:whole])] = True
         self.mask = Mask(bits, self.layout.sizes)
         self.weights = self.layout.flatten(module.state_dict())

@@ -26,7 +26,7 @@ from fedrts_kernels.model import Model as Model
 from fedrts_kernels.structures import Context, Operation
 
 __version__ = "0.1.0"
-ABI = 3
+ABI = 4
 FILE = Path(os.environ.get("FEDRTS_KERNELS_LIBRARY") or Path(__file__).resolve().parent / LIBRARY)
 """The library; the environment may name another build of it, such as one with sanitizers."""
 PROGRAM = FILE.with_name(build.PROGRAM)

@@ -22,7 +22,7 @@
 #endif
 #define PARTS (LANES / VL) /* vectors that 16 samples take */
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL _Pragma("GCC unroll 18")
 
 typedef float vec __attribute__((vector_size(4 * VL)));
 typedef float near_vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
@@ -123,10 +123,26 @@ INLINE void joined(float *at, const bits *only, int part, vec mean, vec squares,
     store(q, new_rest);
 }
 
+/* The links (i, k) of a window that read the input at row y and column x of what R rows of P positions read. */
+#define EACH_IN_WINDOW(R, P, y, x) \
+    UNROLL for (int i = 0; i < WINDOW; i++) \
+        UNROLL for (int k = 0; k < WINDOW; k++) \
+            if (y >= i && y - i < (R) && x >= k && x - k < (P))
+
+/* A whole window's part of the sums of R rows of P positions. */
+INLINE void windowed(const int R, const int P, vec *a, const float *restrict s, const int64_t in_row, const float *restrict w) {
+    UNROLL for (int y = 0; y < R + WINDOW - 1; y++)
+        UNROLL for (int x = 0; x < P + WINDOW - 1; x++)
+            UNROLL for (int h = 0; h < PARTS; h++) {
+                const vec v = load(s + y * in_row + x * LANES + h * VL);
+                EACH_IN_WINDOW(R, P, y, x) a[((y - i) * P + x - k) * PARTS + h] += w[i * WINDOW + k] * v;
+            }
+}
+
 /* R rows of P positions of all outputs, U sums at a time: as many accumulators as there are registers. The links of one group of channels
    (`start` to `end` of each output), added to what earlier groups left there (`go_on`); `bias` with the first group, after the last one what
-   follows a sum. */
-INLINE void tile(const int R, const int P, const int U, const int64_t ix, const int64_t ox, const int counts, const int go_on,
+   follows a sum. W: WINDOW if links come in windows. */
+INLINE void tile(const int W, const int R, const int P, const int U, const int64_t ix, const int64_t ox, const int counts, const int go_on,
                  const int last, const gather_op *g, const float *restrict in, float *restrict out, const int32_t *restrict start,
                  const int32_t *restrict end, const int32_t *restrict offsets, const float *restrict values, const float *restrict bias,
                  moments *count) {
@@ -154,6 +170,8 @@ INLINE void tile(const int R, const int P, const int U, const int64_t ix, const 
             UNROLL for (int i = 0; i < R * P * PARTS; i++) a[i] = first;
         }
         UNROLL for (int i = R * P * PARTS; i < U * R * P * PARTS; i++) a[i] = (vec){0};
+        if (W == WINDOW)
+            for (; j < stop; j += WINDOW * WINDOW) windowed(R, P, a, in + offsets[j], in_row, values + j);
         for (; j + U <= stop; j += U) {
             UNROLL for (int u = 0; u < U; u++) {
                 const float *s = in + offsets[j + u];
@@ -198,13 +216,14 @@ INLINE void tile(const int R, const int P, const int U, const int64_t ix, const 
     static __attribute__((noinline)) void name(const int go_on, const int last, const gather_op *g, const float *in, float *out, \
                                                const int32_t *start, const int32_t *end, const int32_t *offsets, const float *values, \
                                                const float *bias, moments *count) { \
-        if (g->in_col == LANES && g->out_col == LANES) \
-            tile(R, P, U, LANES, LANES, counts, go_on, last, g, in, out, start, end, offsets, values, bias, count); \
+        if (g->window == WINDOW) tile(WINDOW, R, P, U, LANES, LANES, counts, go_on, last, g, in, out, start, end, offsets, values, bias, count); \
+        else if (g->in_col == LANES && g->out_col == LANES) \
+            tile(1, R, P, U, LANES, LANES, counts, go_on, last, g, in, out, start, end, offsets, values, bias, count); \
         else if (g->in_col == 2 * LANES && g->out_col == LANES) \
-            tile(R, P, U, 2 * LANES, LANES, counts, go_on, last, g, in, out, start, end, offsets, values, bias, count); \
+            tile(1, R, P, U, 2 * LANES, LANES, counts, go_on, last, g, in, out, start, end, offsets, values, bias, count); \
         else if (g->in_col == LANES && g->out_col == 2 * LANES) \
-            tile(R, P, U, LANES, 2 * LANES, counts, go_on, last, g, in, out, start, end, offsets, values, bias, count); \
-        else tile(R, P, U, g->in_col, g->out_col, counts, go_on, last, g, in, out, start, end, offsets, values, bias, count); \
+            tile(1, R, P, U, LANES, 2 * LANES, counts, go_on, last, g, in, out, start, end, offsets, values, bias, count); \
+        else tile(1, R, P, U, g->in_col, g->out_col, counts, go_on, last, g, in, out, start, end, offsets, values, bias, count); \
     }
 #define SHAPE(R, P, U) \
     BY_STRIDE(tile_##R##_##P, 0, R, P, U) \
@@ -277,8 +296,37 @@ static void gather(const gather_op *g, const context *with, const lanes *l) {
     }
 }
 
+/* A link's sum so far: over its samples if that was `only` all there is. */
+INLINE void kept(const int only, const vec *a, float *t, float *gradient) {
+    if (only) {
+#if defined(__AVX512F__)
+        *gradient = _mm512_reduce_add_ps((__m512)a[0]);
+#else
+        float all[LANES];
+        UNROLL for (int h = 0; h < PARTS; h++) store(all + h * VL, a[h]);
+        *gradient = sum16(all);
+#endif
+    } else {
+        UNROLL for (int h = 0; h < PARTS; h++) store(t + h * VL, a[h]);
+    }
+}
+
+/* The links of a whole window; `d`: the output's gradient at R rows of P positions. */
+INLINE void weight_window(const int R, const int P, const int only, const int first, const float *restrict s, const int64_t in_row,
+                          const vec *d, float *restrict t, float *restrict gradient) {
+    vec a[WINDOW * WINDOW * PARTS];
+    UNROLL for (int i = 0; i < WINDOW * WINDOW * PARTS; i++) a[i] = only || first ? (vec){0} : load(t + i * VL);
+    UNROLL for (int x = 0; x < P + WINDOW - 1; x++)
+        UNROLL for (int y = 0; y < R + WINDOW - 1; y++) /* innermost, so that all nine sums take turns */
+            UNROLL for (int h = 0; h < PARTS; h++) {
+                const vec v = load(s + y * in_row + x * LANES + h * VL);
+                EACH_IN_WINDOW(R, P, y, x) a[(i * WINDOW + k) * PARTS + h] += d[((y - i) * P + x - k) * PARTS + h] * v;
+            }
+    UNROLL for (int i = 0; i < WINDOW * WINDOW; i++) kept(only, a + i * PARTS, t + i * LANES, gradient + i);
+}
+
 /* One group's links. `only`: this tile has all positions, and needs no scratch; `first`: nothing is in the scratch yet. */
-INLINE void weight_tile(const int R, const int P, const int64_t ix, const int only, const int first, const weight_op *g,
+INLINE void weight_tile(const int W, const int R, const int P, const int64_t ix, const int only, const int first, const weight_op *g,
                         const float *restrict in, const float *restrict slope, const int32_t *restrict start, const int32_t *restrict end,
                         const int32_t *restrict offsets, float *restrict scratch, float *restrict gradient) {
     float *t = scratch;
@@ -288,7 +336,11 @@ INLINE void weight_tile(const int R, const int P, const int64_t ix, const int on
         UNROLL for (int r = 0; r < R; r++)
             UNROLL for (int p = 0; p < P; p++)
                 UNROLL for (int h = 0; h < PARTS; h++) d[(r * P + p) * PARTS + h] = load(slope + r * g->slope_row + p * LANES + h * VL);
-        for (int32_t j = start[o]; j < end[o]; j++, t += LANES) {
+        int32_t j = start[o];
+        if (W == WINDOW)
+            for (; j < end[o]; j += WINDOW * WINDOW, t += WINDOW * WINDOW * LANES)
+                weight_window(R, P, only, first, in + offsets[j], g->in_row, d, t, gradient + j);
+        for (; j < end[o]; j++, t += LANES) {
             const float *s = in + offsets[j];
             vec a[CHAINS * PARTS];
             UNROLL for (int i = 0; i < CHAINS * PARTS; i++) a[i] = i < PARTS && !only && !first ? load(t + i * VL) : (vec){0};
@@ -297,28 +349,18 @@ INLINE void weight_tile(const int R, const int P, const int64_t ix, const int on
                     UNROLL for (int h = 0; h < PARTS; h++)
                         a[((r * P + p) % CHAINS) * PARTS + h] += d[(r * P + p) * PARTS + h] * load(s + r * g->in_row + p * ix + h * VL);
             UNROLL for (int i = PARTS; i < CHAINS * PARTS; i++) a[i % PARTS] += a[i];
-            if (only) {
-                float all[LANES];
-                UNROLL for (int h = 0; h < PARTS; h++) store(all + h * VL, a[h]);
-#if defined(__AVX512F__)
-                gradient[j] = _mm512_reduce_add_ps((__m512)a[0]);
-#else
-                gradient[j] = sum16(all);
-#endif
-            } else {
-                UNROLL for (int h = 0; h < PARTS; h++) store(t + h * VL, a[h]);
-            }
+            kept(only, a, t, gradient + j);
         }
     }
 }
 
-INLINE void weight_rows(const int R, const int64_t ix, const weight_op *g, const float *in, const float *slope, const int32_t *start,
+INLINE void weight_rows(const int W, const int R, const int64_t ix, const weight_op *g, const float *in, const float *slope, const int32_t *start,
                         const int32_t *end, const int32_t *offsets, float *scratch, int *begun) {
     int64_t x = 0;
 #define TILES(P) \
     for (; x + (P) <= g->cols; x += (P)) { \
-        if (*begun) weight_tile(R, P, ix, 0, 0, g, in + x * ix, slope + x * LANES, start, end, offsets, scratch, 0); \
-        else weight_tile(R, P, ix, 0, 1, g, in + x * ix, slope + x * LANES, start, end, offsets, scratch, 0); \
+        if (*begun) weight_tile(W, R, P, ix, 0, 0, g, in + x * ix, slope + x * LANES, start, end, offsets, scratch, 0); \
+        else weight_tile(W, R, P, ix, 0, 1, g, in + x * ix, slope + x * LANES, start, end, offsets, scratch, 0); \
         *begun = 1; \
     }
 #if VL == 16
@@ -334,7 +376,7 @@ INLINE void weight_rows(const int R, const int64_t ix, const weight_op *g, const
 }
 
 /* Group by group, so that the scratch of all positions stays in a cache too. */
-INLINE void weight_all(const int64_t ix, const weight_op *g, const context *with) {
+INLINE void weight_all(const int W, const int64_t ix, const weight_op *g, const context *with) {
     const int32_t *offsets = with->index + g->offsets;
     float *scratch = with->arena + g->scratch, *gradient = with->gradient + g->gradient;
     const int64_t at_once = rows_at_once(g->cols);
@@ -344,7 +386,7 @@ INLINE void weight_all(const int64_t ix, const weight_op *g, const context *with
             const float *in = with->arena + g->in, *slope = with->arena + g->slope;
 #define ONLY(R, P) \
     if (g->rows == (R) && g->cols == (P)) { \
-        weight_tile(R, P, ix, 1, 1, g, in, slope, start, end, offsets, scratch, gradient); \
+        weight_tile(W, R, P, ix, 1, 1, g, in, slope, start, end, offsets, scratch, gradient); \
         continue; \
     }
             ONLY(1, 1) ONLY(1, 2)
@@ -360,7 +402,7 @@ INLINE void weight_all(const int64_t ix, const weight_op *g, const context *with
         for (int64_t b = 0; b < g->blocks; b++) {
             const float *in = with->arena + g->in + b * g->in_block, *slope = with->arena + g->slope + b * g->slope_block;
             int64_t y = 0;
-#define ROWS(R) weight_rows(R, ix, g, in + y * g->in_row, slope + y * g->slope_row, start, end, offsets, scratch, &begun)
+#define ROWS(R) weight_rows(W, R, ix, g, in + y * g->in_row, slope + y * g->slope_row, start, end, offsets, scratch, &begun)
             if (at_once == 4)
                 for (; y + 4 <= g->rows; y += 4) ROWS(4);
             if (at_once >= 2)
@@ -381,9 +423,10 @@ INLINE void weight_all(const int64_t ix, const weight_op *g, const context *with
 }
 
 static void weight(const weight_op *g, const context *with) {
-    if (g->in_col == LANES) weight_all(LANES, g, with);
-    else if (g->in_col == 2 * LANES) weight_all(2 * LANES, g, with);
-    else weight_all(g->in_col, g, with);
+    if (g->window == WINDOW) weight_all(WINDOW, LANES, g, with);
+    else if (g->in_col == LANES) weight_all(1, LANES, g, with);
+    else if (g->in_col == 2 * LANES) weight_all(1, 2 * LANES, g, with);
+    else weight_all(1, g->in_col, g, with);
 }
 
 static void permute(const permute_op *o, const context *with) {

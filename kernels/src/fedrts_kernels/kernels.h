@@ -9,15 +9,19 @@
 #define FEDRTS_KERNELS_H
 #include <stdint.h>
 
-#define FEDRTS_ABI 3
+#define FEDRTS_ABI 4
 #define LANES 16
+#define WINDOW 3
 
 typedef struct {
     int64_t at, blocks, height, channels, width, border;
 } tensor; /* at < 0: there is none */
 
 /* Links come output by output, and each output's by input channel. They are worked through in groups of neighbouring channels, so that what
-   many outputs read of the input stays in the nearest cache: those of output o in group g are starts[g][o] to starts[g + 1][o]. */
+   many outputs read of the input stays in the nearest cache: those of output o in group g are starts[g][o] to starts[g + 1][o].
+
+   `window`: WINDOW if links come in nines, the whole 3×3 window of an input channel by row and column, with neighbouring positions at neighbouring
+   places of the input: what is read then serves all nine, and only the first one's offset counts. Otherwise 0. */
 
 /* out[b, o, y, x] = bias[o] + sum over links j of o: values[j] * in[b, y * in_row + x * in_col + offsets[j]]; `add`: to what is there */
 typedef struct {
@@ -28,7 +32,7 @@ typedef struct {
     int64_t values;                  /* in the weights, or in the arena */
     int64_t bias;            /* in the weights; < 0: none */
     int64_t statistics;      /* in the arena [outs][2][16]: mean and squared deviations of what was written; < 0: not asked for */
-    int64_t values_in_arena, relu, add;
+    int64_t values_in_arena, relu, add, window;
 } gather_op;
 
 /* gradient[j] = sum over b, y, x, samples of out's gradient times in at offsets[j] */
@@ -39,6 +43,7 @@ typedef struct {
     int64_t groups, starts, offsets;
     int64_t scratch;  /* in the arena [links of the largest group][16] */
     int64_t gradient; /* in the gradient */
+    int64_t window;
 } weight_op;
 
 /* arena[out + i] = weights[values + order[i]] */

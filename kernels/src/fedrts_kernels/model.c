@@ -297,21 +297,33 @@ static int64_t origin(const tensor *t) { return t->at + t->border * (row_of(t) +
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Groups of input channels: see Planner.cuts in fedrts.programs.plan. */
-static int64_t group_size(const stored_stage *s, const tensor *in, const tensor *out, int64_t links) {
+static int64_t group_size(const stored_stage *s, const tensor *in, const tensor *out, int64_t links, int64_t worth) {
     const int64_t wide = least(16, out->width), high = least(out->height, wide == 16 ? 1 : wide >= 8 ? 2 : 4);
     const double rows = (double)(high - 1) * (double)s->stride[0] + (double)s->dilation[0] * (double)(s->window[0] - 1) + 1;
     const double cols = (double)(wide - 1) * (double)s->stride[1] + (double)s->dilation[1] * (double)(s->window[1] - 1) + 1;
     const double wanted = ceil((double)in->channels * rows * cols * LANES * 4 / NEAR);
-    int64_t groups = links / (out->channels * WORTH_A_GROUP);
+    int64_t groups = links / (out->channels * worth);
     if (wanted < (double)groups) groups = (int64_t)wanted;
     if (groups < 1) groups = 1;
     return (in->channels + groups - 1) / groups;
 }
 
+/* The side of the windows that links come in, for which there are kernels; 0: they come one by one. */
+static int64_t window_of(const stored_stage *s, const stored_tensor *weight) {
+    const int64_t all = WINDOW * WINDOW;
+    for (int k = 0; k < 2; k++)
+        if (s->window[k] != WINDOW || s->stride[k] != 1 || s->dilation[k] != 1) return 0;
+    if (weight->count % all) return 0;
+    for (int64_t j = 0; weight->places && j < weight->count; j += all)
+        if (weight->places[j] % all || weight->places[j + all - 1] != weight->places[j] + all - 1) return 0;
+    return WINDOW;
+}
+
 static void index_links(planner *l, const stored_stage *s, const tensor *in, const tensor *out, gather_op *g) {
     const stored_tensor *weight = tensor_of(l->m, s, 0);
     const int64_t taps = s->window[0] * s->window[1], each = in->channels / s->groups, outs = out->channels, n = weight->count;
-    const int64_t size = group_size(s, in, out, n), width = in->width + 2 * in->border;
+    const int64_t worth = WORTH_A_GROUP * (g->window ? g->window : 1);
+    const int64_t size = group_size(s, in, out, n, worth), width = in->width + 2 * in->border;
     g->groups = (in->channels + size - 1) / size;
     g->starts = l->indexed;
     g->offsets = l->indexed + (g->groups + 1) * outs;
@@ -347,6 +359,7 @@ static void links(planner *l, const stage *t, const tensor *in, const tensor *ot
     g.out = origin(out), g.out_block = block_of(out), g.out_channel = channel_of(out), g.out_row = row_of(out), g.out_col = LANES;
     g.values = t->values, g.bias = t->bias, g.statistics = -1;
     g.add = t->in_place, g.relu = t->s->relu && (!other || t->in_place);
+    g.window = window_of(s, tensor_of(l->m, s, 0));
     index_links(l, s, in, out, &g);
     next(l, GATHER)->as.gather = g;
     if (other && !t->in_place) sum(l, out, other, out, t->s->relu);

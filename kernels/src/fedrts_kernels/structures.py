@@ -28,13 +28,14 @@ def _tensors(names: str) -> list[tuple[str, type]]:
 class Gather(Structure):
     _fields_ = _numbers(
         "blocks rows cols outs in_ in_block in_row in_col out out_block out_channel out_row out_col "
-        "groups starts offsets values bias statistics values_in_arena relu add"
+        "groups starts offsets values bias statistics values_in_arena relu add window"
     )
 
 
 class Weight(Structure):
     _fields_ = _numbers(
-        "blocks rows cols outs in_ in_block in_row in_col slope slope_block slope_channel slope_row groups starts offsets scratch gradient"
+        "blocks rows cols outs in_ in_block in_row in_col slope slope_block slope_channel slope_row "
+        "groups starts offsets scratch gradient window"
     )
 
 

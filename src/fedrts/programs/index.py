@@ -17,10 +17,12 @@ from fedrts.programs.parts import LinksPart, Pair
 from fedrts.programs.stages import Stage
 
 LANES = 16
+WINDOW = 3
+"""Side of the windows for which there are kernels."""
 NEAR = 32 * 1024
 """Bytes of the nearest cache that a group of input channels may fill; the rest is for outputs, weights and index."""
 WORTH_A_GROUP = 4
-"""Links of an output in a group, on the average: with fewer, groups cost more than they save."""
+"""Links of an output in a group, on the average: with fewer, groups cost more than they save. In windows three times as many."""
 Numbers = NDArray[np.int32]
 
 
@@ -47,6 +49,8 @@ class Linked:
     offsets: int
     largest: int
     """Links of the largest group."""
+    window: int = 0
+    """Side of the windows that links come in, for which there are kernels; 0: links come one by one."""
     border: int = 0
     """That the gradient of its output needs."""
     phases: tuple[Phase, ...] = ()
@@ -76,8 +80,12 @@ class Index:
     def whole(self) -> Numbers:
         return np.concatenate(self.parts) if self.parts else np.zeros(1, np.int32)
 
-    def link(self, stage: Stage, before: Stage, outs: int, bits: NDArray[np.bool_] | None, backward: bool) -> Linked:
-        """Index a layer's active links (`bits`; None: all) and, if it goes `backward`, what gradients of its input need."""
+    def link(self, stage: Stage, before: Stage, outs: int, bits: NDArray[np.bool_] | None, backward: bool, grouped: bool = False) -> Linked:
+        """Index a layer's active links (`bits`; None: all) and, if it goes `backward`, what gradients of its input need.
+
+        `grouped`: all positions of a pair of channels are active together. Then the kernels may read windows: forward and backward, the
+        links of a pair lie by ascending place of what they read.
+        """
         part = stage.part
         assert isinstance(part, LinksPart)
         (ky, kx), (sy, sx), (py, px), (dy, dx) = part.kernel, part.stride, part.padding, part.dilation
@@ -94,12 +102,14 @@ class Index:
         out, channel = np.divmod(rest, group_channels)
         channel += out // (outs // part.groups) * group_channels
         x, y = x * dx - px, y * dy - py
+        window = WINDOW if grouped and _has_windows(part, bits) else 0
         reach = (dy * (ky - 1), dx * (kx - 1))
-        cuts = _cuts(out, channel, outs, channels, (rows, cols), (sy, sx), reach)
+        worth = WORTH_A_GROUP * (window or 1)
+        cuts = _cuts(out, channel, outs, channels, (rows, cols), (sy, sx), reach, worth)
         groups, starts, largest = len(cuts) - 1, self.add(cuts.ravel()), int(np.diff(cuts.sum(1)).max(initial=0))
         offsets = self.add(((y * channels + channel) * in_width + x) * LANES)
         if not backward:
-            return Linked(groups, starts, offsets, largest)
+            return Linked(groups, starts, offsets, largest, window)
         border = 0
         if before.wide:
             sy, sx = 1, 1
@@ -110,24 +120,36 @@ class Index:
         by_channel = np.argsort(channel.astype(np.uint16 if channels < 2**16 else np.int64), kind="stable")
         for a, b in [(a, b) for a in range(min(sy, height)) for b in range(min(sx, width))]:
             some = by_channel[((a - y[by_channel]) % sy == 0) & ((b - x[by_channel]) % sx == 0)]
+            if window:
+                some = some.reshape(-1, window**2)[:, ::-1].ravel()
             at = (((a - y[some]) // sy * outs + out[some]) * slope_width + (b - x[some]) // sx) * LANES
             size = (height - a + sy - 1) // sy, (width - b + sx - 1) // sx
-            cuts = _cuts(channel[some], out[some], channels, outs, size, (1, 1), (reach[0] // sy, reach[1] // sx))
+            cuts = _cuts(channel[some], out[some], channels, outs, size, (1, 1), (reach[0] // sy, reach[1] // sx), worth)
             phases.append(Phase(a, b, *size, len(cuts) - 1, self.add(cuts.ravel()), self.add(at), begin))
             orders.append(some)
             begin += len(some)
-        return Linked(groups, starts, offsets, largest, border, tuple(phases), self.add(np.concatenate(orders)), begin)
+        return Linked(groups, starts, offsets, largest, window, border, tuple(phases), self.add(np.concatenate(orders)), begin)
 
 
-def _cuts(out: NDArray[Any], channel: NDArray[Any], outs: int, channels: int, size: Pair, stride: Pair, reach: Pair) -> NDArray[Any]:
+def _has_windows(part: LinksPart, bits: NDArray[np.bool_] | None) -> bool:
+    """Whether active links come in whole windows that read neighbouring places."""
+    if (part.kernel, part.stride, part.dilation) != ((WINDOW, WINDOW), (1, 1), (1, 1)):
+        return False
+    pairs = None if bits is None else bits.reshape(-1, WINDOW**2)
+    return pairs is None or bool((pairs.all(1) == pairs.any(1)).all())
+
+
+def _cuts(
+    out: NDArray[Any], channel: NDArray[Any], outs: int, channels: int, size: Pair, stride: Pair, reach: Pair, worth: int
+) -> NDArray[Any]:
     """Where the links of each group of input channels begin `[groups + 1, outs]`; links lie by (`out`, `channel`).
 
     What a group's links read of the input for one tile of outputs should fit in the nearest cache; but a group takes up and puts
-    down the sums of all outputs, for which there must be links enough.
+    down the sums of all outputs, for which there must be links enough (`worth` for each output).
     """
     high, wide = _tile(*size)
     read = ((high - 1) * stride[0] + reach[0] + 1) * ((wide - 1) * stride[1] + reach[1] + 1) * LANES * 4
-    groups = max(1, min(-(-channels * read // NEAR), len(out) // (outs * WORTH_A_GROUP)))
+    groups = max(1, min(-(-channels * read // NEAR), len(out) // (outs * worth)))
     members = -(-channels // groups)
     groups = -(-channels // members)
     key = out.astype(np.int64) * groups + channel // members

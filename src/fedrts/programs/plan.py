@@ -51,6 +51,8 @@ class Places:
     starts: Mapping[str, int]
     bits: Mapping[str, NDArray[np.bool_]]
     """The masks of prunable tensors that are not full."""
+    grouped: frozenset[str]
+    """Tensors whose links are active with all positions of their channels, or not at all."""
     shapes: Mapping[str, Extent]
     parameters: int
     length: int
@@ -186,7 +188,7 @@ class Planner:
                     out=self.origin(out), out_block=out_block, out_channel=out_channel, out_row=out_row, out_col=LANES,
                     groups=linked.groups, starts=linked.starts, offsets=linked.offsets,
                     values=self.places.start(part.weight), bias=self.places.start(part.bias),
-                    statistics=self._moments(place) if counts else NOWHERE, relu=stage.relu,
+                    statistics=self._moments(place) if counts else NOWHERE, relu=stage.relu, window=linked.window,
                 )  # fmt: skip
             case NormPart():
                 if training and not part.groups and self.samples * math.prod(stage.shape[1:]) == 1:
@@ -210,7 +212,7 @@ class Planner:
     def _link(self, place: int, part: LinksPart, backward: bool) -> Linked:
         stage = self.stages[place]
         outs, bits = self.places.shapes[part.weight][0], self.places.bits.get(part.weight)
-        return self.index.link(stage, self.stages[stage.source], outs, bits, backward)
+        return self.index.link(stage, self.stages[stage.source], outs, bits, backward, part.weight in self.places.grouped)
 
     def _moments(self, place: int) -> int:
         self.moments[place] = self.arena.take(self.stages[place].shape[0], 2, LANES)
@@ -323,6 +325,7 @@ class Planner:
             in_=self.origin(source), in_block=in_block, in_row=sy * in_row, in_col=sx * LANES,
             slope=self.origin(slope), slope_block=block, slope_channel=channel, slope_row=row,
             groups=linked.groups, starts=linked.starts, offsets=linked.offsets, scratch=NOWHERE, gradient=weight,
+            window=linked.window,
         )  # fmt: skip
         if stage.source in needed:
             to, add = self._slope(stage.source, slopes)
@@ -336,7 +339,7 @@ class Planner:
                     out=self.origin(to) + a * to_row + b * LANES, out_block=to_block, out_channel=to_channel,
                     out_row=sy * to_row, out_col=sx * LANES,
                     groups=groups, starts=starts, offsets=offsets, values=begin, bias=NOWHERE, statistics=NOWHERE,
-                    values_in_arena=True, add=add,
+                    values_in_arena=True, add=add, window=linked.window,
                 )  # fmt: skip
         self.free(slope)
 

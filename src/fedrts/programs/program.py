@@ -222,6 +222,7 @@ def places_of(layout: Layout, mask: Mask) -> Places:
     return Places(
         starts={name: begin[entry] for entry in layout.entries for name in entry.names},
         bits={name: bits.numpy() for entry, bits, some in zip(layout.layers, layers, partly, strict=True) if some for name in entry.names},
+        grouped=frozenset(name for entry in layout.layers if entry.block is not None for name in entry.names),
         shapes={name: entry.shape for entry in layout.entries for name in entry.names},
         parameters=sum(mask.counts) + sum(entry.size for entry in layout.dense),
         length=sum(sizes),

@@ -113,6 +113,53 @@ def test_images_of_one_tile(size, samples, near, isa, monkeypatch):
     Case(nn.Sequential(*module, nn.Linear(4 * size * size, 3)), (2, size, size), samples, isa=isa).check()
 
 
+def in_groups(unit: str, size: tuple[int, int], samples: int, isa: str, padding: int = 1) -> Case:
+    """Convolutions with grouped links behind a layer that is whole; one has a norm behind it, one a bias, one a stride."""
+    first, second = nn.Conv2d(4, 6, 3, padding=padding, bias=False), nn.Conv2d(6, 4, 3, padding=1)
+    body = nn.Sequential(nn.Conv2d(1, 4, 1), first, nn.BatchNorm2d(6), nn.ReLU(), second, nn.ReLU(), nn.Conv2d(4, 4, 3, 2, padding=1))
+    module = nn.Sequential(*body, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    return Case(module, (1, *size), samples, 0.4, isa=isa, whole=1, unit=unit)
+
+
+def windows_of(case: Case) -> list[int]:
+    """The sides of windows of a training program: of all its sums over links, in order, forward and backward."""
+    (made,) = [made for made in case.program._plans.values() if not made.evaluates and made.samples == case.samples]
+    return [
+        (operation.as_.Gather if operation.kind == 0 else operation.as_.Weight).window for operation in made.program if operation.kind < 2
+    ]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("unit", ["kernel", "block:2×2"])
+@pytest.mark.parametrize(("size", "samples"), [((3, 5), 2), ((4, 4), 16), ((8, 9), 21), ((7, 35), 3), ((17, 16), 16), ((4, 1), 5)])
+def test_whole_windows_compute_what_autograd_does(size, samples, unit, isa, monkeypatch):
+    for near in (index.NEAR, 1):  # one group of channels, and as many as there can be
+        monkeypatch.setattr(index, "NEAR", near)
+        monkeypatch.setattr(index, "WORTH_A_GROUP", 1)
+        case = in_groups(unit, size, samples, isa)
+        case.check()
+        assert windows_of(case).count(index.WINDOW) == 6  # forward, weights and back, of two layers
+
+
+def test_windows_without_padding():
+    case = in_groups("kernel", (9, 18), 20, BEST, padding=0)
+    case.check()
+    assert windows_of(case).count(index.WINDOW) == 6
+
+
+def test_single_links_are_read_one_by_one_even_if_a_unit_is_larger():
+    assert not any(windows_of(checked(in_groups("link", (8, 8), 16, BEST))))
+    split = in_groups("kernel", (8, 8), 16, BEST)
+    split.mask = Mask(split.mask.bits & (torch.rand(split.layout.links) < 0.5), list(split.layout.sizes))
+    split.weights[: split.layout.links] *= split.mask.bits
+    assert not any(windows_of(checked(split)))
+
+
+def checked(case: Case) -> Case:
+    case.check(rounding=3.0)
+    return case
+
+
 @given(
     samples=st.integers(2, 40),
     channels=st.integers(1, 6),
