@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedrts.methods.base import Scored
 from fedrts.methods.contract import Exchange, Means, ProbeGradient, Rng, Round, State, Train
-from fedrts.sparse import importance
+from fedrts.sparse import fresh, importance
 from fedrts.sparse.topk import top_arms, top_arms_of_all
 from fedrts.wire.fields import Indices, Message, Payload, Values, carried
 
@@ -79,9 +79,11 @@ class Bandit(Scored):
         active = self.gamma * self.core(mean, round) + (1 - self.gamma) * mean["core"]  # Eq. 3, 4
         if not round.outer:
             return self.learn(state, updated, Outcome(active, state.mask.arms.active, mean.clients), round, rng)  # inactive links: None
-        outcome = torch.add(self.gamma * 0.5, mean["votes"], alpha=1 - self.gamma)  # Eq. 3, 5: inactive links
+        votes = mean["votes"]
+        even = torch.tensor(self.gamma * 0.5)  # Eq. 3, 5: inactive links
+        outcome = torch.add(even, votes, alpha=1 - self.gamma, out=fresh.empty(votes.shape, votes))
         outcome[state.mask.arms.active] = active
-        return self.learn(state, updated, Outcome(outcome, None, mean.clients, mean["votes"] > 0), round, rng)
+        return self.learn(state, updated, Outcome(outcome, None, mean.clients, votes > 0), round, rng)
 
     @abstractmethod
     def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:

@@ -19,9 +19,10 @@ from fedrts.client.order import Order
 from fedrts.client.summing import SumForm
 from fedrts.methods.contract import Means
 from fedrts.secure.ring import Words
+from fedrts.sparse import fresh
 from fedrts.wire.fields import Message, Selection, carried
 
-_PIECE = 1 << 16
+_PIECE = 1 << 18
 
 
 class Reduction(Protocol):
@@ -92,7 +93,7 @@ class Sums:
         """Return the sum of this name, ready for another payload `like` this one with a weight."""
         if name not in self._totals:
             counted = like.dtype == torch.bool
-            empty = torch.zeros(shape, dtype=torch.int32 if counted else torch.float64, device=like.device)
+            empty = fresh.zeros(shape, like, torch.int32 if counted else torch.float64)
             self._totals[name] = _Total(empty, torch.float32 if counted else like.dtype)
         self._totals[name].weigh(weight)
         return self._totals[name]
@@ -136,7 +137,7 @@ class _Total:
 
     def mean(self, trim: float) -> Tensor:
         """Return the mean; of counts, without the `trim` share at each end, which turns a share s into (s − t) / (1 − 2t)."""
-        mean = self.sum / self.weight
+        mean = fresh.copy(self.sum, torch.float64 if self.sum.is_floating_point() else torch.float32).div_(self.weight)
         if trim and not self.sum.is_floating_point():
             mean = ((mean - trim) / (1 - 2 * trim)).clamp_(0, 1)
         return mean.to(self.dtype)
