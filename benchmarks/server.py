@@ -27,6 +27,9 @@ from fedrts.sparse.layout import Entry, Layout
 from fedrts.sparse.schedule import Schedule
 from fedrts.wire.fields import Message, Selection
 
+_STEP = 0.1
+"""How far local training moves a weight, in units of an initial one."""
+
 
 def resnet18_layout() -> Layout:
     """The shapes of torchvision's resnet18 with 10 classes: 11,166,912 prunable weights."""
@@ -57,7 +60,7 @@ def messages_of(state: State, current: Round, clients: int) -> list[Message]:
     messages: list[Message] = []
     inactive = state.mask.inactive
     for client in range(clients):
-        message: Message = {"weights": torch.randn(len(state.values))}
+        message: Message = {"weights": torch.add(state.values, torch.randn(len(state.values)), alpha=_STEP)}
         if current.outer:
             chosen = random.permutation(random.key("votes", client), len(inactive))[: sum(current.quota)].sort().values
             message["votes"] = Selection(inactive[chosen], len(state.mask.bits))

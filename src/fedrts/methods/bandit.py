@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedrts.methods.base import Scored
 from fedrts.methods.contract import Exchange, Means, ProbeGradient, Rng, Round, State, Train
-from fedrts.sparse import importance
+from fedrts.sparse import fresh, importance
 from fedrts.sparse.topk import top_arms, top_arms_of_all
 from fedrts.wire.fields import Indices, Message, Payload, Values, carried
 
@@ -82,9 +82,11 @@ class Bandit(Scored):
         if not round.outer:
             seen = Outcome(active, state.mask.arms.active, mean.clients, core)  # inactive links: None
             return self.learn(state, updated, seen, round, rng)
-        outcome = torch.add(self.gamma * 0.5, mean["votes"], alpha=1 - self.gamma)  # Eq. 3, 5: inactive links
+        votes = mean["votes"]
+        even = torch.tensor(self.gamma * 0.5)  # Eq. 3, 5: inactive links
+        outcome = torch.add(even, votes, alpha=1 - self.gamma, out=fresh.empty(votes.shape, votes))
         outcome[state.mask.arms.active] = active
-        seen = Outcome(outcome, None, mean.clients, core, mean["votes"] > 0, mean.get("signs"))
+        seen = Outcome(outcome, None, mean.clients, core, votes > 0, mean.get("signs"))
         return self.learn(state, updated, seen, round, rng)
 
     @abstractmethod

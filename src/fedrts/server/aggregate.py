@@ -21,9 +21,10 @@ from fedrts.client.summing import SumForm
 from fedrts.errors import InputError
 from fedrts.methods.contract import Means
 from fedrts.secure.ring import Words
+from fedrts.sparse import fresh
 from fedrts.wire.fields import Message, Selection, carried, changed
 
-_PIECE = 1 << 16
+_PIECE = 1 << 18
 _CONVERTED = 1 << 24
 """Numbers that are converted to float64 at once where memory is no cache."""
 _IN_TURN = {"cpu"}
@@ -107,7 +108,7 @@ class Sums:
         """Return the sum of this name, ready for another payload `like` this one with a weight."""
         if name not in self._totals:
             counted = like.dtype == torch.bool
-            empty = torch.zeros(shape, dtype=torch.int32 if counted else torch.float64, device=like.device)
+            empty = fresh.zeros(shape, like, torch.int32 if counted else torch.float64)
             self._totals[name] = _Total(empty, torch.float32 if counted else like.dtype)
         self._totals[name].weigh(weight)
         return self._totals[name]
@@ -173,7 +174,7 @@ class _Total:
 
     def mean(self, trim: float) -> Tensor:
         """Return the mean; of counts, without the `trim` share at each end, which turns a share s into (s − t) / (1 − 2t)."""
-        mean = self.sum / self.weight
+        mean = fresh.copy(self.sum, torch.float64 if self.sum.is_floating_point() else torch.float32).div_(self.weight)
         if trim and not self.sum.is_floating_point():
             mean = ((mean - trim) / (1 - 2 * trim)).clamp_(0, 1)
         return mean.to(self.dtype)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrts.sparse import fresh
 from fedrts.sparse.arms import Layers
 from fedrts.sparse.layout import starts
 from fedrts.sparse.topk import by_layer, top, top_arms, top_arms_of_all
@@ -127,7 +128,7 @@ class Mask:
         if self.is_full:
             return compact.clone()
         rest = compact.shape[-1] - self.number
-        vector = compact.new_zeros((*compact.shape[:-1], len(self.bits) + rest))
+        vector = fresh.zeros((*compact.shape[:-1], len(self.bits) + rest), compact)
         vector[..., self.active] = compact[..., : self.number]
         vector[..., len(self.bits) :] = compact[..., self.number :]
         return vector

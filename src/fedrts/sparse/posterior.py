@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrts.sparse import random
+from fedrts.sparse import fresh, random
 
 _CHUNK = 1 << 16
 """Links drawn from one random stream: fixed, so that a draw does not depend on the number of threads."""
@@ -24,10 +24,11 @@ def observe(alpha: Tensor, beta: Tensor, outcome: Tensor, scale: float, at: Tens
     others are unobserved (X = None) and keep theirs. Posteriors stay in the precision that they have.
     """
     outcome = outcome.to(alpha.dtype)
-    missed = 1 - outcome
+    missed = torch.sub(torch.ones((), dtype=outcome.dtype), outcome, out=fresh.empty(outcome.shape, outcome))
     if at is None:
-        return torch.add(alpha, outcome, alpha=scale), torch.add(beta, missed, alpha=scale)
-    return alpha.index_add(0, at, outcome, alpha=scale), beta.index_add(0, at, missed, alpha=scale)
+        seen = torch.add(alpha, outcome, alpha=scale, out=fresh.empty(alpha.shape, alpha))
+        return seen, torch.add(beta, missed, alpha=scale, out=missed)
+    return fresh.copy(alpha).index_add_(0, at, outcome, alpha=scale), fresh.copy(beta).index_add_(0, at, missed, alpha=scale)
 
 
 def faded(alpha: Tensor, beta: Tensor, keep: float, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
