@@ -70,3 +70,53 @@ def test_clients_with_one_sample_under_batchnorm_are_told_of_once():
         fedrts.train(model=plain(nn.BatchNorm1d(12)), clients=clients, test=site(9), **SMALL)
     assert [str(one.message).partition(":")[0] for one in told] == ["2 of 4 clients have one sample, of which BatchNorm has no statistics"]
     fedrts.train(model=plain(nn.LayerNorm(12)), clients=clients, test=site(9), **SMALL)  # any other note is an error here
+
+
+class Embedded(nn.Module):
+    """Sparse gradients, of which PyTorch says a page where it cannot batch them."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.EmbeddingBag(9, 12, sparse=True), plain()
+        self.into = nn.Linear(12, 6)
+
+    def forward(self, x):
+        return self.out(self.into(self.words((x.abs() * 3).long().clamp(max=8))))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:There is a performance drop")
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(lambda: torch.jit.script(plain()), "the model has parts of TorchScript"), (Embedded, "Could not run 'aten::select_backward'")],
+    ids=["TorchScript", "sparse gradients"],
+)
+def test_why_clients_run_one_after_the_other_is_short(make, why):
+    torch.manual_seed(0)
+    with pytest.warns(Note, match="one after the other") as caught:
+        result = trained(make(), engine="batched")
+    (said,) = [str(entry.message) for entry in caught if "one after the other" in str(entry.message)]
+    assert why in said
+    assert len(said) < 300
+    assert len(result.history) == 2
+
+
+class Packs(nn.Module):
+    """A GRU of packed sequences."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru, self.out = nn.GRU(1, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.out(self.gru(nn.utils.rnn.PackedSequence(x.data[:, None], *x[1:]))[1][0])
+
+
+@pytest.mark.filterwarnings("ignore::fedrts.errors.Note")
+def test_packed_sequences_are_batches_too():
+    def packed(samples):
+        longest_first = sorted(samples, key=lambda sample: -len(sample[0]))
+        return nn.utils.rnn.pack_sequence([x for x, _ in longest_first]), torch.stack([y for _, y in longest_first])
+
+    clients = [[(x[: 2 + place % 4], y) for place, (x, y) in enumerate(zip(*site(seed).tensors, strict=True))] for seed in range(3)]
+    result = fedrts.train(model=Packs(), clients=clients, test=clients[0], collate_fn=packed, **SMALL)
+    assert result.history[-1]["loss"] is not None

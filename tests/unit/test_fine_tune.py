@@ -162,6 +162,7 @@ def test_what_does_not_fit_is_one_line_and_leaves_no_folder(origin, tmp_path):
         (folder, {"model_options": {"hidden": [8, 12]}}, r"'\d\.weight' in '.*model.safetensors' has shape .*, the model's is"),
         (folder, {"mask": "kept"}, "mask must be 'search' or 'keep'"),
         (folder, {"model_options": {"prune_output": True}}, "prunes other parameters than this one"),
+        (folder, {"clients": [[(torch.rand(1, 8, 8), 0)]]}, "clients are datasets: give test="),
         (half, {}, "is not finished: resume it first"),
         (tmp_path / "nothing", {}, "is no run folder"),
         (folder, {"init": folder / "model.safetensors"}, "give one of them"),

@@ -335,8 +335,9 @@ def test_a_decoder_gets_the_labels_as_transformers_shifts_them():
 
 def test_models_without_fused_attention_have_another():
     bloom = transformers.BloomConfig(vocab_size=WORDS, hidden_size=16, n_layer=1, n_head=2, architectures=["BloomForCausalLM"])
-    assert pretrained.from_python(bloom).config._attn_implementation == "eager"
-    assert pretrained.from_python(transformers.GPT2Config(**GPT2, architectures=["GPT2LMHeadModel"])).config._attn_implementation == "sdpa"
+    for given, attention in ((bloom, "eager"), (transformers.GPT2Config(**GPT2, architectures=["GPT2LMHeadModel"]), "sdpa")):
+        model: Any = pretrained.from_python(given)
+        assert model.config._attn_implementation == attention
 
 
 def test_the_task_of_a_model_with_adapters_is_that_of_the_model():

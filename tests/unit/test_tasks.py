@@ -299,6 +299,7 @@ def test_several_labels_are_judged_each_for_itself():
         ("multilabel", torch.tensor([[0.0, 2.0]]), "zeros and ones"),
         ("imbalanced", torch.tensor([0.5]), "one label from 0"),
         ("classification", torch.tensor([-1]), "one label from 0"),
+        ("regression", torch.tensor([1.0, 2.0, float("nan")]), r"target 3 of all clients' is not finite"),
         ("regression", torch.zeros(2, 3, 4), r"takes targets \[n\] or \[n, k\]"),
         ("ranking", torch.zeros(2), "ranking"),
         ("regression", {"a": torch.zeros(2)}, "one tensor of targets"),

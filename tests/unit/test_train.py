@@ -176,6 +176,7 @@ def test_frozen_parameters_stay_and_masks_of_infinity_do_no_harm():
         ({"rounds": 0}, "rounds must be"),
         ({"density": 0.01}, "infeasible"),
         ({"method": "fedrt"}, "did you mean 'fedrts'"),
+        ({"method": fedrts.methods.FedRTS}, "method is the class FedRTS: give an object"),
         ({"model": nn.Linear(5, 2)}, "cannot read the inputs"),
         ({"lr": 1e6, "rounds": 30}, "usable replies.*train.lr"),
         ({"model": nn.Sequential(nn.Linear(2, 9), nn.BatchNorm1d(9), nn.Linear(9, 2)), "batch_size": 1}, "train.batch_size = 1"),

@@ -337,6 +337,8 @@ def fine_tune(
     if mask not in ("search", "keep"):
         raise InputError(f"mask must be 'search' or 'keep' (got {mask!r})")
     own = "test" in keywords
+    if not own and not isinstance(keywords.get("clients", 0), int | Mapping):
+        raise InputError("clients are datasets: give test=… beside them, as to fedrts.train (or a number of clients)")
     keys = _SETTINGS - ({"clients"} if own else set())
     settings = {key: value for key, value in keywords.items() if key in keys and not isinstance(value, Method)}
     given = config.from_keywords(settings)

@@ -56,6 +56,8 @@ def plain(value: Any) -> Any:
 
 def from_method(method: Method | str | None, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings that name a method and recreate this very object; `keywords` must not contradict them."""
+    if isinstance(method, type):
+        raise InputError(f"method is the class {method.__name__}: give an object, {method.__name__}(density=…), or the method's name")
     if not isinstance(method, Method):
         return {"method": method}, {}
     kind = type(method)

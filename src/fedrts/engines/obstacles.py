@@ -48,7 +48,7 @@ def _cause(error: Exception) -> str:
     """Say in a few words what PyTorch says in many."""
     said = reason(error)
     if any(words in said for words in _BY_NUMBERS):
-        return "what the model does depends on numbers that it takes out of a tensor"
+        return "what the model does depends on numbers that it takes out of a tensor, as .item() does"
     return said.partition(". ")[0][:200]
 
 

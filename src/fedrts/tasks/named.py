@@ -80,6 +80,8 @@ def regression(targets: Tensor) -> Task:
     if targets.dim() not in (1, 2):
         raise InputError(f"task = 'regression' takes targets [n] or [n, k], not {list(targets.shape)}: give a loss and metrics of your own")
     columns = targets.double().reshape(len(targets), -1)
+    if not (finite := columns.isfinite().all(1)).all():
+        raise InputError(f"task = 'regression': target {int(finite.long().argmin()) + 1:,} of all clients' is not finite: leave it out")
     scale = columns.std(0, correction=0)
     return Regression(centre=tuple(columns.mean(0).tolist()), scale=tuple(torch.where(scale > 0, scale, 1.0).tolist()))
 
