@@ -203,8 +203,7 @@ change of the mask many channels are constant over a batch (links that begin at 
 image are active), and BatchNorm divides by their deviation: in one round a client's weights grow more than a hundredfold, or
 its statistics exceed 1e9. The run stops and names the clients and the reasons. At the default density of 0.2 none is refused.
 
-Not in the table: CINIC-10, whose model and recipe are those of CIFAR-10, and `gpt2_32m` in its full size. `fedtiny` on Tiny ImageNet
-was played before the statistics of its pool were compared with each other.
+Not in the table: CINIC-10, whose model and recipe are those of CIFAR-10, and `gpt2_32m` in its full size.
 
 """
 
