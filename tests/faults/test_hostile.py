@@ -230,9 +230,14 @@ def test_who_votes_at_random_hides_behind_honest_weights(run):
 def test_nobody_is_blamed_where_most_replies_are_refused(run):
     state, ledger = run.method.begin(run.setup), ClientRecords.of(run.plan.guard)
     most = hostile(run, ATTACKS["zeros"], clients=(0, 1, 2, 3))
-    with pytest.warns(Note, match="most replies were rejected .*undoes the model.*: nobody is blamed"), pytest.raises(InputError):
+    with (
+        pytest.warns(Note, match="most replies were rejected .*undoes the model.*: nobody is blamed"),
+        pytest.raises(rounds.TooFewError) as stopped,
+    ):
         rounds.play_round(most, state, 1, ledger)
     assert ledger.strikes.counts == {}
+    assert {entry["client"] for entry in stopped.value.refused} == {0, 1, 2, 3}
+    assert stopped.value.missing == {}
     half = hostile(run, ATTACKS["zeros"], clients=(0, 1, 2))
     assert rounds.play_round(half, state, 1, ledger).record.clients == [3, 4, 5]
     assert ledger.strikes.counts == {0: 1, 1: 1, 2: 1}
