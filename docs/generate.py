@@ -83,7 +83,8 @@ def badges() -> str:
         *([("types", "mypy --strict")] if settings["tool"]["mypy"]["strict"] else []),
         *[("coverage", f"≥ {floor} %") for floor in coverage],
     ]
-    lines, left = [], 0
+    lines: list[str] = []
+    left = 0
     for name, value in facts:
         split, right = left + 7 * len(name) + 10, left + 7 * (len(name) + len(value)) + 20
         for text, colour, start, end in ((name, "#555", left, split), (value, "#00796b", split, right)):

@@ -24,7 +24,6 @@ SHORT = {
     "04_three_sites": "ROUNDS = 2",
 }
 """What takes the place of each notebook's parameters."""
-SLOW = {"04_three_sites"}
 KEPT = {path.stem: nbformat.read(path, as_version=4) for path in notebooks.notebooks()}
 
 
@@ -41,7 +40,7 @@ def test_all_of_them_are_played():
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SHORT])
+@pytest.mark.parametrize("name", SHORT)
 def test_a_notebook_runs(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"), prepend=":")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other make a busy machine crawl

@@ -47,8 +47,6 @@ def test_the_reason():
     few = "4 bits per value, which leaves the most bytes for links"
     assert reason(made(0.3, 4, 50), fitting, 50) == f"first all 50 rounds, then {few}, then the largest density that fits"
     assert f"2 bits per value, because {LEAST_BITS} do not fit" in reason(made(0.1, 2, 50), fitting, 50)
-    assert (
-        reason(fitting[0], fitting[:1], 50)
-        == "first all 50 rounds, then 8 bits per value, for which the budget is large enough, then density 0.2"
-    )
+    eight = "8 bits per value, for which the budget is large enough"
+    assert reason(fitting[0], fitting[:1], 50) == f"first all 50 rounds, then {eight}, then density 0.2"
     assert reason(fitting[0], fitting[:1], 50, type_said=True) == "first all 50 rounds, then int8 as you set it, then density 0.2"
