@@ -23,7 +23,7 @@ from fedrts.client.order import Order, fingerprint
 from fedrts.errors import InputError
 from fedrts.files import write_privately
 from fedrts.flower import WORK
-from fedrts.flower.confidant import judged
+from fedrts.flower.confidant import bound, judged
 from fedrts.flower.consent import described
 from fedrts.flower.deployment import introduction
 from fedrts.flower.messages import SUM, content, opened
@@ -531,6 +531,24 @@ def test_a_node_trains_on_no_other_model_than_was_called_for(monkeypatch: pytest
     monkeypatch.setattr(Site, "_carried_out", working)
     assert played(ready)[0][0]["clients"] == [1, 2, 3, 4]
     assert {client for _, client in worked} == {1, 2, 3, 4}
+
+
+def test_a_round_is_trained_in_its_own_sum_alone():
+    """Opened in the places of two rounds, with other clients, the very same updates of a third would differ by one client's."""
+    run, link = secretly("fedavg"), five_nodes()
+    in_secret(run, link)
+    site, state = link.workers[6].site, run.method.begin(run.setup)
+    assert site is not None
+    assert site.confidant is not None
+    assert run.plan.summing is not None
+    (exchange,) = run.plan.exchanges(run.plan.round(2, state.mask))
+    order = order_of(run, exchange, state, 2)
+    form = bound(run.plan.summing.form(order, run.method, 5).digest(order), [])
+    for index, why in ((1, "an order of round 2 in a sum of round 1"), (2, "too early for its masked words")):
+        site.confidant.answer("advertise", 0, calling(link, run, round=index, form=form).encoded)
+        told, replies = site.answer({0: joined([b"", envelope.encode_order(order, 0, None)])}, {SUM: "mask"})
+        assert replies == {}
+        assert why in told["reasons"][0]  # the second order fits, and no shares were dealt
 
 
 def test_how_a_client_s_own_work_fails_is_not_told():
