@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -20,6 +23,7 @@ from flwr.app import Message
 from federating import trusting
 from fedrts.client import envelope
 from fedrts.client.order import Order, fingerprint
+from fedrts.drain import Drain, Drained
 from fedrts.errors import InputError
 from fedrts.files import write_privately
 from fedrts.flower import WORK
@@ -27,7 +31,7 @@ from fedrts.flower.confidant import bound, judged
 from fedrts.flower.consent import described
 from fedrts.flower.deployment import introduction
 from fedrts.flower.messages import SUM, content, opened
-from fedrts.flower.node import Worker
+from fedrts.flower.node import Server, Worker, _stand_by
 from fedrts.flower.openings import Opened, Openings
 from fedrts.flower.secret import SumStep
 from fedrts.flower.site import Site
@@ -452,6 +456,29 @@ def test_a_node_is_needed_from_its_words_to_its_shares():
     run, link = secretly(rounds=1, topology={"interval": 1, "end": 1}), five_nodes(n8=looked)
     played(in_secret(run, link))
     assert needed == [("advertise", False), ("share", False), ("mask", True), ("endorse", True), ("reveal", False)]
+
+
+@pytest.mark.parametrize(("needed", "answered"), [((True, True, False), 3), ((False, False, False), 1)])
+def test_a_node_that_is_asked_to_stop_stays_as_long_as_it_is_needed(
+    needed: tuple[bool, ...], answered: int, monkeypatch: pytest.MonkeyPatch
+):
+    drain, steps = Drain(60), iter(needed)
+    worker = Mock(drain=drain, parting=None, is_needed=False)
+
+    def handle(reply: object) -> bool:
+        drain.begin()
+        worker.is_needed = next(steps)
+        if worker.reply.call_count == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        worker.reply()
+        return True
+
+    connection = MagicMock()
+    connection.return_value.__enter__.return_value.handle = handle
+    monkeypatch.setattr("fedrts.flower.node.Connection", connection)
+    with pytest.raises(Drained), drain.listening():
+        _stand_by(worker, Server("here", insecure=True), Mock(), True, 1.0, 60.0)
+    assert worker.reply.call_count == answered
 
 
 def test_a_process_for_every_message_cannot_sum():
