@@ -226,7 +226,7 @@ def test_a_server_that_goes_back_further_reads_what_was_opened(tmp_path):
 
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_only_rounds_that_may_be_played_again_are_kept(on_disk: bool, tmp_path):
-    """Of metrics that came to no sum the attempts and the begun opening are left until then."""
+    """Attempts at metrics that came to no sum, and their begun opening, are left until then."""
     openings = Openings(tmp_path if on_disk else None, lambda: 2)
     for index in range(2):
         openings.next_attempt(index, METRICS)
