@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -20,14 +23,15 @@ from flwr.app import Message
 from federating import trusting
 from fedrts.client import envelope
 from fedrts.client.order import Order, fingerprint
+from fedrts.drain import Drain, Drained
 from fedrts.errors import InputError
 from fedrts.files import write_privately
 from fedrts.flower import WORK
-from fedrts.flower.confidant import judged
+from fedrts.flower.confidant import bound, judged
 from fedrts.flower.consent import described
 from fedrts.flower.deployment import introduction
 from fedrts.flower.messages import SUM, content, opened
-from fedrts.flower.node import Worker
+from fedrts.flower.node import Server, Worker, _stand_by
 from fedrts.flower.openings import Opened, Openings
 from fedrts.flower.secret import SumStep
 from fedrts.flower.site import Site
@@ -222,7 +226,7 @@ def test_a_server_that_goes_back_further_reads_what_was_opened(tmp_path):
 
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_only_rounds_that_may_be_played_again_are_kept(on_disk: bool, tmp_path):
-    """Of metrics that came to no sum the attempts and the begun opening are left until then."""
+    """Attempts at metrics that came to no sum, and their begun opening, are left until then."""
     openings = Openings(tmp_path if on_disk else None, lambda: 2)
     for index in range(2):
         openings.next_attempt(index, METRICS)
@@ -454,6 +458,29 @@ def test_a_node_is_needed_from_its_words_to_its_shares():
     assert needed == [("advertise", False), ("share", False), ("mask", True), ("endorse", True), ("reveal", False)]
 
 
+@pytest.mark.parametrize(("needed", "answered"), [((True, True, False), 3), ((False, False, False), 1)])
+def test_a_node_that_is_asked_to_stop_stays_as_long_as_it_is_needed(
+    needed: tuple[bool, ...], answered: int, monkeypatch: pytest.MonkeyPatch
+):
+    drain, steps = Drain(60), iter(needed)
+    worker = Mock(drain=drain, parting=None, is_needed=False)
+
+    def handle(reply: object) -> bool:
+        drain.begin()
+        worker.is_needed = next(steps)
+        if worker.reply.call_count == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        worker.reply()
+        return True
+
+    connection = MagicMock()
+    connection.return_value.__enter__.return_value.handle = handle
+    monkeypatch.setattr("fedrts.flower.node.Connection", connection)
+    with pytest.raises(Drained), drain.listening():
+        _stand_by(worker, Server("here", insecure=True), Mock(), True, 1.0, 60.0)
+    assert worker.reply.call_count == answered
+
+
 def test_a_process_for_every_message_cannot_sum():
     """Flower's own SuperNode: its worker has no key, and would forget the masks."""
     run = secretly()
@@ -531,6 +558,24 @@ def test_a_node_trains_on_no_other_model_than_was_called_for(monkeypatch: pytest
     monkeypatch.setattr(Site, "_carried_out", working)
     assert played(ready)[0][0]["clients"] == [1, 2, 3, 4]
     assert {client for _, client in worked} == {1, 2, 3, 4}
+
+
+def test_a_round_is_trained_in_its_own_sum_alone():
+    """Opened in the places of two rounds, with other clients, the very same updates of a third would differ by one client's."""
+    run, link = secretly("fedavg"), five_nodes()
+    in_secret(run, link)
+    site, state = link.workers[6].site, run.method.begin(run.setup)
+    assert site is not None
+    assert site.confidant is not None
+    assert run.plan.summing is not None
+    (exchange,) = run.plan.exchanges(run.plan.round(2, state.mask))
+    order = order_of(run, exchange, state, 2)
+    form = bound(run.plan.summing.form(order, run.method, 5).digest(order), [])
+    for index, why in ((1, "an order of round 2 in a sum of round 1"), (2, "too early for its masked words")):
+        site.confidant.answer("advertise", 0, calling(link, run, round=index, form=form).encoded)
+        told, replies = site.answer({0: joined([b"", envelope.encode_order(order, 0, None)])}, {SUM: "mask"})
+        assert replies == {}
+        assert why in told["reasons"][0]  # the second order fits, and no shares were dealt
 
 
 def test_how_a_client_s_own_work_fails_is_not_told():

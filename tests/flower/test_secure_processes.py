@@ -131,7 +131,7 @@ def test_a_server_and_four_nodes_of_which_one_dies(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(560)
 def test_a_node_that_is_asked_to_stop_after_its_words_helps_to_open_them_first(tmp_path):
-    """Of three all three must, or the sum is never opened and the round never repeated."""
+    """All three of three must, or the sum is never opened and the round never repeated."""
     federation = Federation(tmp_path, 3, 3, {"node-1": "1:endorse"}, signal.SIGTERM)
     check(federation, 500)
     assert survivors(tmp_path / "run") == {index: [0, 1, 2] for index in range(3)}

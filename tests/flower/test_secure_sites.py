@@ -38,7 +38,10 @@ from fedrts.flower.state import Records
 from fedrts.runs.build import Assembled, assemble
 from fedrts.secure.call import METRICS, STATISTICS, UPDATE, Call, Invited, joined, parted
 from fedrts.secure.errors import SecureError
-from fedrts.secure.identity import public_key
+from fedrts.secure.identity import public_key, signer
+from fedrts.secure.opener import Opener
+from fedrts.secure.participant import Participant
+from fedrts.secure.ring import Ring
 from fedrts.server.assessment import assessment
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import Guard
@@ -280,6 +283,34 @@ def test_a_site_is_no_two_clients_and_no_peer_is(tmp_path: Path):
             site.confidant.pinned = pinned
             with pytest.raises(SecureError, match="one key for several clients"):
                 site.confidant.answer("advertise", 0, calling(link, roster=invited).encoded)
+
+
+def test_a_site_opens_a_round_once_under_whatever_number(tmp_path: Path):
+    """Called as client 0 in one sum and as client 1 in another, it has a part in both, and the same rows are in them."""
+    link = LinkHere()
+    federated(study(), link, hosts(tmp_path))
+    site = sites(link)[0]
+    assert site.confidant is not None
+    keys = [link.private_keys[7 + client] for client in range(SITES)]
+    openings = {}
+    for number, owners in ((0, keys), (1, [*keys[1:2], keys[0], *keys[2:]])):
+        roster = tuple(Invited(client, len(site._rows(0)), public_key(key)) for client, key in enumerate(owners))
+        call = calling(link, roster=roster)
+        opener = Opener(call, ring := Ring(SITES, 12, 4))
+        peers = {client: Participant(call, client, signer(key), lambda: None) for client, key in enumerate(owners) if client != number}
+        opener.advertised(number, site.confidant.answer("advertise", number, call.encoded))
+        for client, peer in peers.items():
+            opener.advertised(client, peer.advertise())
+        peers[number] = site.confidant.under_way[number]
+        for take, step in ((opener.shared, "share"), (opener.masked, "mask"), (opener.endorsed, "endorse")):
+            told = {"share": opener.adverts, "endorse": opener.survivors}.get(step, bytes)()
+            for client, peer in peers.items():
+                given = (opener.deal(client), ring, np.zeros(4, np.uint32)) if step == "mask" else (told,)
+                take(client, getattr(peer, step)(*given))
+        openings[number] = opener.endorsements()
+    assert site.confidant.answer("reveal", 0, openings[0])
+    with pytest.raises(SecureError, match="client 1 has helped to open round 0 before: no round is opened twice"):
+        site.confidant.answer("reveal", 1, openings[1])
 
 
 def test_a_larger_roster_needs_as_large_a_share(tmp_path: Path):

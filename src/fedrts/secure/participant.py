@@ -34,7 +34,7 @@ WORDS = STEPS[2]
 SEED, KEY = b"seed", b"key"
 """Kinds of share: of a survivor's own mask, and of a private key that went with a client that did not survive."""
 _FAILED = -1
-Given = ParamSpec("Given")
+Handed = ParamSpec("Handed")
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class Advert:
 
 def _step(
     stage: int, what: str
-) -> Callable[[Callable[Concatenate[Participant, Given], bytes]], Callable[Concatenate[Participant, Given], bytes]]:
+) -> Callable[[Callable[Concatenate[Participant, Handed], bytes]], Callable[Concatenate[Participant, Handed], bytes]]:
     """Let a client give each of its answers once, in order, and none after a failure."""
 
-    def once(answer: Callable[Concatenate[Participant, Given], bytes]) -> Callable[Concatenate[Participant, Given], bytes]:
+    def once(answer: Callable[Concatenate[Participant, Handed], bytes]) -> Callable[Concatenate[Participant, Handed], bytes]:
         @functools.wraps(answer)
-        def answered(self: Participant, /, *given: Given.args, **named: Given.kwargs) -> bytes:
+        def answered(self: Participant, /, *given: Handed.args, **named: Handed.kwargs) -> bytes:
             if stage != self._stage + 1:
                 when = "after a failure" if self._stage == _FAILED else "twice" if stage <= self._stage else "too early"
                 where = f"round {self.call.round}, attempt {self.call.attempt}"
