@@ -71,6 +71,7 @@ def grown(generations: list[Generation]) -> dict[str, Any]:
         "peak_mb": round(max(max(one.memory, default=0.0) for one in generations), 1),
         "oldest_mb_per_minute": round(oldest.slope(oldest.memory), 3),
         "worst_mb_per_minute": round(max((one.slope(one.memory) for one in long), default=0.0), 3),
+        "minutes_and_mb_per_minute": sorted([round(one.observed / 60, 1), round(one.slope(one.memory), 3)] for one in long),
         "oldest_mb": [round(megabytes, 1) for megabytes in oldest.memory[::30]],
         "most_descriptors": max(max(one.descriptors, default=0) for one in generations),
         "worst_descriptors_per_minute": round(max((one.slope([float(n) for n in one.descriptors]) for one in long), default=0.0), 3),
@@ -82,8 +83,11 @@ def figures(one: Soaked) -> dict[str, Any]:
     roles = sorted({generation.role.partition(" ")[0] for generation in one.generations})
     by_role = {role: grown([generation for generation in one.generations if generation.role.startswith(role)]) for role in roles}
     counts = {name: dict(value) for name, value in vars(one).items() if isinstance(value, Counter)}
-    told = {name: value for name, value in vars(one).items() if isinstance(value, int | float | list) and name != "generations"}
-    return {"settings": asdict(one.settings), **told, **counts, "growth": by_role}
+    told = {
+        name: value for name, value in vars(one).items() if isinstance(value, int | float | list) and name not in ("generations", "load")
+    }
+    load = [round(found, 1) for found in (min(one.load), sum(one.load) / len(one.load), max(one.load))] if one.load else []
+    return {"settings": asdict(one.settings), "load": load, **told, **counts, "growth": by_role}
 
 
 def table(one: Soaked) -> list[str]:
@@ -92,6 +96,7 @@ def table(one: Soaked) -> list[str]:
     rows = [
         ("rounds, nodes, seed", f"{settings.rounds}, {settings.nodes}, {settings.seed}"),
         ("minutes", f"{one.seconds / 60:.1f}"),
+        ("load of the machine: least, mean, most", ", ".join(f"{load:g}" for load in found["load"])),
         ("SIGKILLs of nodes", one.kills["node"]),
         ("SIGKILLs of the server", one.kills["server"]),
         ("times the flapping node went down", one.flaps),
@@ -117,7 +122,7 @@ def document(done: list[Soaked]) -> str:
     head = f"""# A federation that is given a bad time
 
 `python benchmarks/soak.py {shlex.join(sys.argv[1:])}`
-on {cores} busy cores of a shared virtual machine ({platform.machine()}, {platform.system()}), fedrts {fedrts.__version__},
+on {cores} cores of a shared virtual machine ({platform.machine()}, {platform.system()}), fedrts {fedrts.__version__},
 torch {torch.__version__}.
 
 Server and nodes are killed with SIGKILL in rounds and after pauses drawn by the seed, and started again within three seconds. The network
@@ -126,7 +131,8 @@ Then the final model and masks are, bit for bit, those of a serial replay of the
 `fedrts audit compare` pass for server and nodes; and the counters of `/metrics`, read every second, are sums over the history's lines.
 
 "Watched" is the oldest process, once it is warm; "MB a minute" is the slope of its resident memory (least squares), and
-"worst" the steepest one of all processes that were watched for a minute or more.
+"worst" the steepest one of all processes that were watched for a minute or more. No process may grow by more than
+{done[0].settings.memory_slope:g} MB a minute, taken over at least five minutes: memory of a flat one comes and goes by a megabyte.
 
 """
     return head + "\n".join(line for one in done for line in table(one))

@@ -68,20 +68,36 @@ def test_a_replay_is_of_the_clients_of_the_history(tmp_path: Path):
     assert "model.safetensors is not that of a serial replay" in found.faults[0]
 
 
-def generation(role: str, memory: float, descriptors: float = 0.0) -> Generation:
-    """A process of three minutes that grows by so much a minute."""
-    found = Generation(role, 1, 0.0, [float(second) for second in range(180)], working=10.0)
-    found.memory = [200 + min(second, 30) + memory * second / 60 for second in range(180)]
-    found.descriptors = [round(20 + descriptors * second / 60) for second in range(180)]
+def generation(role: str, memory: float, descriptors: float = 0.0, minutes: int = 4) -> Generation:
+    """A process of some minutes that grows by so much a minute."""
+    found = Generation(role, 1, 0.0, [float(second) for second in range(60 * minutes)], working=10.0)
+    found.memory = [200 + min(second, 30) + memory * second / 60 for second in range(60 * minutes)]
+    found.descriptors = [round(20 + descriptors * second / 60) for second in range(60 * minutes)]
     return found
 
 
-@pytest.mark.parametrize(("memory", "descriptors", "word"), [(0.0, 0.0, ""), (1.0, 0.0, "MB a minute"), (0.0, 3.0, "file descriptors")])
-def test_processes_that_grow_are_found(memory: float, descriptors: float, word: str):
+@pytest.mark.parametrize(
+    ("memory", "descriptors", "minutes", "word"),
+    [
+        (0.0, 0.0, 4, ""),
+        (1.0, 0.0, 4, "MB a minute"),
+        (0.3, 0.0, 4, ""),  # less than a flat process may gain and lose
+        (0.3, 0.0, 8, "MB a minute"),
+        (0.0, 3.0, 4, "file descriptors"),
+    ],
+)
+def test_processes_that_grow_are_found(memory: float, descriptors: float, minutes: int, word: str):
     found = Soaked(Ordeal())
-    found.generations = [generation("server", 0.1), generation("superlink", 0.1), generation("node 3", memory, descriptors)]
+    found.generations = [generation("server", 0.1), generation("superlink", 0.1), generation("node 3", memory, descriptors, minutes)]
     soak._check_flatness(found)
     assert [word in fault for fault in found.faults] == [True] * bool(word)
+
+
+def test_processes_that_nobody_watched_for_long_are_found():
+    found = Soaked(Ordeal())
+    found.generations = [generation("server", 0.0), generation("superlink", 0.0, minutes=2), generation("node 3", 0.0)]
+    soak._check_flatness(found)
+    assert found.faults == ["no superlink lived long enough to say whether it grows"]
 
 
 def line(index: int) -> dict[str, object]:

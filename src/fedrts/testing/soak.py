@@ -68,6 +68,11 @@ _LAST = 5
 """Samples that do not count: it may be about to end."""
 _LONG = 60.0
 """Seconds after that without which a process says nothing of a slope."""
+_SETTLED = 5.0
+"""Minutes over which growth is judged. Memory of a flat process comes and goes by a megabyte (a SuperLink's between two looks, a node's
+in its first minutes, as threads get arenas of their own): over a minute or two its slope says nothing of the hours after."""
+_OLD = 180.0
+"""Seconds that one process of every role must have been watched, warm."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class Ordeal:
     limit: float = 3600.0
     """Seconds after which the whole is given up."""
     memory_slope: float = 0.25
-    """MB by which a process may grow a minute, once it is warm."""
+    """MB by which a process may grow a minute, once it is warm; one that was watched for less than five may grow by that of five."""
     descriptors: int = 4
     """File descriptors by which a process may grow, once it is warm."""
 
@@ -158,6 +163,8 @@ class Soaked:
     """Replies that the history misses, by reason."""
     generations: list[Generation] = field(default_factory=list)
     scraped: Counter[str] = field(default_factory=Counter)
+    load: list[float] = field(default_factory=list)
+    """Load of the machine, each time that processes were looked at."""
     counted: int = 0
     """Rounds whose counters were held against the history."""
     audited: int = 0
@@ -361,6 +368,7 @@ def _happened(federation: Federation, event: _Event, draw: Draws, result: Soaked
 
 def _look(federation: Federation, result: Soaked, links: dict[int, Generation]) -> None:
     """Sample every process, the server's SuperLink too, and read everybody's metrics."""
+    result.load.append(os.getloadavg()[0])
     over = federation.run / "summary.json"
     for one in federation.all:
         if one.due is not None or one.generation is None or one.process is None or one.process.poll() is not None:
@@ -509,13 +517,16 @@ def _expected(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _check_flatness(result: Soaked) -> None:
     """Does no process grow once it is warm?"""
-    long = [one for one in result.generations if one.observed >= _LONG]
     for role in (SERVER, SUPERLINK, "node"):
-        result.expect(any(one.role.startswith(role) for one in long), f"no {role} lived long enough to say whether it grows")
-    for one in long:
-        growth = one.slope(one.memory)
-        result.expect(growth <= result.settings.memory_slope, f"{one.role} (process {one.pid}) grows by {growth:.2f} MB a minute")
-        more = one.slope([float(number) for number in one.descriptors]) * one.observed / 60
+        oldest = max((one.observed for one in result.generations if one.role.startswith(role)), default=0.0)
+        result.expect(oldest >= _OLD, f"no {role} lived long enough to say whether it grows")
+    for one in result.generations:
+        if (minutes := one.observed / 60) < _LONG / 60:
+            continue
+        slope = one.slope(one.memory)
+        holds = slope * minutes <= result.settings.memory_slope * max(minutes, _SETTLED)
+        result.expect(holds, f"{one.role} (process {one.pid}) grows by {slope:.2f} MB a minute for {minutes:.0f} minutes")
+        more = one.slope([float(number) for number in one.descriptors]) * minutes
         result.expect(
             more <= result.settings.descriptors, f"{one.role} (process {one.pid}) has {more:.1f} file descriptors more at its end"
         )
