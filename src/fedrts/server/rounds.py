@@ -279,9 +279,9 @@ def _attempt(
         left |= found.left
         kept |= found.kept
         with phase("update"):
-            means, earlier = found.sums.mean(), state
+            means = found.sums.mean()
             state = updated(plan, state, order, means)
-            against |= _against(plan, order, found, means, lost(plan.layout.layers, state.mask, earlier.mask), ledger)
+            against |= _against(plan, order, found, means, state.mask, ledger)
             if reducers.get(plan.guard.reducer).remembers and "weights" in means and order.values is not None:
                 state = state.remember(**{DRIFT: order.frame.mask.expand(means["weights"] - order.values)})
     ledger.remember(left, kept)
@@ -300,8 +300,8 @@ def _started_anew(plan: Plan, before: State, after: State, index: int) -> State:
     return after.moved(weights, after.mask)
 
 
-def _against(plan: Plan, order: Order, found: Tally, means: Means, lost: Tensor, ledger: ClientRecords) -> dict[str, Any]:
-    """For topology.jsonl: who worked against the units that an exchange cut off; nothing where it cut none.
+def _against(plan: Plan, order: Order, found: Tally, means: Means, after: Mask, ledger: ClientRecords) -> dict[str, Any]:
+    """For topology.jsonl: who worked against the units that an exchange cut off with the mask `after` it; nothing where it cut none.
 
     What is cancelled in one round may be lost in a much later one, so that is remembered until clients agree on a unit again.
     """
@@ -310,12 +310,14 @@ def _against(plan: Plan, order: Order, found: Tally, means: Means, lost: Tensor,
         shares = {client: weight / sum(weights.values()) for client, weight in weights.items()}
         mean = Hearing(order).norms(means["weights"])
         ledger.cancel(cancelling(found.words, shares, mean), agreed(found.words, mean))
-    told: dict[str, Any] = {}
-    if bool(lost.any()):  # sums alone do not tell by whom
-        who = {"cancelled": ranked(ledger.cancelled, lost), "not_kept": ranked(not_keeping(found.words), lost)}
-        named = {what: {str(client): count for client, count in counts.items()} for what, counts in who.items()}
-        told = {"against": named if plan.summing is None else None}
-    return told
+    if after is order.frame.mask:
+        return {}
+    gone = lost(plan.layout.layers, after, order.frame.mask)
+    if not bool(gone.any()):
+        return {}
+    who = {"cancelled": ranked(ledger.cancelled, gone), "not_kept": ranked(not_keeping(found.words), gone)}
+    named = {what: {str(client): count for client, count in counts.items()} for what, counts in who.items()}
+    return {"against": named if plan.summing is None else None}  # sums alone do not tell by whom
 
 
 def _not_asked(plan: Plan, index: int, ledger: ClientRecords, record: Record) -> set[int]:
