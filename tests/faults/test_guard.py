@@ -261,20 +261,20 @@ def test_among_replies_that_are_one_a_bad_one_gets_the_reason_that_it_gets_alone
     if (method, options) == ("fedrts", {}):
         assert [(reason, fault) for reason, fault in zip(said, alone, strict=True) if not re.search(reason, str(fault))] == []
     crowd = [reply for one in bad for reply in (one, honest[0], honest[4])]
-    (found,) = findings([as_one(crowd)], order, run.plan.guard, samples)
-    assert found.faults == {3 * place: reason for place, reason in enumerate(alone) if reason is not None}
-    for reply, reason in zip(bad, alone, strict=True):
+    (of_crowd,) = findings([as_one(crowd)], order, run.plan.guard, samples)
+    assert of_crowd.faults == {3 * place: fault for place, fault in enumerate(alone) if fault is not None}
+    for reply, fault in zip(bad, alone, strict=True):
         among = [*honest[:ATTACKER], reply, *honest[ATTACKER + 1 :]]
         (whole,) = findings([as_one(among)], order, run.plan.guard, samples)
         several = findings(among, order, run.plan.guard, samples)
-        assert whole.faults == ({} if reason is None else {ATTACKER: reason})
-        assert [whole.faults.get(place) for place in range(5)] == [each.faults.get(0) for each in several]
+        assert whole.faults == ({} if fault is None else {ATTACKER: fault})
+        assert [whole.faults.get(place) for place in range(5)] == [its.faults.get(0) for its in several]
         for name, sizes in whole.measured.items():
-            assert sizes == pytest.approx([each.measured[name][0] for each in several], rel=1e-5, nan_ok=True)
+            assert sizes == pytest.approx([its.measured[name][0] for its in several], rel=1e-5, nan_ok=True)
         together, in_turn = add_up(question, [as_one(among)]), add_up(question, among)
         assert (together.counted, together.rejected, together.blamed) == (in_turn.counted, in_turn.rejected, in_turn.blamed)
-        if reason is not None:
-            assert together.rejected == [{"client": ATTACKER, "reason": reason}]
+        if fault is not None:
+            assert together.rejected == [{"client": ATTACKER, "reason": fault}]
             means = in_turn.sums.mean()
             assert all(torch.equal(mean, means[name]) for name, mean in together.sums.mean().items())
 

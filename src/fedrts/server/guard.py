@@ -339,8 +339,8 @@ def _too_large(bound: float, size: float) -> str:
 def _undone(undo_bound: float, norm: float, updates: Measurements) -> np.ndarray:
     """Return which updates go too far back: by their sizes, and their products with the sent model of a `norm`, `[clients, 2]`."""
     size, along = updates[:, 0], updates[:, 1]
-    undone: np.ndarray = -along > np.maximum(undo_bound * max(norm, 1.0), _BACKWARDS * size) * norm
-    return undone
+    far = np.maximum(undo_bound * max(norm, 1.0), _BACKWARDS * size) * norm
+    return np.asarray(-along > far)
 
 
 def _undoes(undo_bound: float, norm: float, size: float, along: float) -> str:
@@ -358,8 +358,7 @@ def _of_statistics(statistics: Tensor, order: Order, guard: Guard) -> Iterator[C
 
 def _impossible(bound: float, extremes: Measurements) -> np.ndarray:
     """Return for whom a smallest variance or a largest statistic, which are columns by turns, cannot be."""
-    wrong: np.ndarray = (extremes[:, ::2] < 0).any(1) | (extremes[:, 1::2] > bound).any(1)
-    return wrong
+    return np.asarray((extremes[:, ::2] < 0).any(1) | (extremes[:, 1::2] > bound).any(1))
 
 
 def _why_impossible(bound: float, *extremes: float) -> str:
