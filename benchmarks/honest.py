@@ -34,7 +34,7 @@ from fedrts.server import rounds as loop
 from fedrts.server.client_records import ClientRecords
 from fedrts.server.guard import Guard
 from fedrts.server.outliers import UPDATE, Excess, Suspicion, excesses
-from fedrts.wire.checks import Numbers
+from fedrts.wire.checks import Measurements
 
 HERE = Path(__file__).parent
 RAW, TABLE = HERE / "results/raw/honest.json", HERE / "results/honest.md"
@@ -129,7 +129,7 @@ class Margins:
         self.against = max([self.against, *self.suspicion.weights.values()])
         return found
 
-    def undone(self, undo_bound: float, norm: float, updates: Numbers) -> np.ndarray:
+    def undone(self, undo_bound: float, norm: float, updates: Measurements) -> np.ndarray:
         for size, along in updates.tolist():
             if -along > guards._BACKWARDS * size * norm:  # elsewhere it may go back as far as it likes
                 self.undo = max(self.undo, -along / norm / max(norm, 1.0))

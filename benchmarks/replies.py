@@ -43,7 +43,7 @@ class Operations(TorchDispatchMode):
     """Counts operations on tensors."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.number = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -56,9 +56,9 @@ class Case:
     """A round's question, and the replies to it."""
 
     question: Question
-    single: list[Arrival]
-    together: list[Arrival]
-    on_gpu: list[Arrival]
+    single: Sequence[Arrival]
+    together: Sequence[Arrival]
+    on_gpu: Sequence[Arrival]
     """Gathering in parts of a GPU's size."""
 
 
@@ -105,7 +105,8 @@ def now(question: Question) -> float:
 
 
 def operations(question: Question, replies: Sequence[Arrival]) -> int:
-    with mock.patch.object(aggregate, "_IN_TURN", set()), Operations() as counted:
+    counted = Operations()
+    with mock.patch.object(aggregate, "_IN_TURN", set()), counted:
         add_up(question, replies)
     return counted.number
 

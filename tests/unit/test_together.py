@@ -197,6 +197,7 @@ def test_replies_that_nobody_asked_for_are_dropped_one_by_one(toy):
 def test_a_method_that_takes_clients_for_another_axis_is_refused(toy, first, said):
     engine, question = question_of(toy, "fedavg", "mlp", 1)
     (whole,) = arrivals(engine, question.order, question.asked)
+    assert isinstance(whole, Replies)
 
     class Mistaken(FedAvg):
         def contribution(self, message, state, round):

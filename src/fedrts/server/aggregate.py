@@ -141,10 +141,10 @@ def _accumulate(sum: Tensor, rows: Tensor, weights: Sequence[int]) -> None:
     """sum += Σ weights[k] · rows[k], in the type of the sum.
 
     On a CPU row by row, so that a sum has the same bits however its clients came together, and piece by piece: what is converted stays
-    in the cache. Elsewhere as a product with the weights in float64, which counts exactly too.
+    in the cache. Elsewhere several are a product with their weights in float64, which counts exactly too.
     """
-    in_turn = sum.device.type in _IN_TURN
-    many = _PIECE if in_turn else max(_CONVERTED // len(rows), 1)
+    in_turn = sum.device.type in _IN_TURN or len(rows) == 1
+    many = _PIECE if sum.device.type == "cpu" else max(_CONVERTED // len(rows), 1)
     for total, part in zip(sum.view(-1).split(many), rows.reshape(len(rows), -1).split(many, dim=1), strict=True):
         if in_turn:
             for row, weight in zip(part, weights, strict=True):
@@ -155,7 +155,8 @@ def _accumulate(sum: Tensor, rows: Tensor, weights: Sequence[int]) -> None:
 
 def _accumulate_some(sum: Tensor, indices: Tensor, values: Tensor, weights: Sequence[int]) -> None:
     """sum[indices[k]] += weights[k] · values[k], in the type of the sum, one client after the other."""
-    if sum.device.type not in _IN_TURN and sum.is_floating_point():  # what several add to one place is added in any order there
+    in_turn = sum.device.type in _IN_TURN or len(indices) == 1
+    if not in_turn and sum.is_floating_point():  # what several add to one place is added in any order there
         _accumulate(sum, values.new_zeros(len(indices), len(sum)).scatter_(1, indices, values), weights)
         return
     sum.index_add_(0, indices.flatten(), (values.to(sum.dtype) * _on(sum, weights, sum.dtype)[:, None]).flatten())

@@ -20,7 +20,7 @@ from fedrts.server import reducers
 from fedrts.server.outliers import STATISTICS, UPDATE
 from fedrts.tables import Named, Number, Table
 from fedrts.wire import checks
-from fedrts.wire.checks import Check, Findings, Numbers, failed, measuring
+from fedrts.wire.checks import Check, Findings, Measurements, failed, measuring
 from fedrts.wire.fields import Field as WireField
 from fedrts.wire.fields import Frame, Message, OwnValues, Payload, Selection, SideBySide, Values, carried
 
@@ -285,7 +285,7 @@ def _of_field(entry: WireField, payload: Payload, frame: Frame, clients: tuple[i
 def _bounds(message: Message, order: Order, guard: Guard) -> Iterator[Check]:
     """Check for values that are too large or impossible for BatchNorm; `message` has the right fields and shapes.
 
-    Numbers are compared along the last axis: clients that send one message are another.
+    Measurements are compared along the last axis: clients that send one message are another.
     """
     for name, entry in order.exchange.up.items():
         payload = message[name]
@@ -319,7 +319,7 @@ def _numbers(payload: Payload) -> Tensor | None:
     return numbers if isinstance(numbers, Tensor) and numbers.is_floating_point() else None
 
 
-def _above(bound: float, sizes: Numbers) -> np.ndarray:
+def _above(bound: float, sizes: Measurements) -> np.ndarray:
     """Return which sizes `[clients, 1]` are above the bound."""
     above: np.ndarray = sizes[:, 0] > bound
     return above
@@ -333,11 +333,11 @@ def _too_large(bound: float, size: float) -> str:
     return f"an update of norm {size:.3g}, above the bound of {bound:.3g}"
 
 
-def _undone(undo_bound: float, norm: float, updates: Numbers) -> np.ndarray:
+def _undone(undo_bound: float, norm: float, updates: Measurements) -> np.ndarray:
     """Return which updates go too far back: by their sizes, and their products with the sent model of a `norm`, `[clients, 2]`."""
     size, along = updates[:, 0], updates[:, 1]
-    undone: np.ndarray = -along > np.maximum(undo_bound * max(norm, 1.0), _BACKWARDS * size) * norm
-    return undone
+    far = np.maximum(undo_bound * max(norm, 1.0), _BACKWARDS * size) * norm
+    return np.asarray(-along > far)
 
 
 def _undoes(undo_bound: float, norm: float, size: float, along: float) -> str:
@@ -357,10 +357,9 @@ def _of_statistics(statistics: Tensor, order: Order, guard: Guard) -> Iterator[C
         yield measuring(moved, STATISTICS.name)
 
 
-def _impossible(bound: float, extremes: Numbers) -> np.ndarray:
+def _impossible(bound: float, extremes: Measurements) -> np.ndarray:
     """Return for whom a smallest variance or a largest statistic, which are columns by turns, cannot be."""
-    wrong: np.ndarray = (extremes[:, ::2] < 0).any(1) | (extremes[:, 1::2] > bound).any(1)
-    return wrong
+    return np.asarray((extremes[:, ::2] < 0).any(1) | (extremes[:, 1::2] > bound).any(1))
 
 
 def _why_impossible(bound: float, *extremes: float) -> str:

@@ -302,8 +302,8 @@ def _started_anew(plan: Plan, before: State, after: State, index: int) -> State:
     return after.moved(weights, after.mask)
 
 
-def _against(plan: Plan, order: Order, found: Tally, means: Means, mask: Mask, ledger: ClientRecords) -> dict[str, Any]:
-    """For topology.jsonl: who worked against the units that an exchange cut off, and who cancels those that `mask` leaves their links.
+def _against(plan: Plan, order: Order, found: Tally, means: Means, after: Mask, ledger: ClientRecords) -> dict[str, Any]:
+    """For topology.jsonl: who worked against the units that an exchange cut off, and who cancels those to which `after` leaves links.
 
     Nothing where there are none. What is cancelled in one round may be lost in a much later one, so that is remembered until clients agree
     on a unit again.
@@ -313,7 +313,9 @@ def _against(plan: Plan, order: Order, found: Tally, means: Means, mask: Mask, l
         shares = {client: weight / sum(weights.values()) for client, weight in weights.items()}
         mean = Hearing(order).norms(means["weights"])
         ledger.cancel(cancelling(found.words, shares, mean), agreed(found.words, mean))
-    has = connected(plan.layout.layers, mask)
+    if after is order.frame.mask and not order.round.outer:
+        return {}
+    has = connected(plan.layout.layers, after)
     lost = connected(plan.layout.layers, order.frame.mask) & ~has
     told: dict[str, Any] = {}
     if silent := _named(ranked(ledger.cancelled, has)):

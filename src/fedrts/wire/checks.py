@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Numbers = np.ndarray
+Measurements = np.ndarray
 """What a check measured, float64 `[clients, m]`."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Numbers, still on their device, and what is wrong with them."""
+    """Measurements, still on their device, and what is wrong with them."""
 
-    wrong: Callable[[Numbers], np.ndarray]
+    wrong: Callable[[Measurements], np.ndarray]
     """Which clients' numbers are wrong: `[clients, m]` → bool `[clients]`."""
     reason: Callable[..., str]
     """The fault in words, of the numbers of one client that are wrong: an argument each."""
@@ -97,7 +97,7 @@ def findings(groups: Sequence[Sequence[Check]], clients: Sequence[int]) -> list[
     return found
 
 
-def _faults(checked: Sequence[tuple[Check, Numbers]]) -> dict[int, str]:
+def _faults(checked: Sequence[tuple[Check, Measurements]]) -> dict[int, str]:
     """Return the reason of the first check that each message at fault fails, by its place."""
     faults: dict[int, str] = {}
     for check, numbers in checked:
