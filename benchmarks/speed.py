@@ -275,7 +275,8 @@ INTRODUCTION = """# Speed
 evaluation and without checkpoints on every side. Numbers are medians over rounds after warm-up; raw times are in `raw/speed_*.json`.
 Samples count as often as they are trained on. Device memory is what the allocator of PyTorch reserved at most, data included. The plain
 loop (`rivals/plain.py`) is FedAvg; FedRTS also probes gradients, draws and re-wires in every
-tenth round, which the mean shows and the median does not. Ratios compare rows of one table only."""
+tenth round, which the mean shows and the median does not. Ratios compare rows of one table only. On the two cores other work went on
+at a lower priority."""
 
 
 def render(out: Path) -> str:
