@@ -50,7 +50,7 @@ class Row:
     """Who does the work, and how."""
 
     who: str
-    """`serial` and `batched` are our engines, `plain` is the plain loop, anything else a script in rivals/."""
+    """`serial`, `batched` and `auto` are our engines, `plain` is the plain loop, anything else a script in rivals/."""
     method: str = "fedavg"
     precision: str = "float32"
     arguments: tuple[str, ...] = ()
@@ -117,13 +117,13 @@ SECTIONS = {
     "digits": Section(
         "The default experiment: an MLP on handwritten digits, 10 of 20 clients, 5 epochs, batches of 16",
         {"data": "digits"},
-        (Row("plain"), Row("serial"), Row("batched"), Row("serial", "fedrts"), Row("batched", "fedrts")),
+        (Row("plain"), Row("serial"), Row("batched"), Row("serial", "fedrts"), Row("batched", "fedrts"), Row("auto", "fedrts")),
         devices=("cpu",),
     ),
     "flower": Section(
         "Flower's simulation on Ray: an MLP on handwritten digits in 20 equal parts, 10 clients a round, 5 epochs, batches of 16",
         {"data": "digits", "clients": {"total": 20, "per_round": 10, "partition": "iid"}},
-        (Row("flower_digits"), Row("plain"), Row("serial"), Row("batched")),
+        (Row("flower_digits"), Row("plain"), Row("serial"), Row("batched"), Row("auto", "fedrts")),
         devices=("cpu",),
     ),
 }
@@ -187,7 +187,7 @@ def measured(row: Row, section: Section, device: str, options: argparse.Namespac
     try:
         if row.who == "plain":
             found: Result = {"who": "plain loop", **plain.timed({**settings, "method": row.method}, row.precision, laps)}
-        elif row.who in ("serial", "batched"):
+        elif row.who in ("serial", "batched", "auto"):
             found = ours(row, settings, laps)
         else:
             found = rival(row, device, options)
@@ -275,7 +275,8 @@ INTRODUCTION = """# Speed
 evaluation and without checkpoints on every side. Numbers are medians over rounds after warm-up; raw times are in `raw/speed_*.json`.
 Samples count as often as they are trained on. Device memory is what the allocator of PyTorch reserved at most, data included. The plain
 loop (`rivals/plain.py`) is FedAvg; FedRTS also probes gradients, draws and re-wires in every
-tenth round, which the mean shows and the median does not. Ratios compare rows of one table only."""
+tenth round, which the mean shows and the median does not. Ratios compare rows of one table only. On the two cores other work went on
+at a lower priority."""
 
 
 def render(out: Path) -> str:

@@ -29,7 +29,7 @@ def test_zeros_and_copies_are_pytorchs(shape, dtype):
 
 
 def test_zeros_are_written_where_memory_was_used_before(monkeypatch):
-    monkeypatch.setattr(fresh.np, "empty", lambda size, dtype: np.full(size, 1, dtype))
+    monkeypatch.setattr(np, "empty", lambda size, dtype: np.full(size, 1, dtype))
     assert not fresh.zeros((LONG,), torch.ones(1)).any()
 
 
