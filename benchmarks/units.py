@@ -1,6 +1,7 @@
 """Links, kernels and blocks as arms: accuracy, bytes, and the time of a step on one core.
 
     python benchmarks/units.py accuracy [--minutes M]     # plays missing runs for so long, and keeps what came of them
+    python benchmarks/units.py wide [--minutes M]         # the same with the full resnet18, at one rate
     python benchmarks/units.py steps                      # times steps on one core, rivals taking turns
     python benchmarks/units.py gpu [--minutes M]          # accuracy on CIFAR-10 with resnet18, and steps, both on a GPU
     python benchmarks/units.py                            # the table and the figure of what is there
@@ -46,8 +47,6 @@ from fedrts.sparse.mask import Mask
 
 RESULTS = Path(__file__).parent / "results"
 RAW = RESULTS / "raw" / "units.json"
-DENSITIES = (0.1, 0.05)
-RATES = (0.3, 0.6, 1.0)
 HELD_OUT = 0.2
 
 
@@ -57,18 +56,26 @@ class Problem:
 
     name: str
     title: str
+    part: str
+    """The word that has it played."""
     units: tuple[str, ...]
     seeds: Sequence[int]
     choosing_seeds: tuple[int, ...]
+    """None if there is one rate."""
+    densities: tuple[float, ...]
+    rates: tuple[float, ...]
     run: dict[str, Any]
 
 
 DIGITS = Problem(
     "",
     "Digits, resnet18_small of width 8",
+    "accuracy",
     ("link", "kernel", "block:2×2", "block:4×4"),
     range(5),
     (200, 201),
+    (0.1, 0.05),
+    (0.3, 0.6, 1.0),
     {
         "data": "digits",
         "model": "resnet18_small",
@@ -80,12 +87,26 @@ DIGITS = Problem(
         "eval": {"fairness": False},
     },
 )
+WIDE = Problem(
+    "wide ",
+    "Digits, resnet18",
+    "wide",
+    ("link", "kernel", "block:16×16"),
+    range(2),
+    (),
+    (0.1,),
+    (0.3,),
+    {**DIGITS.run, "model": "resnet18", "model_options": {"stem": "cifar"}, "rounds": 12},
+)
 CIFAR10 = Problem(
     "cifar10 ",
     "CIFAR-10, resnet18, on a GPU",
+    "gpu",
     ("link", "kernel", "block:16×16"),
     range(2),
     (200,),
+    (0.1, 0.05),
+    (0.3, 0.6, 1.0),
     {
         "data": "cifar10",
         "model": "resnet18",
@@ -97,13 +118,14 @@ CIFAR10 = Problem(
         "eval": {"fairness": False},
     },
 )
-PROBLEMS = (DIGITS, CIFAR10)
+
+PROBLEMS = (DIGITS, WIDE, CIFAR10)
 Raw = dict[str, dict[str, float]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=("accuracy", "steps", "gpu", "table"), default="table")
+    parser.add_argument("part", nargs="?", choices=("accuracy", "wide", "steps", "gpu", "table"), default="table")
     parser.add_argument("--minutes", type=float, default=60.0, help="no run starts later")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     options = parser.parse_args()
@@ -111,6 +133,8 @@ def main() -> None:
     raw: Raw = json.loads(RAW.read_text("utf-8")) if RAW.exists() else {}
     if options.part == "accuracy":
         play(raw, DIGITS, options.minutes, options.jobs)
+    if options.part == "wide":
+        play(raw, WIDE, options.minutes, options.jobs)
     if options.part == "steps":
         measure(raw)
     if options.part == "gpu":
@@ -134,10 +158,12 @@ Cell = tuple[str, float, int, float]
 def play(raw: Raw, problem: Problem, minutes: float, jobs: int) -> None:
     """Play the runs that are missing, those that choose first; then seed by seed, so that whatever is there compares."""
     ends = time.monotonic() + 60 * minutes
-    choosing = [(unit, DENSITIES[0], seed, rate) for rate, seed, unit in product(RATES, problem.choosing_seeds, problem.units)]
+    choosing = [
+        (unit, problem.densities[0], seed, rate) for rate, seed, unit in product(problem.rates, problem.choosing_seeds, problem.units)
+    ]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for chosen in (False, True):
-            later = product(problem.seeds, DENSITIES, problem.units) if chosen else ()
+            later = product(problem.seeds, problem.densities, problem.units) if chosen else ()
             results = [(u, d, s, chosen_rate(raw, problem, u)) for s, d, u in later]
             missing = [cell for cell in results or choosing if name_of(problem, *cell) not in raw]
             for cell, found in zip(missing, pool.map(partial(played, problem, ends), missing), strict=True):
@@ -300,17 +326,17 @@ def name_of(problem: Problem, unit: str, density: float, seed: int, rate: float)
 
 def trials_of(raw: Raw, problem: Problem, unit: str, rate: float) -> list[float]:
     """Held-out accuracies that choose."""
-    names = (name_of(problem, unit, DENSITIES[0], seed, rate) for seed in problem.choosing_seeds)
+    names = (name_of(problem, unit, problem.densities[0], seed, rate) for seed in problem.choosing_seeds)
     return [raw[name]["accuracy"] for name in names if name in raw]
 
 
 def chosen_rate(raw: Raw, problem: Problem, unit: str) -> float:
-    return max(RATES, key=lambda rate: sum(trials_of(raw, problem, unit, rate)))
+    return max(problem.rates, key=lambda rate: sum(trials_of(raw, problem, unit, rate)))
 
 
 def runs_of(raw: Raw, problem: Problem, unit: str, density: float) -> tuple[list[dict[str, float]], int]:
     """The results that are there, at the rate that was chosen, and how many runs were stopped."""
-    if any(len(trials_of(raw, problem, unit, rate)) < len(problem.choosing_seeds) for rate in RATES):
+    if any(len(trials_of(raw, problem, unit, rate)) < len(problem.choosing_seeds) for rate in problem.rates):
         return [], 0
     rate = chosen_rate(raw, problem, unit)
     there = [raw[name] for seed in problem.seeds if (name := name_of(problem, unit, density, seed, rate)) in raw]
@@ -331,7 +357,7 @@ def steps_of(raw: Raw, where: str = "step") -> dict[str, dict[str, float]]:
 def accuracies(raw: Raw, problem: Problem) -> str:
     """A problem's results and how its rates were chosen, unit by unit."""
     rows = []
-    for density, unit in product(DENSITIES, problem.units):
+    for density, unit in product(problem.densities, problem.units):
         runs, stopped = runs_of(raw, problem, unit, density)
         if not runs:
             continue
@@ -352,14 +378,17 @@ def accuracies(raw: Raw, problem: Problem) -> str:
             ]
         )
     if not rows:
-        return f"Not measured yet: `python benchmarks/units.py {'gpu' if problem is CIFAR10 else 'accuracy'}`."
-    trials = [[unit, *(_trial(raw, problem, unit, rate) for rate in RATES)] for unit in problem.units]
+        return f"Not measured yet: `python benchmarks/units.py {problem.part}`."
+    trials = [[unit, *(_trial(raw, problem, unit, rate) for rate in problem.rates)] for unit in problem.units]
     head = ["density", "unit", "learning rate", "seeds", "accuracy (%)", "MB sent", "density reached"]
-    return f"""{markdown(head, rows)}
+    found = markdown(head, rows)
+    if not problem.choosing_seeds:
+        return f"{found}\n\nOne rate for all, not chosen."
+    return f"""{found}
 
-Rates were chosen at density {DENSITIES[0]:g} by held-out accuracy (%) of seeds {" and ".join(map(str, problem.choosing_seeds))}:
+Rates were chosen at density {problem.densities[0]:g} by held-out accuracy (%) of seeds {" and ".join(map(str, problem.choosing_seeds))}:
 
-{markdown(["unit", *(f"{rate:g}" for rate in RATES)], trials)}"""
+{markdown(["unit", *(f"{rate:g}" for rate in problem.rates)], trials)}"""
 
 
 def stepped(raw: Raw, where: str, part: str) -> str:
@@ -399,7 +428,7 @@ def plot(raw: Raw, file: Path) -> None:
     """Accuracy by density, and how much faster a step is than a dense one."""
     figure, (left, right) = optional("matplotlib.pyplot", "plot").subplots(1, 2, figsize=(8, 3), layout="constrained")
     for unit in DIGITS.units:
-        points = [(density, *accuracy_of(runs)) for density in DENSITIES if (runs := runs_of(raw, DIGITS, unit, density)[0])]
+        points = [(density, *accuracy_of(runs)) for density in DIGITS.densities if (runs := runs_of(raw, DIGITS, unit, density)[0])]
         if points:
             across, means, errors = zip(*points, strict=True)
             left.errorbar(across, means, errors, marker=".", capsize=3, label=unit)
