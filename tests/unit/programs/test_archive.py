@@ -247,6 +247,17 @@ def test_c_computes_what_the_module_computes(name):
     agree(module, data, torch.randn(1, *shape))
 
 
+@pytest.mark.parametrize("name", ["resnet18_small", "groups of channels"])
+def test_c_reads_whole_windows(name):
+    build, shape = PARTS[name]
+    module = sparse(build(), shape, 1.0)
+    for parameter in module.parameters():
+        if parameter.dim() == 4:
+            parameter.data *= torch.rand(*parameter.shape[:2], 1, 1) < 0.3
+    for isa in ISAS:
+        agree(module, write(content(module, shape, "kernel")), torch.randn(17, *shape), isa)
+
+
 def test_any_number_of_samples_and_models_beside_each_other():
     module = sparse(models.get("cnn")((1, 8, 8), 4), (1, 8, 8))
     data = write(content(module, (1, 8, 8)))
