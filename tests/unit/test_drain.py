@@ -10,6 +10,7 @@ import pytest
 
 import fedrts
 from fedrts import api, config
+from fedrts.cli.interrupt import as_interruption
 from fedrts.drain import Drain, Drained
 from fedrts.observe import Silent
 
@@ -47,6 +48,18 @@ def test_a_task_at_hand_is_ended_first():
     assert worked(Drain(60, said.append), "begin", "SIGTERM", "work", "end", "begin") == ["begin", "SIGTERM", "work", "Drained"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "as it was before"
     assert "for up to 60 s" in said[0]
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_is_interrupted_leaves_signals_as_they_were(asked):
+    def interrupted() -> None:
+        with as_interruption("interrupted"):
+            os.kill(os.getpid(), asked)
+            time.sleep(1)
+
+    with pytest.raises(SystemExit, match="130"):
+        interrupted()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_without_a_task_it_ends_at_once():

@@ -20,7 +20,7 @@ def as_interruption(words: str, drain: Drain | None = None) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         if drain is None:
-            signal.signal(signal.SIGTERM, interrupt)
+            stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, interrupt))
         else:
             stack.enter_context(drain.listening())
         try:
