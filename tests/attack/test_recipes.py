@@ -90,8 +90,8 @@ def test_what_no_budget_can_be_planned_for_is_one_line(words: list[str], said: s
 
 def test_a_type_that_nobody_asked_for_is_not_said_to_be():
     plan = fedrts.plan(data="digits", model_options={"hidden": [16]}, density=0.5, budget="120kB")
-    assert "as asked for" not in plan.why
-    assert "as asked for" in fedrts.plan(data="digits", model_options={"hidden": [16]}, value_type="int2", budget="120kB").why
+    assert "as you set it" not in plan.why
+    assert "as you set it" in fedrts.plan(data="digits", model_options={"hidden": [16]}, value_type="int2", budget="120kB").why
 
 
 @pytest.mark.parametrize("horizon", [1, 40])

@@ -520,6 +520,9 @@ def test_options_are_written_out():
         "update_after_end": False,
         "discount": 1.0,
         "candidates": "all",
+        "keep": "none",
+        "patience": 0,
+        "start": 0.0,
     }
     assert resolve({"method": "fedrts_gamma1"}).method_options["gamma"] == 1.0
 

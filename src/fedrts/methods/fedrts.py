@@ -44,16 +44,14 @@ class FedRTS(Bandit):
     candidates: Annotated[Literal["all", "named"], Field(description="inactive links that a draw may choose: all, or those just named")] = (
         "all"
     )
-    keep: Annotated[Literal["none", "core"], Field(description="active links that no draw can drop: none, or the core of the average")] = (
-        "none"
-    )
-    patience: Annotated[int, Field(ge=0, le=10_000, description="rounds of training in which a new link is not judged")] = 0
+    keep: Annotated[Literal["none", "core"], Field(description="links that no draw can drop: none, or the average's core")] = "none"
+    patience: Annotated[int, Field(ge=0, le=10_000, description="rounds in which a new link is not judged")] = 0
     start: Annotated[
         float,
         Field(
             ge=0,
             le=1,
-            description="η: new links start at −η · mean sign of the clients' gradients (which then travel) · their layer's mean weight",
+            description="η: size of new links' first weights, against the clients' gradients, which then travel",
         ),
     ] = 0.0
 
@@ -109,16 +107,11 @@ class FedRTS(Bandit):
             after = after.remember(since=torch.where(new, round.index, before["since"]))
         if not self.start or outcome.signs is None:
             return after
-        steps = -self.start * outcome.signs * strengths(updated)
+        strong = [values.abs().mean() for values in updated.values[: updated.mask.number].split(list(updated.mask.counts))]
+        steps = torch.cat([-self.start * mean * signs for mean, signs in zip(strong, outcome.signs.split(list(mask.sizes)), strict=True)])
         weights = after.weights.clone()
         weights[: len(new)][new] = steps[new].to(weights.dtype)
         return after.moved(weights, mask)
 
     def belief(self, state: State) -> Tensor:
         return posterior.mean(state["alpha"], state["beta"])
-
-
-def strengths(state: State) -> Tensor:
-    """Return the mean |W| of the active links of its layer, for every link `[P]`."""
-    active = state.values[: state.mask.number].abs().split(list(state.mask.counts))
-    return torch.cat([values.mean().expand(size) for values, size in zip(active, state.mask.sizes, strict=True)])

@@ -322,7 +322,7 @@ def test_a_run_keeps_to_its_budget(method, tmp_path):
 
 @pytest.mark.parametrize("value_type", FORMATS)
 def test_so_it_does_in_every_value_type(value_type, tmp_path):
-    with pytest.warns(Note, match=f"as asked for|{value_type}"):
+    with pytest.warns(Note, match=f"as you set it|{value_type}"):
         summary = fedrts.run(**TINY, value_type=value_type, clients=SOME, budget="400kB", out=tmp_path / "run").summary
     assert sent(summary) <= 400_000
     if FORMATS[value_type].regular:  # others may come out shorter than anybody can foresee
