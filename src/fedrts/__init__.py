@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedrts.api import Result as Result
     from fedrts.api import fine_tune as fine_tune
+    from fedrts.api import inputs as inputs
     from fedrts.api import load as load
     from fedrts.api import resume as resume
     from fedrts.api import run as run
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-__all__ = ["InputError", "Result", "callbacks", "compare", "cost", "data", "fine_tune", "load", "methods", "models", "plan", "report"]
-__all__ += ["resume", "run", "train"]
+__all__ = ["InputError", "Result", "callbacks", "compare", "cost", "data", "fine_tune", "inputs", "load", "methods"]
+__all__ += ["models", "plan", "report", "resume", "run", "train"]
 
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # by default threads spin at barriers for milliseconds: on a busy machine a core lost
 
-_HOMES = dict.fromkeys(("Result", "fine_tune", "load", "resume", "run", "train"), "fedrts.api")
+_HOMES = dict.fromkeys(("Result", "fine_tune", "inputs", "load", "resume", "run", "train"), "fedrts.api")
 _HOMES |= {"compare": "fedrts.comparison", "cost": "fedrts.costs", "plan": "fedrts.planning", "InputError": "fedrts.errors"}
 
 

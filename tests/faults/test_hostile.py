@@ -437,6 +437,7 @@ def test_a_guard_by_one_word():
     robust = config.resolve({"guard": "robust"}).guard
     assert (robust.reducer, robust.trim, robust.max_share) == ("aligned", 0.25, 0.15)
     assert config.resolve({"guard": "robust"}, {"guard": {"trim": 0.1}}).guard == robust.but(trim=0.1)
+    assert config.resolve(config.from_assignments(["guard=robust", "guard.trim=0.1"])).guard == robust.but(trim=0.1)
     assert config.resolve({"guard": "default"}).guard == config.resolve({}).guard
     with pytest.raises(InputError, match=r"guard must be a table of keys, or 'default' or 'robust' \(got 'strict'\)"):
         config.resolve({"guard": "strict"})

@@ -1,4 +1,4 @@
-"""The Python interface: `run`, `resume`, `train`, `fine_tune`, `load`."""
+"""The Python interface: `run`, `resume`, `train`, `fine_tune`, `load`, `inputs`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from fedrts import config, planning, trees
+from fedrts.api.loading import inputs as inputs
 from fedrts.api.loading import load as load
 from fedrts.api.loading import loaded
 from fedrts.api.playing import Result as Result

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedrts import config
+from fedrts.data import tables
+from fedrts.data.own import columns_of
+from fedrts.data.tabular import read
 from fedrts.errors import InputError
 from fedrts.files import check_expansion
 from fedrts.programs import archive
@@ -41,15 +44,30 @@ def load(
     `average` loads the average of the late models (`train.average`) instead of the last one. If the model (or a rule for what may be
     pruned) was given in Python, give it again. Code that the folder names by import path runs only if you `trust` it: True, or a list of
     paths such as `["my_package.nets:net"]`.
-
-    A model (and a rule of what may be pruned) that was given in Python must be given again. Code that the folder names by import
-    path runs only if you `trust` it: True, or a list of paths such as `["my_package.nets:net"]`.
     """
     folder = RunFolder(path)
     if _is_archive(folder.path):
         return _from_archive(folder.path, model, trust)
     with folder.trusted(trust):
         return loaded(folder, model, prunable, data_dir, average)
+
+
+def inputs(path: str | Path, table: Any) -> Tensor:
+    """Return the model's inputs `[rows, columns]` for new rows of the kind of table that a run was trained on.
+
+    model = fedrts.load("runs/a")
+    scores = model(fedrts.inputs("runs/a", "new.csv"))    # or a pandas frame, or a dictionary of arrays
+
+    Words and numbers are encoded and standardised as the run did, by the file that it was trained on. A target or client column is
+    not needed, and further columns are ignored.
+    """
+    folder = RunFolder(path)
+    resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
+    kind, _, file = resolved.data.partition(":")
+    if kind not in ("csv", "parquet"):
+        raise InputError(f"the run in {folder.path} was trained on '{resolved.data}', no table: prepare its inputs as you did for training")
+    rows = read(Path(table)) if isinstance(table, str | Path) else columns_of(table, "table")
+    return tables.inputs(Path(file), rows, resolved.data_options)
 
 
 def _is_archive(path: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from fedrts.client import optimizers, schedules
 from fedrts.client.training import LocalTraining
 from fedrts.config.foreign import foreign
 from fedrts.config.general import GENERAL
+from fedrts.config.sources import expanded
 from fedrts.config.tables import Clients, Experiment
 from fedrts.config.tree import Tree, flat, merged, nested
 from fedrts.config.validation import check_options, validated
@@ -22,7 +23,6 @@ from fedrts.methods.first_mask import beginning_with
 from fedrts.registry import only_allowing
 from fedrts.secure.ring import Ring
 from fedrts.server import optimizer, reducers
-from fedrts.server.guard import Guard
 from fedrts.sparse import falling
 from fedrts.tasks import metrics
 
@@ -68,7 +68,7 @@ def _usual_rate(given: Tree) -> Tree:
 
 def combined(*layers: Tree) -> dict[str, Any]:
     """Merge the settings of all layers key by key; later layers override earlier ones."""
-    return functools.reduce(merged, map(_expanded, layers), {})
+    return functools.reduce(merged, map(expanded, layers), {})
 
 
 def with_newer_keys(old: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,12 +191,6 @@ def make_method(experiment: Experiment) -> Method:
         raise InputError("method_options.density is not a key: density stands at the top level")
     method = validated(kind, {**experiment.method_options, "density": experiment.density}, prefix="method_options.")
     return beginning_with(experiment.topology.init_mask, method)
-
-
-def _expanded(layer: Tree) -> dict[str, Any]:
-    """Expand `engine = "serial"` and `guard = "robust"` into tables, so that they merge with tables."""
-    words: dict[str, Callable[[str], Tree]] = {"engine": lambda name: {"name": name}, "guard": Guard.preset}
-    return {key: words[key](value) if key in words and isinstance(value, str) else value for key, value in layer.items()}
 
 
 def _fit_per_round(settings: dict[str, Any], given: Tree) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from fedrts.config.tree import Tree, merged
 from fedrts.errors import InputError
 from fedrts.files import require_plain
 from fedrts.methods.base import Method
+from fedrts.server.guard import Guard
 
 SHORT = {
     "clients": ("clients", "total"),
@@ -83,8 +84,14 @@ def from_assignments(assignments: Iterable[str]) -> dict[str, Any]:
             value = text
         for part in reversed(path.strip().split(".")):
             value = {part: value}
-        settings = merged(settings, value)
+        settings = merged(settings, expanded(value))
     return settings
+
+
+def expanded(layer: Tree) -> dict[str, Any]:
+    """Expand `engine = "serial"` and `guard = "robust"` into tables, so that they merge with tables."""
+    words: dict[str, Callable[[str], Tree]] = {"engine": lambda name: {"name": name}, "guard": Guard.preset}
+    return {key: words[key](value) if key in words and isinstance(value, str) else value for key, value in layer.items()}
 
 
 def from_file(path: str | Path) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def listed(clients: Any, client: str | None = None) -> tuple[list[Any], tuple[st
 
 def _by_column(clients: Any, column: str) -> tuple[list[Any], tuple[str, ...]]:
     """Split one table by the client column: the rows of every client, in the order of their names."""
-    table = _table(clients, "clients") if _is_table(clients) else None
+    table = columns_of(clients, "clients") if _is_table(clients) else None
     if table is None:
         raise InputError(f"client = '{column}' is for one table with all clients' rows: clients is a {type(clients).__name__}")
     _filled(table, "clients")
@@ -249,13 +249,13 @@ def _read(dataset: Any, where: str, reading: Reading) -> Piece:
     if isinstance(dataset, Columns) or _is_frame(dataset) or of_client:
         if not reading.targets:
             raise InputError(f"{where} is a table: name the column that is to be predicted (or a list of columns) with target=")
-        table = dataset if isinstance(dataset, Columns) else _table(dataset, where).without(*owner)
+        table = dataset if isinstance(dataset, Columns) else columns_of(dataset, where).without(*owner)
         return Piece(where, table=_filled(table, where))
     if isinstance(dataset, tuple) and any(map(_is_frame, dataset)):
         raise InputError(f"{where} is a table and its target apart: make the target a column of the table, and name it with target=")
     if collate is None:
         if _is_hub(dataset) and dataset.format["type"] != "custom":
-            return _columns(_filled(_table(dataset, where).without(*owner), where), where, reading)
+            return _columns(_filled(columns_of(dataset, where).without(*owner), where), where, reading)
         if isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__:
             return Piece(where, batch=_filled(_tensors(tuple(dataset.tensors), where), where))
         if _is_arrays(dataset):
@@ -339,7 +339,7 @@ def _is_table(given: object) -> bool:
     return _is_frame(given) or _is_hub(given) or (isinstance(given, Mapping) and _is_arrays(dict(given)))
 
 
-def _table(given: Any, where: str) -> Columns:
+def columns_of(given: Any, where: str) -> Columns:
     """Return the columns of a frame, of a `datasets.Dataset` or of a dictionary of arrays."""
     if _is_hub(given):
         found = given.with_format("numpy")[:]

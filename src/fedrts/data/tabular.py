@@ -124,16 +124,20 @@ class Encoding:
         """Which input columns are numbers `[width]`, not categories."""
         return torch.tensor([words is None for words in self.categories.values() for _ in words or (None,)])
 
-    def encoded(self, table: Columns) -> tuple[Tensor, Tensor]:
-        """Return inputs `[n, width]` and targets: labels `[n]`, or numbers `[n]` or `[n, k]`."""
+    def inputs(self, table: Columns) -> Tensor:
+        """Return inputs `[n, width]`; the table may have other columns too."""
         parts = []
         for name, words in self.categories.items():
-            array = table.columns[name]
+            array = table.column(name, "the model")
             if words is None:
                 parts.append(_numbers(table.where, name, array)[:, None])
             else:
                 parts.append(np.eye(len(words), dtype=np.float32)[_places(table.where, name, array, words)])
-        x = torch.from_numpy(np.concatenate(parts, axis=1))
+        return torch.from_numpy(np.concatenate(parts, axis=1))
+
+    def encoded(self, table: Columns) -> tuple[Tensor, Tensor]:
+        """Return inputs `[n, width]` and targets: labels `[n]`, or numbers `[n]` or `[n, k]`."""
+        x = self.inputs(table)
         if self.classes is not None:
             name = self.targets[0]
             return x, torch.from_numpy(_places(table.where, name, table.columns[name], self.classes))

@@ -66,6 +66,8 @@ from fedrts.wire.errors import WireError
 
 LONGEST_MESSAGE = 4 * 2**30
 """Bytes that a node takes from its server at most."""
+_FETCHED = 5.0
+"""Seconds that a node stays after its last answer: Flower drops answers of a node that is gone before the server fetches them."""
 _POLL = 0.5
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
 """Seconds between two tries to connect."""
@@ -203,6 +205,8 @@ def _stand_by(worker: Worker, server: Server, identity: OwnKey, registered: bool
                     certificates.look()
                     try:
                         took = connection.handle(worker.reply)
+                        if took and worker.drain.asked:
+                            time.sleep(_FETCHED)
                     finally:
                         if not worker.is_needed:
                             worker.drain.end()  # the answer is sent

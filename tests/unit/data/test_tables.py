@@ -203,3 +203,59 @@ def test_a_test_table_may_have_the_column_of_clients():
     given: dict[str, Any] = {"clients": FEW["clients"], "client": "site", "target": "years", "rounds": 1, "method": "fedavg"}
     result = fedrts.train(model=torch.nn.Linear(1, 1), test=FEW["clients"], task="regression", lr=1e-6, **given)
     assert len(result.history) == 1
+
+
+# -- new rows for a trained model ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory):
+    """A run on a table of numbers and words with clients, and its rows."""
+    folder = tmp_path_factory.mktemp("hospitals")
+    random = np.random.default_rng(3)
+    rows = [(random.normal(50, 9), random.choice(["no", "yes"]), random.normal(-3, 0.1), random.choice(["a", "b", "c"])) for _ in range(90)]
+    lines = ["age,smoker,level,hospital,outcome", *(f"{a:.6f},{s},{v:.6f},{h},{int(a > 50)}" for a, s, v, h in rows)]
+    (folder / "rows.csv").write_text("\n".join(lines), "utf-8")
+    options = {"target": "outcome", "client": "hospital"}
+    fedrts.run(data=f"csv:{folder / 'rows.csv'}", data_options=options, rounds=1, device="cpu", out=folder / "run")
+    return folder
+
+
+def test_new_rows_are_encoded_as_those_of_training(hospitals):
+    """By the training rows' mean and deviation, in the columns' own order, whatever the order and kind of the new table."""
+    trained = data.load(f"csv:{hospitals / 'rows.csv'}", {"target": "outcome", "client": "hospital"})
+    whole = read(hospitals / "rows.csv")
+    mean, deviation = trained.x.double().mean(0), trained.x.double().std(0, correction=0)
+    words = np.array([[word == "no", word == "yes"] for word in whole.columns["smoker"]], dtype=np.float64)
+    age, level = (np.asarray(whole.columns[name], dtype=np.float64) for name in ("age", "level"))
+    expected = np.stack([(age - mean[0].item()) / deviation[0].item(), *words.T, (level - mean[3].item()) / deviation[3].item()], axis=1)
+    torch.testing.assert_close(
+        fedrts.inputs(hospitals / "run", hospitals / "rows.csv"), torch.from_numpy(expected).float(), rtol=1e-4, atol=1e-4
+    )
+    turned = {"note": np.array(["", "?"]), **{name: whole.columns[name][:2] for name in ("level", "age", "smoker")}}
+    found = fedrts.inputs(hospitals / "run", turned)
+    torch.testing.assert_close(found, torch.from_numpy(expected[:2]).float(), rtol=1e-4, atol=1e-4)
+    assert fedrts.load(hospitals / "run")(found).shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"age": [1.0], "smoker": ["yes"]}, "no column 'level' for the model"),
+        ({"age": [1.0], "smoker": ["often"], "level": [1.0]}, "'often' in the column 'smoker'"),
+        ({"age": [1.0], "smoker": [""], "level": [1.0]}, "no value in the column 'smoker'"),
+        ("nowhere.csv", "no file nowhere.csv"),
+    ],
+)
+def test_new_rows_that_do_not_fit_are_one_line(hospitals, table, words):
+    given = {name: np.array(values) for name, values in table.items()} if isinstance(table, dict) else table
+    with pytest.raises(InputError) as caught:
+        fedrts.inputs(hospitals / "run", given)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_on_no_table_has_no_encoding(tmp_path):
+    fedrts.run(method="random", model_options={"hidden": [8]}, rounds=1, device="cpu", out=tmp_path / "run")
+    with pytest.raises(InputError, match="trained on 'digits', no table"):
+        fedrts.inputs(tmp_path / "run", tmp_path / "rows.csv")
