@@ -71,7 +71,8 @@ class FedRTS(Bandit):
         if not (self.start and round.outer):
             return told
         named = carried(message["votes"], Selection)
-        return {**told, "votes": named.names, "signs": replace(named, values=carried(named.values, Tensor).sign())}
+        assert named.values is not None  # as `votes` asked
+        return {**told, "votes": named.names, "signs": replace(named, values=named.values.sign())}
 
     def learn(self, state: State, updated: State, outcome: Outcome, round: Round, rng: Rng) -> State:
         scale = outcome.clients if self.scale == "clients" else self.scale
