@@ -132,6 +132,7 @@ def test_out_of_memory_halves_the_slots_and_goes_on(toy, workers):
     agree([reference], [played])
 
 
+@pytest.mark.slow
 def test_many_clients_in_one_round():
     def site(seed):
         x = torch.randn(7, 4, generator=torch.Generator().manual_seed(seed))

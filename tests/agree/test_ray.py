@@ -104,8 +104,9 @@ def test_what_clients_remember_is_what_it_is_in_one_process(toy, method, wire):
     assert any(residual.count_nonzero() for residual in there.residuals.values())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not instruction_sets(), reason="fedrts-kernels has no library")
-@pytest.mark.parametrize("slots", [0, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("slots", [0, 3])
 def test_sparse_kernels_give_the_bits_of_one_process_in_actors_too(toy, monkeypatch, slots):
     """Outer rounds included; an actor that is killed between two rounds comes back with the same kernel."""
     monkeypatch.setenv(library.OFF, "1")

@@ -312,6 +312,7 @@ def test_a_rate_stays_once_it_is_used(tmp_path, monkeypatch):
     assert "| 0.0001 (runs began with it) |" in found.markdown()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*may lie beyond:UserWarning")
 def test_runs_of_several_rates_are_not_mixed(tmp_path):
     out = tmp_path / "out"
@@ -366,6 +367,7 @@ def test_rates_widen_until_the_best_is_inside(widened):
     assert "may lie beyond" not in text
 
 
+@pytest.mark.slow
 def test_tuning_without_named_rates_goes_on_where_it_was_interrupted(fedrts, widened, tmp_path, monkeypatch):
     """In the midst of a trial that joined later; the folder then ends with the same files, and finished trials are left alone."""
     out = tmp_path / "out"
@@ -447,6 +449,7 @@ def test_a_run_tunes_its_rate_first(fedrts, widened, tmp_path, monkeypatch):
     assert len(read.find([out]).runs) == 1, "trials are no runs of a report"
 
 
+@pytest.mark.slow
 def test_python_tunes_as_the_command_line_does(fedrts, tiny, tmp_path):
     """`fedrts.run(tune_lr=…)`: the same trials, the same rate, the same bytes."""
     common: dict[str, Any] = {"method": "fedavg", "lr": 0.06, "rounds": 4, "epochs": 1, "clients": 6, "per_round": 3, "out": tmp_path / "a"}

@@ -281,7 +281,7 @@ def test_killed_in_the_sparse_kernel(tmp_path, isa):
     The forked processes of the other tests have the kernels turned off, as their server had.
     """
     here = {**os.environ, "FEDRTS_KERNELS": "1"}
-    sparse = ["--set", "engine.kernel=sparse", "--set", f"engine.isa={isa}", "--rounds", 150, *FLAGS[2:], *EVERY_ROUND]
+    sparse = ["--set", "engine.kernel=sparse", "--set", f"engine.isa={isa}", "--rounds", 80, *FLAGS[2:], *EVERY_ROUND]
 
     def begun(*arguments: object) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "fedrts", *map(str, arguments)], env=here)

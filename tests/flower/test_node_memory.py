@@ -102,8 +102,9 @@ def measured(orders, dense_copies: int) -> dict[str, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not instruction_sets(), reason="needs Linux's /proc and the kernels")
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("dense_copies", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dense_copies", [0, 1])
 def test_a_node_that_trains_sparsely_holds_no_dense_vector(orders, dense_copies):
     """Dense, it would hold model, received model, gradient and momentum: four vectors of 45 MB. One is more than the measure allows."""
     found = measured(orders, dense_copies)

@@ -151,6 +151,8 @@ class Listed:
         """Lines that compare with a name, match it, or look it up among others."""
         found = []
         for node in ast.walk(tree):
+            if not isinstance(node, ast.Compare | ast.MatchValue | ast.Dict):
+                continue
             words = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and each.value in self.names}
             own = words - self.shared
             held = bool(words) and re.search(self.holders, ast.unparse(node)) is not None
