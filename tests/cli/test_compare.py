@@ -295,6 +295,7 @@ TUNED: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*may lie beyond:UserWarning")
 def test_a_rate_stays_once_it_is_used(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
