@@ -94,6 +94,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"data": "tinystories", "data_options": {"length": 64, "words": 1000}, **_large(100, **GPT)},
         KINDS,
     ),
+    "tinystories, gpt2_32m": ({"data": "tinystories", "data_options": {"length": 64}, **_large(120, model="gpt2_32m")}, FEW),
     "cifar10, resnet18_small of width 8": ({"data": "cifar10", **_large(800, **SMALL)}, KINDS),
     "tinyimagenet (20 classes), cnn": ({"data": "tinyimagenet", **_large(160, model="cnn")}, KINDS),
     "digits, mlp, whole runs": ({**DIGITS, "rounds": 50}, FEW),
@@ -205,7 +206,7 @@ change of the mask many channels are constant over a batch (links that begin at 
 image are active), and BatchNorm divides by their deviation: in one round a client's weights grow more than a hundredfold, or
 its statistics exceed 1e9. The run stops and names the clients and the reasons. At the default density of 0.2 none is refused.
 
-Not in the table: CINIC-10, whose model and recipe are those of CIFAR-10, and `gpt2_32m` in its full size.
+Not in the table: CINIC-10, whose model and recipe are those of CIFAR-10.
 
 """
 

@@ -190,9 +190,7 @@ batches of 32, 10 of 10 clients, Dirichlet 1. The page on [security](../../docs/
 The settings of the robust guard were chosen on seeds 200 to 203. One idea came from the seeds shown here: to cut long updates
 at the quantile 1 − `guard.trim` rather than at the median, which had cost a point where all are honest.
 
-Cells that the bounds of today may change were played with wider ones (`guard.median_bound` 50, `guard.large_bound` 4) where the
-guard is not `default`, `robust` or `clip`: × −5, label flip and posterior. So was label flip on `resnet18_small`. The rest are
-of today's bounds, or came to the same bits wherever they were played again.
+All cells are of today's bounds, or came to the same bits wherever they were played again.
 
 """
 
