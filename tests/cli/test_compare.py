@@ -144,6 +144,7 @@ def test_another_grid_in_the_same_folder_is_refused(fedrts, compared, tiny, chan
     assert contents(compared) == before
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # three processes import torch, which takes its time on a busy machine
 def test_killed_and_started_again(fedrts, process, tmp_path):
     """SIGKILL in the midst of two cells at once: nobody goes on writing, and the same command ends with the same table."""

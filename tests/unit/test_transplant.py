@@ -22,6 +22,7 @@ def transplant(monkeypatch):
     return importlib.import_module("transplant")
 
 
+@pytest.mark.slow
 def test_recipients_have_the_masks_of_their_donors(tmp_path):
     runs, out = tmp_path / "runs", tmp_path / "out"
     command = [sys.executable, str(ROOT / "benchmarks" / "transplant.py"), *SMALL, *KEYS, "--runs", str(runs), "--out", str(out)]

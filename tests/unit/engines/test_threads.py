@@ -52,6 +52,7 @@ def test_nobody_spins_between_two_operations():
     assert float(said(REST)) < 0.1
 
 
+@pytest.mark.slow
 def test_work_that_only_meets_at_barriers_has_one_thread():
     code = "import torch; from fedrts.engines.threads import threads_for; torch.set_num_threads(2); c = threads_for({}); c.__enter__(); "
     assert [said(code.format(macs) + "print(torch.get_num_threads())") for macs in ("7e7", "1e9")] == ["1", "2"]
