@@ -68,7 +68,7 @@ hooks: $(READY)          ## check style and generated pages before every commit 
 $(READY): pyproject.toml constraints.txt kernels/pyproject.toml kernels/setup.py $(wildcard kernels/src/fedrts_kernels/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ./kernels
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt \
 		-e ".[datasets,dev,flower,images,kernels,lora,metrics,mlflow,onnx,pandas,parquet,plot,ray,tensorboard,text,wandb]"
 	$(BIN)/python -c "import fedrts_kernels; fedrts_kernels.load()" 2>/dev/null || echo "fedrts-kernels: no library (is there a C compiler?): models compute densely"
 	touch $@

@@ -46,6 +46,7 @@ def command() -> Callable[..., Ended]:
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err), warnings.catch_warnings():
                 warnings.simplefilter("default")
+                warnings.simplefilter("ignore", ResourceWarning)  # files of earlier tests may be collected at any moment
                 with pytest.raises(SystemExit) as ended:
                     cli.main()
         finally:

@@ -48,6 +48,7 @@ def fedrts():
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
                 warnings.simplefilter("default")  # as outside pytest
+                warnings.simplefilter("ignore", ResourceWarning)  # likewise: files of earlier tests may be collected at any moment
                 try:
                     cli.main()
                     code = None

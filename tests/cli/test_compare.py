@@ -426,6 +426,7 @@ RUN = ["run", "--method", "fedavg", "--tune-lr", "auto", "--lr", 0.06, "--rounds
 RUN += ["--set", "checkpoint.every=1"]
 
 
+@pytest.mark.slow
 def test_a_run_tunes_its_rate_first(fedrts, widened, tmp_path, monkeypatch):
     """With the trials of a comparison, then the run that a comparison would have; interrupted in between, with the same result."""
     out = tmp_path / "run"

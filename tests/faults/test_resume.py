@@ -274,7 +274,8 @@ def test_only_one_process_writes_to_a_folder(start, moment, reference, tmp_path)
 # -- in the sparse kernel -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("isa", [isa if isa == "portable" else pytest.param(isa, marks=pytest.mark.slow) for isa in instruction_sets()])
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", instruction_sets())
 def test_killed_in_the_sparse_kernel(tmp_path, isa):
     """It goes on in that kernel, on the instruction set on which it began, whether that is the best of this machine or not.
 
