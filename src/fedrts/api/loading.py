@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrts import config
-from fedrts.data import tables
+from fedrts import config, data
 from fedrts.data.own import columns_of
+from fedrts.data.tables import Standardised
 from fedrts.data.tabular import read
 from fedrts.errors import InputError
 from fedrts.files import check_expansion
@@ -63,11 +63,12 @@ def inputs(path: str | Path, table: Any) -> Tensor:
     """
     folder = RunFolder(path)
     resolved = config.resolve(config.from_file(folder.experiment_file()), ANYWHERE)
-    kind, _, file = resolved.data.partition(":")
-    if kind not in ("csv", "parquet"):
+    if resolved.data.partition(":")[0] not in ("csv", "parquet"):
         raise InputError(f"the run in {folder.path} was trained on '{resolved.data}', no table: prepare its inputs as you did for training")
     rows = read(Path(table)) if isinstance(table, str | Path) else columns_of(table, "table")
-    return tables.inputs(Path(file), rows, resolved.data_options)
+    view = data.load(resolved.data, resolved.data_options).view
+    assert isinstance(view, Standardised)
+    return view.of(rows)
 
 
 def _is_archive(path: Path) -> bool:
@@ -79,9 +80,8 @@ def _is_archive(path: Path) -> bool:
 
 def _from_archive(path: Path, model: nn.Module | None, trust: Trust) -> nn.Module:
     """Load the module of `fedrts export --format sparse`; it is built by name unless it is given."""
-    data = path.read_bytes()
     try:
-        opened = archive.OpenedArchive.of(data)
+        opened = archive.OpenedArchive.of(path.read_bytes())
         if model is None:
             model = _module_of(opened, path, trust)
         tensors = opened.tensors(model.state_dict())

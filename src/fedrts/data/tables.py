@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,15 @@ class Standardised:
 
     mean: Tensor
     scale: Tensor
+    encoding: Encoding = field(compare=False)
+    """How the columns became numbers before that."""
     numbers = 0
+
+    def of(self, rows: Columns) -> Tensor:
+        """Return the inputs `[n, width]` of further rows, which need neither a target nor a client."""
+        asked = Columns({name: rows.column(name, "the model") for name in self.encoding.categories}, rows.where)
+        asked.check()
+        return self.inputs(self.encoding.inputs(asked))
 
     def inputs(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.scale
@@ -71,33 +79,6 @@ def table(
     test: float = 0.2,
 ) -> Data:
     """Your own table, a CSV (with a heading) or Parquet file: columns `target` to predict, `client` for the owner, `drop` to leave out."""
-    return _opened(path, target, client, task, drop, categories, units, test)[1]
-
-
-def inputs(path: Path, rows: Columns, options: Mapping[str, Any]) -> Tensor:
-    """Return the inputs `[n, width]` of further `rows`, made as a run with these options made those of the table at `path`.
-
-    The rows need neither a target nor a client.
-    """
-    encoding, data = _opened(path, **options)
-    asked = Columns({name: rows.column(name, "the model") for name in encoding.categories}, rows.where)
-    asked.check()
-    assert data.view is not None
-    return data.view.inputs(encoding.inputs(asked))
-
-
-def _opened(
-    path: Path,
-    target: str | Sequence[str] = (),
-    client: str | None = None,
-    task: str | None = None,
-    drop: str | Sequence[str] = (),
-    categories: Mapping[str, Sequence[Any]] | None = None,
-    units: Sequence[float] = (),
-    test: float = 0.2,
-    **others: Any,
-) -> tuple[Encoding, Data]:
-    """Return a table's encoding and data; `others` are options of all data sets."""
     rows = read(path)
     targets = _names("target", target)
     if not targets:
@@ -123,8 +104,8 @@ def _opened(
         task, classes = task or ("multilabel" if zeros_and_ones else "regression"), len(targets)
     mean, scale = held.x.mean(0), held.x.std(0, correction=0)
     plain = ~encoding.numeric | (scale == 0)
-    view = Standardised(torch.where(encoding.numeric, mean, 0.0), torch.where(plain, 1.0, scale))
-    return encoding, replace(held, classes=classes, task=_task(task, held.y, units), view=view)
+    view = Standardised(torch.where(encoding.numeric, mean, 0.0), torch.where(plain, 1.0, scale), encoding)
+    return replace(held, classes=classes, task=_task(task, held.y, units), view=view)
 
 
 def _task(name: str, y: Tensor, units: Sequence[float]) -> Task:
